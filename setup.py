@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say: the course travels in the wheel, and the README that a package index shows.
+"""What pyproject.toml cannot say: the course travels in the wheel, and the README that a package
+index shows.
 
-The wheel has what a student is handed, and the solutions. An index has no files for the README's links to lead to, so
-there each is the name of its file.
+The wheel has what a student is handed, and the solutions. An index has no files for the README's
+links to lead to, so there each is the name of its file.
 """
 
 from __future__ import annotations
@@ -17,14 +18,26 @@ TAKEN = {
     "lessons": (
         "*.md",
         "*.sbatch",
-        *(f"*/{name}" for name in ("README.md", "exercise.py", "judges*.py", "solution.py", "checks.py", "cluster.py")),
+        *(
+            f"*/{name}"
+            for name in (
+                "README.md",
+                "exercise.py",
+                "judges*.py",
+                "solution.py",
+                "checks.py",
+                "cluster.py",
+            )
+        ),
     ),
     "notebooks": ("*.ipynb",),
 }
 
 
 class BuildWithCourse(build_py):
-    """Copy `lessons` and `notebooks` into the package that is built. A checkout has them beside it."""
+    """Copy `lessons` and `notebooks` into the package that is built. A checkout has them beside
+    it.
+    """
 
     def run(self) -> None:
         super().run()
@@ -36,7 +49,9 @@ class BuildWithCourse(build_py):
 
 
 def without_links(text: str) -> str:
-    """Return Markdown in which `[a page](docs/page.md)` is `a page (docs/page.md)`. Links to the web stay."""
+    """Return Markdown in which `[a page](docs/page.md)` is `a page (docs/page.md)`. Links to the
+    web stay.
+    """
 
     def name(link: re.Match[str]) -> str:
         words, file = link[1], link[2].partition("#")[0]

@@ -1,4 +1,6 @@
-"""Write the tables of this folder that follow from the package: `python docs/tables.py`. A test compares them."""
+"""Write the tables of this folder that follow from the package: `python docs/tables.py`. A test
+compares them.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,32 @@ from minidist.plan.run import Setup
 
 
 def combinations() -> str:
-    """Return which stages of ZeRO, axes, adapters and numbers of few bits go with which schedule."""
+    """Return which stages of ZeRO, axes, adapters and numbers of few bits go with which
+    schedule.
+    """
     columns = {0: "ZeRO 0", 1: "ZeRO 1", 2: "ZeRO 2", 3: "ZeRO 3"}
-    columns |= {"cp": "context", "ep": "experts", "lora": "LoRA", "qlora": "QLoRA", "fp8": "fp8", "zeropp": "ZeRO++"}
+    columns |= {
+        "cp": "context",
+        "ep": "experts",
+        "lora": "LoRA",
+        "qlora": "QLoRA",
+        "fp8": "fp8",
+        "zeropp": "ZeRO++",
+    }
     rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
     for schedule, offered in Recipe.supported.items():
-        rows.append(f"| {schedule} |{'|'.join(' yes ' if column in offered else ' ' for column in columns)}|")
+        rows.append(
+            f"| {schedule} "
+            f"|{'|'.join(' yes ' if column in offered else ' ' for column in columns)}|"
+        )
     return "\n".join(rows)
 
 
 # ---------------------------------------------------------------- published models at usual layouts
 
 
-# Models at layouts that people use on GPUs of 80 GB, and a few that do not fit: name, tokens of a sequence, layout.
+# Models at layouts that people use on GPUs of 80 GB, and a few that do not fit: name, tokens of a
+# sequence, layout.
 USUAL: list[tuple[str, int, dict[str, Any]]] = [
     ("llama-7b", 4096, {"dp": 8, "zero": 0}),
     ("llama-7b", 4096, {"dp": 8}),
@@ -44,20 +59,34 @@ USUAL: list[tuple[str, int, dict[str, Any]]] = [
 
 
 def setup(name: str, sequence: int, layout: dict[str, Any]) -> Setup:
-    """Return the run: one sequence a microbatch, sequence parallelism with tp, ZeRO 1 unless said otherwise.
+    """Return the run: one sequence a microbatch, sequence parallelism with tp, ZeRO 1 unless said
+    otherwise.
 
     Only a pipeline has several microbatches.
     """
     axes = {axis: layout.get(axis, 1) for axis in ("tp", "pp", "dp")}
     gpus = machine(f"a100:{axes['tp'] * axes['pp'] * axes['dp']}")
     batch = axes["dp"] * (4 * axes["pp"] if axes["pp"] > 1 else 1)
-    return Setup(model(name), gpus, sequence, batch, **{"zero": 1, **layout}, sp=axes["tp"] > 1, fused_loss=True)
+    return Setup(
+        model(name),
+        gpus,
+        sequence,
+        batch,
+        **{"zero": 1, **layout},
+        sp=axes["tp"] > 1,
+        fused_loss=True,
+    )
 
 
-def markdown_table(rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB) -> str:
+def markdown_table(
+    rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB
+) -> str:
     """Return what a GPU holds as a table, in GB; by default of the usual layouts."""
     kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "resident")
-    lines = [f"| model | GPUs | layout | recompute | {' | '.join(kinds)} | total | fits {capacity / GB:.0f} GB |"]
+    lines = [
+        f"| model | GPUs | layout | recompute | {' | '.join(kinds)} | total | fits "
+        f"{capacity / GB:.0f} GB |"
+    ]
     lines.append("|---" * (len(kinds) + 6) + "|")
     for name, sequence, layout in rows:
         run = setup(name, sequence, layout)
@@ -66,8 +95,8 @@ def markdown_table(rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capa
         total = sum(bytes.values())
         parts = " | ".join(f"{bytes[kind] / GB:.1f}" for kind in kinds)
         lines.append(
-            f"| {name} | {run.machine.gpus} | {axes} zero={run.zero} | {run.recompute} | {parts} | {total / GB:.1f} | "
-            f"{'yes' if total <= capacity else '**no**'} |"
+            f"| {name} | {run.machine.gpus} | {axes} zero={run.zero} | {run.recompute} | {parts} "
+            f"| {total / GB:.1f} | {'yes' if total <= capacity else '**no**'} |"
         )
     return "\n".join(lines)
 
@@ -76,7 +105,9 @@ TABLES = {"combinations": combinations, "fit": markdown_table}
 
 
 def with_tables(text: str) -> str:
-    """Return a page with its tables written anew, each between `<!-- name -->` and `<!-- end -->`."""
+    """Return a page with its tables written anew, each between `<!-- name -->` and `<!-- end
+    -->`.
+    """
 
     def table(found: re.Match[str]) -> str:
         return f"<!-- {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"

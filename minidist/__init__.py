@@ -8,7 +8,8 @@
     minidist.run(hello, ranks=4)        # four simulated ranks in this process
     comm = minidist.init()              # or: this process is one rank of `mpirun` or `torchrun`
 
-Read the package from the ground floor up: `trace`, `comm`, `collectives`, `mesh` and `model`, `parallel`, `trainer`.
+Read the package from the ground floor up: `trace`, `comm`, `collectives`, `mesh` and `model`,
+`parallel`, `trainer`.
 """
 
 from minidist.comm import Cluster, Communicator, DeadlockError, init, run

@@ -13,7 +13,8 @@ ENOUGH = 128 + 13  # the exit status of a program that SIGPIPE ends
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
-    "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in pairs",
+    "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in "
+    "pairs",
     "picture": "draw what train and stages have measured: losses, and bytes by stage",
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
@@ -36,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
-        print("python -m minidist COMMAND ...   (each has its own --help; or --version)\n" + "\n".join(lines))
+        print(
+            "python -m minidist COMMAND ...   (each has its own --help; or --version)\n"
+            + "\n".join(lines)
+        )
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"minidist {__version__}")
@@ -54,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         status = int(command.main(rest))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads what is printed, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush
+        # or the exit would fail to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ENOUGH
     return status
 

@@ -6,22 +6,23 @@
     dp 0     [0 1]    [2 3]          pipeline parallel groups    (0 2) (1 3) (4 6) (5 7)
     dp 1     [4 5]    [6 7]          data parallel groups        (0 4) (1 5) (2 6) (3 7)      far apart
 
-Launchers number the ranks node by node, so the innermost axis has the fastest links. The axis that sends most comes
-innermost:
+Launchers number the ranks node by node, so the innermost axis has the fastest links. The axis that
+sends most comes innermost:
 
     tp   tensor parallelism     activations, several times a layer; little computation hides them
     cp   context parallelism    keys and values, once a layer, while attention computes
     pp   pipeline parallelism   the activations of a stage, once a microbatch
     dp   data parallelism       gradients, once a step, while backward computes
 
-`Layout(..., order=("pp", "dp", "cp", "tp"))` has another order, whose stages are far apart. `links` says which axes
-leave a node.
+`Layout(..., order=("pp", "dp", "cp", "tp"))` has another order, whose stages are far apart. `links`
+says which axes leave a node.
 
 (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
 
-Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers. Experts divide the same
-dp * cp ranks in another way: `ep` neighbouring ranks share the experts, because tokens travel to an expert and back in
-every layer, and there are `edp` copies of such a group. (Singh et al. 2023.)
+Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers.
+Experts divide the same dp * cp ranks in another way: `ep` neighbouring ranks share the experts,
+because tokens travel to an expert and back in every layer, and there are `edp` copies of such a
+group. (Singh et al. 2023.)
 """
 
 import math
@@ -48,15 +49,18 @@ class Layout:
     dp, pp, cp, tp : int
         Data, pipeline, context and tensor parallel size.
     ep : int
-        Expert parallel size. Expert groups consist of ranks of the data axes, so it must divide `dp * cp`.
+        Expert parallel size. Expert groups consist of ranks of the data axes, so it must divide `dp
+        * cp`.
     order : tuple of str
-        The axes dp, pp, cp and tp, outermost first: ranks along the last one have neighbouring numbers. cp stands after
-        dp, so that the ranks of the data axes are numbered alike in every order.
+        The axes dp, pp, cp and tp, outermost first: ranks along the last one have neighbouring
+        numbers. cp stands after dp, so that the ranks of the data axes are numbered alike in every
+        order.
 
     Raises
     ------
     ValueError
-        If a size is not a whole number of at least 1, `ep` does not divide `dp * cp`, or `order` is no such order.
+        If a size is not a whole number of at least 1, `ep` does not divide `dp * cp`, or `order` is
+        no such order.
     """
 
     dp: int = 1
@@ -70,16 +74,19 @@ class Layout:
         for axis in (*AXES, "ep"):
             size = getattr(self, axis)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{axis}={size!r}: the size of an axis is a whole number, at least 1")
+                raise ValueError(
+                    f"{axis}={size!r}: the size of an axis is a whole number, at least 1"
+                )
         if self.dp * self.cp % self.ep:
             raise ValueError(
-                f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}: the experts are dealt out among the ranks of "
-                "the data axes"
+                f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}: the experts are dealt out "
+                "among the ranks of the data axes"
             )
         known = sorted(self.order) == sorted(AXES)
         if not known or (self.dp > 1 < self.cp and self.order.index("cp") < self.order.index("dp")):
             raise ValueError(
-                f"order={','.join(self.order)} must name dp, pp, cp and tp once each, cp after dp: as {','.join(AXES)}"
+                f"order={','.join(self.order)} must name dp, pp, cp and tp once each, cp "
+                f"after dp: as {','.join(AXES)}"
             )
 
     # ---------------------------------------------------------------- the array
@@ -106,9 +113,13 @@ class Layout:
         return self.ranks.transpose(0, 2, 1, 3).reshape(self.edp, self.ep, self.pp, self.tp)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an unknown rank."""
+        """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an
+        unknown rank.
+        """
         if not 0 <= rank < self.size:
-            raise ValueError(f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}")
+            raise ValueError(
+                f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}"
+            )
         dp, pp, cp, tp = (int(index) for index in np.argwhere(self.ranks == rank)[0])
         edp, ep = divmod(dp * self.cp + cp, self.ep)
         return {"dp": dp, "pp": pp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
@@ -116,20 +127,24 @@ class Layout:
     # ---------------------------------------------------------------- groups
 
     def group(self, axes: str | Iterable[str], rank: int) -> tuple[int, ...]:
-        """Return the ranks whose coordinates equal those of `rank` on all other axes, sorted, `rank` included.
+        """Return the ranks whose coordinates equal those of `rank` on all other axes, sorted,
+        `rank` included.
 
         `group("tp", 5)` or `group(("dp", "cp"), 5)`.
 
         Raises
         ------
         ValueError
-            For an unknown axis or rank, and for `ep` or `edp` together with `dp` or `cp`, which divide the same ranks.
+            For an unknown axis or rank, and for `ep` or `edp` together with `dp` or `cp`, which
+            divide the same ranks.
         """
         self.coordinate(rank)  # refuses an unknown rank
         return next(group for group in self.groups(axes) if rank in group)
 
     def groups(self, axes: str | Iterable[str]) -> list[tuple[int, ...]]:
-        """Return every group along these axes, in the order of their first ranks. Raises as `group`."""
+        """Return every group along these axes, in the order of their first ranks. Raises as
+        `group`.
+        """
         axes, names = _known(axes)
         array = self.ranks if names == AXES else self.expert_ranks
         inside = [names.index(axis) for axis in axes]
@@ -140,14 +155,17 @@ class Layout:
     def links(self, cluster: Cluster) -> dict[str, str]:
         """Return which links of a cluster the messages along each axis use.
 
-        `none`: the group is one rank. `inside`: each group lies within a node. `across`: no two ranks of a group share
-        a node. `both`: a group spans several nodes and has several ranks in one, so hierarchical collectives pay.
+        `none`: the group is one rank. `inside`: each group lies within a node. `across`: no two
+        ranks of a group share a node. `both`: a group spans several nodes and has several ranks in
+        one, so hierarchical collectives pay.
         """
         cluster.check(self.size)
         return self.links_between([cluster.node_of(rank) for rank in range(self.size)])
 
     def links_between(self, node_of: Sequence[object]) -> dict[str, str]:
-        """Return the same for ranks whose nodes are known: `node_of[rank]` is a name of the rank's node."""
+        """Return the same for ranks whose nodes are known: `node_of[rank]` is a name of the rank's
+        node.
+        """
         return {axis: self._link(axis, node_of) for axis in (*AXES, "ep", "edp")}
 
     def _link(self, axis: str, node_of: Sequence[object]) -> str:
@@ -157,7 +175,11 @@ class Layout:
         nodes = [{node_of[rank] for rank in group} for group in groups]
         if all(len(found) == 1 for found in nodes):
             return "inside"
-        return "across" if all(len(found) == len(group) for found, group in zip(nodes, groups, strict=True)) else "both"
+        return (
+            "across"
+            if all(len(found) == len(group) for found, group in zip(nodes, groups, strict=True))
+            else "both"
+        )
 
     # ---------------------------------------------------------------- words
 
@@ -170,20 +192,29 @@ class Layout:
         fixes = [f"mpirun -n {self.size}"]
         for axis, size in sizes.items():
             others = self.size // size
-            fits_experts = axis in ("pp", "tp") or self.dp * self.cp // size * (ranks // others) % self.ep == 0
+            fits_experts = (
+                axis in ("pp", "tp") or self.dp * self.cp // size * (ranks // others) % self.ep == 0
+            )
             if ranks % others == 0 and fits_experts and len(fixes) == 1:
                 fixes.append(f"--{axis} {ranks // others}")
         started = f"{ranks} rank was" if ranks == 1 else f"{ranks} ranks were"
-        raise ValueError(f"{'*'.join(named)} = {self.size}, but {started} started: use {', or '.join(fixes)}")
+        raise ValueError(
+            f"{'*'.join(named)} = {self.size}, but {started} started: use {', or '.join(fixes)}"
+        )
 
     def __str__(self) -> str:
-        """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks for each `cp`."""
+        """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks
+        for each `cp`.
+        """
         sizes = " × ".join(f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1)
         cells = [["".join(map(_bracket, stage)) for stage in replica] for replica in self.ranks]
         width = max(len(cell) for row in cells for cell in row)
         lines = [f"{self.size} ranks: {sizes}" if sizes else "1 rank"]
         lines.append(" " * 8 + "  ".join(f"pp {stage}".ljust(width) for stage in range(self.pp)))
-        lines += [f"dp {dp}".ljust(8) + "  ".join(cell.ljust(width) for cell in row) for dp, row in enumerate(cells)]
+        lines += [
+            f"dp {dp}".ljust(8) + "  ".join(cell.ljust(width) for cell in row)
+            for dp, row in enumerate(cells)
+        ]
         if self.ep > 1:
             lines.append(f"ep={self.ep}".ljust(8) + " ".join(map(_bracket, self.groups("ep"))))
         return "\n".join(line.rstrip() for line in lines)
@@ -206,7 +237,8 @@ class Mesh:
     Raises
     ------
     ValueError
-        On every rank, before anything is sent, if the layout and `comm` differ in the number of ranks.
+        On every rank, before anything is sent, if the layout and `comm` differ in the number of
+        ranks.
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
@@ -214,12 +246,18 @@ class Mesh:
         self.world, self.layout = comm, layout
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}
-        self.dp, self.pp, self.cp, self.tp, self.ep = (self.over(axis) for axis in ("dp", "pp", "cp", "tp", "ep"))
-        # A communicator of its own, not `cp` where dp=1: what is sent along an axis is counted by communicator.
-        self.data = self.dp if layout.cp == 1 else comm.split(layout.group(("dp", "cp"), comm.rank)[0])
+        self.dp, self.pp, self.cp, self.tp, self.ep = (
+            self.over(axis) for axis in ("dp", "pp", "cp", "tp", "ep")
+        )
+        # A communicator of its own, not `cp` where dp=1: what is sent along an axis is counted by
+        # communicator.
+        self.data = (
+            self.dp if layout.cp == 1 else comm.split(layout.group(("dp", "cp"), comm.rank)[0])
+        )
 
     def over(self, *axes: str) -> Communicator:
-        """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective the first time.
+        """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective
+        the first time.
 
         Axes of size 1 add no rank: `over("dp", "cp")` with cp=1 is `dp`. Raises as `Layout.group`.
         """
@@ -239,10 +277,12 @@ def _known(axes: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
             return tuple(axis for axis in names if axis in asked), names
     unknown = asked - {*AXES, *EXPERT_AXES}
     if unknown:
-        raise ValueError(f"axis {min(unknown)!r} does not exist: there are {', '.join((*AXES, 'ep', 'edp'))}")
+        raise ValueError(
+            f"axis {min(unknown)!r} does not exist: there are {', '.join((*AXES, 'ep', 'edp'))}"
+        )
     raise ValueError(
-        f"axes {', '.join(sorted(asked))} cut the same ranks in two ways: combine ep and edp with pp and tp only, and "
-        "note that edp with ep is dp with cp"
+        f"axes {', '.join(sorted(asked))} cut the same ranks in two ways: combine ep and edp with "
+        "pp and tp only, and note that edp with ep is dp with cp"
     )
 
 

@@ -1,9 +1,11 @@
-"""Every collective against numpy's answer, on whatever wire: `check(comm, cells())` runs on each rank.
+"""Every collective against numpy's answer, on whatever wire: `check(comm, cells())` runs on each
+rank.
 
-A cell is an operation, an algorithm, a dtype and a reduction. The package's own table says which there are; each gives
-the right answer at every size, or is refused in a sentence before a message is sent. All ranks draw all ranks' inputs
-from one seed, so each knows what has to come out. Integers must be exact, floats within a few roundings of the float64
-answer, and what several ranks receive must be the same bytes on all of them.
+A cell is an operation, an algorithm, a dtype and a reduction. The package's own table says which
+there are; each gives the right answer at every size, or is refused in a sentence before a message
+is sent. All ranks draw all ranks' inputs from one seed, so each knows what has to come out.
+Integers must be exact, floats within a few roundings of the float64 answer, and what several ranks
+receive must be the same bytes on all of them.
 """
 
 from __future__ import annotations
@@ -34,10 +36,16 @@ from minidist.collectives import (
     scatter,
 )
 
-FEW = ("float32", "bfloat16", "int64")  # dtypes that stand for all, where many ranks or sizes are tried
+# dtypes that stand for all, where many ranks or sizes are tried
+FEW = ("float32", "bfloat16", "int64")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}  # of one operation
-UNREDUCED = {"mpi": ("float16", "bfloat16", "bool"), "torch": ("int16", "uint16", "uint32", "uint64")}  # by the engine
+# of one operation
+ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+# by the engine
+UNREDUCED = {
+    "mpi": ("float16", "bfloat16", "bool"),
+    "torch": ("int16", "uint16", "uint32", "uint64"),
+}
 UNKNOWN_ON_GPUS = ("uint16", "uint32", "uint64")  # to torch's arithmetic
 
 
@@ -52,7 +60,9 @@ class Cell:
 
 
 def cells(
-    operations: Iterable[str] = COLLECTIVES, dtypes: Iterable[str] = DTYPES, ops: Iterable[str] = REDUCTIONS
+    operations: Iterable[str] = COLLECTIVES,
+    dtypes: Iterable[str] = DTYPES,
+    ops: Iterable[str] = REDUCTIONS,
 ) -> list[Cell]:
     """Return what the package's table offers of these."""
     return [
@@ -60,13 +70,16 @@ def cells(
         for operation in operations
         for algorithm in algorithms(operation)
         for dtype in dtypes
-        if dtype != "bfloat16" or "torch" in sys.modules  # where torch is not in use, it is not imported either
+        # where torch is not in use, it is not imported either
+        if dtype != "bfloat16" or "torch" in sys.modules
         for op in (ops if operation in REDUCING else ("",))
     ]
 
 
 def refusal(cell: Cell, comm: Communicator) -> str | None:
-    """Return words of the sentence that refuses the cell on these ranks, or None if it must work."""
+    """Return words of the sentence that refuses the cell on these ranks, or None if it must
+    work.
+    """
     native = cell.algorithm == "native" or (cell.algorithm == "auto" and device(comm) == "cuda")
     if cell.op == "mean" and cell.dtype not in ROUNDING:
         return f"the mean of {cell.dtype} is not {cell.dtype}: use op='sum'"
@@ -76,8 +89,14 @@ def refusal(cell: Cell, comm: Communicator) -> str | None:
         return "the threads wire has no native collectives: use algorithm='auto'"
     if native and cell.op and comm.size > 1 and cell.dtype in UNREDUCED[comm.wire.kind]:
         return f"cannot reduce {cell.dtype}: choose another algorithm than 'native'"
-    if cell.algorithm == "recursive" and cell.operation != "all_reduce" and comm.size & (comm.size - 1):
-        return f"recursive {cell.operation} needs a power of two of ranks, not {comm.size}: use 'ring'"
+    if (
+        cell.algorithm == "recursive"
+        and cell.operation != "all_reduce"
+        and comm.size & (comm.size - 1)
+    ):
+        return (
+            f"recursive {cell.operation} needs a power of two of ranks, not {comm.size}: use 'ring'"
+        )
     if cell.algorithm == "shared" and (len(comm.node) < comm.size or comm.wire.kind == "torch"):
         return "algorithm='shared' needs ranks that share memory"
     if cell.algorithm == "shared" and device(comm) == "cuda":
@@ -92,7 +111,11 @@ def device(comm: Communicator) -> str:
 
 def available(operation: str, comm: Communicator) -> list[str]:
     """Return the algorithms that an operation has on these ranks."""
-    return [name for name in algorithms(operation) if refusal(Cell(operation, name, "float32"), comm) is None]
+    return [
+        name
+        for name in algorithms(operation)
+        if refusal(Cell(operation, name, "float32"), comm) is None
+    ]
 
 
 def sizes(ranks: int) -> list[int]:
@@ -100,8 +123,11 @@ def sizes(ranks: int) -> list[int]:
     return sorted({0, 1, ranks - 1, ranks, ranks + 1, 1000})
 
 
-def check(comm: Communicator, table: list[Cell], lengths: Iterable[int] = (0, 1, 11), seed: int = 0) -> tuple[int, int]:
-    """Try all cells at all lengths; return how many work and how many are refused. Raises on the first that is wrong.
+def check(
+    comm: Communicator, table: list[Cell], lengths: Iterable[int] = (0, 1, 11), seed: int = 0
+) -> tuple[int, int]:
+    """Try all cells at all lengths; return how many work and how many are refused. Raises on the
+    first that is wrong.
 
     What must be the same on all ranks is compared in the end, at once.
     """
@@ -117,7 +143,9 @@ def check(comm: Communicator, table: list[Cell], lengths: Iterable[int] = (0, 1,
     everyones = comm.roll_call(digest(np.array([text for *_, text in digests])))
     if len(set(everyones)) > 1:
         lists = comm.roll_call([text for *_, text in digests])
-        differing = [case for case, *texts in zip(digests, *lists, strict=True) if len(set(texts)) > 1]
+        differing = [
+            case for case, *texts in zip(digests, *lists, strict=True) if len(set(texts)) > 1
+        ]
         raise AssertionError(f"the ranks' results differ in bits: {differing[:3]}")
     return worked, len(table) - worked
 
@@ -138,14 +166,20 @@ def assert_unknown_operations_refused(comm: Communicator) -> None:
     """Assert that no algorithm of any collective takes a reduction that is not in the table."""
     for operation in REDUCING:
         for algorithm in algorithms(operation):
-            assert_refused(comm, Cell(operation, algorithm, "float32", "average"), "op='average' is not a reduction")
+            assert_refused(
+                comm,
+                Cell(operation, algorithm, "float32", "average"),
+                "op='average' is not a reduction",
+            )
 
 
 def call(comm: Communicator, cell: Cell) -> None:
     """Call a collective, for its refusal."""
     buffer = placed(draw(comm.size, cell.dtype, comm.rank), comm)
     reduced_by = {"op": cell.op} if cell.op else {}
-    counts = {"counts": [comm.size] * comm.size} if cell.operation in ("all_gather", "gather") else {}
+    counts = (
+        {"counts": [comm.size] * comm.size} if cell.operation in ("all_gather", "gather") else {}
+    )
     OPERATIONS[cell.operation](buffer, comm, algorithm=cell.algorithm, **reduced_by, **counts)
 
 
@@ -187,7 +221,9 @@ def copied(buffer: Any) -> Any:
 
 
 def exact(buffer: Any) -> np.ndarray[Any, Any]:
-    """Return the values as a numpy array that holds them all: floats in float64, others in their own dtype."""
+    """Return the values as a numpy array that holds them all: floats in float64, others in their
+    own dtype.
+    """
     if hasattr(buffer, "cpu"):
         buffer = (buffer.double() if buffer.is_floating_point() else buffer).cpu().numpy()
     array = np.asarray(buffer)
@@ -199,7 +235,9 @@ def raw(buffer: Any) -> bytes:
     if hasattr(buffer, "cpu"):
         import torch
 
-        buffer = buffer.contiguous().view(torch.uint8).cpu().numpy() if buffer.numel() else np.empty(0)
+        buffer = (
+            buffer.contiguous().view(torch.uint8).cpu().numpy() if buffer.numel() else np.empty(0)
+        )
     return bytes(buffer.tobytes())
 
 
@@ -209,13 +247,21 @@ def digest(buffer: Any) -> str:
 
 def reduced(inputs: list[Any], op: str) -> np.ndarray[Any, Any]:
     """Return the answer: integers in their own arithmetic, floats in float64."""
-    function = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[op]
+    function = {
+        "sum": np.add,
+        "mean": np.add,
+        "max": np.maximum,
+        "min": np.minimum,
+        "prod": np.multiply,
+    }[op]
     answer: np.ndarray[Any, Any] = functools.reduce(function, [exact(buffer) for buffer in inputs])
     return answer / len(inputs) if op == "mean" else answer
 
 
 def assert_close(got: Any, answer: np.ndarray[Any, Any], dtype: str, ranks: int, what: str) -> None:
-    """Compare; each of the P - 1 operations of a reduction may round once, partial sums are at most 1.5 P large."""
+    """Compare; each of the P - 1 operations of a reduction may round once, partial sums are at most
+    1.5 P large.
+    """
     values = exact(got)
     assert values.shape == answer.shape, f"{what}: shape {values.shape} instead of {answer.shape}"
     if dtype not in ROUNDING:
@@ -226,7 +272,8 @@ def assert_close(got: Any, answer: np.ndarray[Any, Any], dtype: str, ranks: int,
     assert worst <= 2 * ranks * ROUNDING[dtype], f"{what}: off by {worst}"
 
 
-# Each check makes the calls of one cell at one size, and returns a digest of what must be the same on all ranks.
+# Each check makes the calls of one cell at one size, and returns a digest of what must be the same
+# on all ranks.
 
 
 def check_all_reduce(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
@@ -242,7 +289,9 @@ def check_reduce_scatter(comm: Communicator, cell: Cell, count: int, seed: int) 
     one_has_all = [count * (rank == comm.size - 1) for rank in range(comm.size)]
     for counts in (None, uneven, one_has_all):
         rows = count if counts is None else sum(counts)
-        inputs = [draw(3 * rows, cell.dtype, rank, seed).reshape(rows, 3) for rank in range(comm.size)]
+        inputs = [
+            draw(3 * rows, cell.dtype, rank, seed).reshape(rows, 3) for rank in range(comm.size)
+        ]
         full, what = placed(inputs[comm.rank], comm), f"{_what(comm, cell, count)}, {counts}"
         shard = reduce_scatter(full, comm, cell.op, cell.algorithm, counts)
         ends = np.cumsum(counts or _split(rows, comm.size))
@@ -256,19 +305,30 @@ def check_all_gather(comm: Communicator, cell: Cell, count: int, seed: int) -> s
     what, even = _what(comm, cell, count), _split(count, comm.size)
     uneven = [(count * rank) % 7 for rank in range(comm.size)]  # some of them empty
     for counts, given in ((even, None), (uneven, None), (uneven, uneven)):
-        everyones = [draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
+        everyones = [
+            draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2)
+            for rank, rows in enumerate(counts)
+        ]
         shard = placed(everyones[comm.rank], comm)
         gathered = all_gather(shard, comm, algorithm=cell.algorithm, counts=given)
-        assert np.array_equal(exact(gathered), np.concatenate([exact(shard) for shard in everyones])), what
+        assert np.array_equal(
+            exact(gathered), np.concatenate([exact(shard) for shard in everyones])
+        ), what
         assert raw(shard) == raw(everyones[comm.rank]), f"{what}: the shard was changed"
     out = placed(plain(np.zeros((count, 2)), cell.dtype), comm)
-    everyones = [draw(2 * rows, cell.dtype, rank).reshape(rows, 2) for rank, rows in enumerate(even)]
+    everyones = [
+        draw(2 * rows, cell.dtype, rank).reshape(rows, 2) for rank, rows in enumerate(even)
+    ]
     assert all_gather(placed(everyones[comm.rank], comm), comm, out, cell.algorithm) is out
-    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, out="
+    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), (
+        f"{what}, out="
+    )
     own = slice(sum(even[: comm.rank]), sum(even[: comm.rank + 1]))
     out[: own.start] = out[own.stop :] = 0
     all_gather(out[own], comm, out, cell.algorithm)
-    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, in place"
+    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), (
+        f"{what}, in place"
+    )
     return ""
 
 
@@ -281,12 +341,18 @@ def check_broadcast(comm: Communicator, cell: Cell, count: int, seed: int) -> st
 
 def check_reduce(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
     inputs = [draw(count, cell.dtype, rank, seed) for rank in range(comm.size)]
-    buffer, what, root = placed(inputs[comm.rank], comm), _what(comm, cell, count), _root(comm, count)
+    buffer, what, root = (
+        placed(inputs[comm.rank], comm),
+        _what(comm, cell, count),
+        _root(comm, count),
+    )
     reduce(buffer, comm, root, cell.op, cell.algorithm)
     if comm.rank == root:
         assert_close(buffer, reduced(inputs, cell.op), cell.dtype, comm.size, what)
     else:
-        assert raw(buffer) == raw(inputs[comm.rank]), f"{what}: a buffer that is not the root's was changed"
+        assert raw(buffer) == raw(inputs[comm.rank]), (
+            f"{what}: a buffer that is not the root's was changed"
+        )
     return ""
 
 
@@ -294,10 +360,15 @@ def check_gather(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
     uneven, root = [(count * rank) % 7 for rank in range(comm.size)], _root(comm, count)
     for counts, given in ((_split(count, comm.size), None), (uneven, uneven)):
         what = f"{_what(comm, cell, count)}, {counts}"
-        everyones = [draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
+        everyones = [
+            draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2)
+            for rank, rows in enumerate(counts)
+        ]
         gathered = gather(placed(everyones[comm.rank], comm), comm, root, cell.algorithm, given)
         if comm.rank == root:
-            assert np.array_equal(exact(gathered), np.concatenate([exact(shard) for shard in everyones])), what
+            assert np.array_equal(
+                exact(gathered), np.concatenate([exact(shard) for shard in everyones])
+            ), what
         else:
             assert gathered is None, what
     return ""
@@ -317,13 +388,20 @@ def check_all_to_all(comm: Communicator, cell: Cell, count: int, seed: int) -> s
     ranks = range(comm.size)
     even = [_split(count, comm.size)] * comm.size
     uneven = [[(count + 3 * sender + receiver) % 5 for receiver in ranks] for sender in ranks]
-    for table, how_many in ((even, 0), (uneven, 1), (uneven, 2)):  # how many of the two counts are given
+    # how many of the two counts are given
+    for table, how_many in ((even, 0), (uneven, 1), (uneven, 2)):
         what = f"{_what(comm, cell, count)}, {table}"
-        everyones = [draw(2 * sum(row), cell.dtype, rank, seed).reshape(-1, 2) for rank, row in enumerate(table)]
+        everyones = [
+            draw(2 * sum(row), cell.dtype, rank, seed).reshape(-1, 2)
+            for rank, row in enumerate(table)
+        ]
         mine = placed(everyones[comm.rank], comm)
         counts = [table[comm.rank], [row[comm.rank] for row in table]][:how_many]
         arrived = all_to_all(mine, comm, cell.algorithm, *counts)
-        pieces = [np.split(exact(everyones[sender]), np.cumsum(table[sender])[:-1])[comm.rank] for sender in ranks]
+        pieces = [
+            np.split(exact(everyones[sender]), np.cumsum(table[sender])[:-1])[comm.rank]
+            for sender in ranks
+        ]
         assert np.array_equal(exact(arrived), np.concatenate(pieces)), what
         assert raw(mine) == raw(everyones[comm.rank]), f"{what}: the input was changed"
     return ""
@@ -331,7 +409,16 @@ def check_all_to_all(comm: Communicator, cell: Cell, count: int, seed: int) -> s
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all)
+    for function in (
+        all_reduce,
+        reduce_scatter,
+        all_gather,
+        broadcast,
+        reduce,
+        gather,
+        scatter,
+        all_to_all,
+    )
 }
 CHECKS: dict[str, Callable[[Communicator, Cell, int, int], str]] = {
     "all_reduce": check_all_reduce,

@@ -61,10 +61,11 @@ LONGEST = {
     "test_store.py": 9,
 }
 
-CORE: set[int] = set()
 LIBC = ctypes.CDLL(None) if hasattr(os, "sched_setaffinity") else None
+CORE: set[int] = {LIBC.sched_getcpu()} if LIBC else set()
 
-# Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
+# Whoever is started in the background ignores Ctrl-C, and so would every program that is tested:
+# ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -86,7 +87,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_core() -> Iterator[None]:
-    """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun has them all.
+    """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun
+    has them all.
 
     It is the core on which the system has put the test itself: it knows which one is free.
     """

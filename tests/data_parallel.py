@@ -1,7 +1,8 @@
-"""One training run, serial and data-parallel, in float64: shared by the tests on threads, mpirun and torchrun.
+"""One training run, serial and data-parallel, in float64: shared by the tests on threads, mpirun
+and torchrun.
 
-The model has tied weights and a frozen parameter, the ranks start from different weights, and the global batches have
-6, 5, 3 and 1 rows: they do not divide, and some ranks get no row at all.
+The model has tied weights and a frozen parameter, the ranks start from different weights, and the
+global batches have 6, 5, 3 and 1 rows: they do not divide, and some ranks get no row at all.
 """
 
 from __future__ import annotations
@@ -22,9 +23,21 @@ from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded.shard import Sharded
 
-VARIANTS: tuple[type[DataParallel], ...] = (DDP, PlainDataParallel, NaiveDataParallel, ParameterServer)
+VARIANTS: tuple[type[DataParallel], ...] = (
+    DDP,
+    PlainDataParallel,
+    NaiveDataParallel,
+    ParameterServer,
+)
 CONFIG = GPTConfig(
-    vocabulary=19, layers=2, hidden=16, heads=4, key_value_heads=2, intermediate=24, sequence=8, tied=True
+    vocabulary=19,
+    layers=2,
+    hidden=16,
+    heads=4,
+    key_value_heads=2,
+    intermediate=24,
+    sequence=8,
+    tied=True,
 )
 DROPPING = GPTConfig(**(vars(CONFIG) | {"dropout": 0.3}))
 ROWS = (6, 5, 3, 1)  # of the global batch, step by step
@@ -62,7 +75,9 @@ class Case:
 
 
 def build(config: GPTConfig, seed: int) -> GPT:
-    """Return a model with norms that are not one, so that no gradient is small by luck, and a frozen matrix."""
+    """Return a model with norms that are not one, so that no gradient is small by luck, and a
+    frozen matrix.
+    """
     draws = torch.Generator().manual_seed(seed)
     model = GPT(config, draws, dtype=torch.float64)
     with torch.no_grad():
@@ -86,7 +101,11 @@ def train(model: nn.Module, case: Case, ranks: int, rank: int) -> None:
     options = {"lr": 0.02, "weight_decay": 0.1}
     trained = [p for p in model.parameters() if p.requires_grad]
     sharded = isinstance(model, Sharded)
-    optimizer = model.optimizer(torch.optim.AdamW, **options) if sharded else torch.optim.AdamW(trained, **options)
+    optimizer = (
+        model.optimizer(torch.optim.AdamW, **options)
+        if sharded
+        else torch.optim.AdamW(trained, **options)
+    )
     for step, rows in enumerate(ROWS):
         tokens = torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(100 + step))
         case.zero(model, optimizer)
@@ -129,7 +148,9 @@ def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> fl
 
 
 def check_parity(results: Iterable[dict[str, Tensor]], config: GPTConfig) -> None:
-    """Assert that every rank ended where the serial run did, and that all ranks hold the same bits."""
+    """Assert that every rank ended where the serial run did, and that all ranks hold the same
+    bits.
+    """
     first, *others = results
     assert largest_difference(first, serial(config)) <= 1e-9
     for other in others:

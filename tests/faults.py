@@ -1,4 +1,6 @@
-"""Run a program that goes wrong under `mpirun`, and see how it ends: for the tests of faults, short and long."""
+"""Run a program that goes wrong under `mpirun`, and see how it ends: for the tests of faults, short
+and long.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from ranks import clean_environment
 
 from minidist.comm.mpi_wire import segment
 
-ENVIRONMENT = clean_environment()  # taken once: pytest changes its own while other threads start jobs
+# taken once: pytest changes its own while other threads start jobs
+ENVIRONMENT = clean_environment()
 
 PREAMBLE = """
 import ctypes, os, signal, sys, threading, time
@@ -49,13 +52,17 @@ class Job:
 
     def ranks(self) -> list[int]:
         """Return the processes of the ranks, without the children that guard their arrival."""
-        pythons = [pid for pid in bearing(self.marker) if pid != self.process.pid and _is_python(pid)]
+        pythons = [
+            pid for pid in bearing(self.marker) if pid != self.process.pid and _is_python(pid)
+        ]
         return [pid for pid in pythons if _parent(pid) not in pythons]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What the ranks do (`early` before they arrive), what happens meanwhile, and what must be said about it."""
+    """What the ranks do (`early` before they arrive), what happens meanwhile, and what must be said
+    about it.
+    """
 
     body: str
     words: list[str] = field(default_factory=list)
@@ -76,9 +83,13 @@ class Ended:
 
 
 def run_to_its_end(fault: Fault, folder: Path) -> Ended:
-    """Run the fault's program; fail if it takes a minute, or if a process of it is left two seconds later."""
+    """Run the fault's program; fail if it takes a minute, or if a process of it is left two seconds
+    later.
+    """
     program, marker = folder / "program.py", "marker-" + secrets.token_hex(8)
-    preamble = PREAMBLE.replace("EARLY", textwrap.dedent(fault.early)).replace("LIMIT", str(fault.limit))
+    preamble = PREAMBLE.replace("EARLY", textwrap.dedent(fault.early)).replace(
+        "LIMIT", str(fault.limit)
+    )
     program.write_text(preamble + textwrap.dedent(fault.body))
     mpirun = Path(sys.executable).with_name("mpirun")
     started, segments = time.monotonic(), segment.segments()
@@ -109,7 +120,9 @@ def run_to_its_end(fault: Fault, folder: Path) -> Ended:
 
 
 def bearing(marker: str) -> list[int]:
-    """Return the processes that have `marker` among their arguments and are not merely waiting to be reaped."""
+    """Return the processes that have `marker` among their arguments and are not merely waiting to
+    be reaped.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -132,7 +145,9 @@ def _parent(pid: int) -> int:
 
 
 def send(number: signal.Signals, to: str, ranks: int = 2) -> Callable[[Job], None]:
-    """Return what sends a signal to `mpirun`, to its whole `group`, or to one `rank`, once all have started."""
+    """Return what sends a signal to `mpirun`, to its whole `group`, or to one `rank`, once all have
+    started.
+    """
 
     def interrupt(job: Job) -> None:
         job.await_output("started", ranks)

@@ -7,12 +7,18 @@ from minidist.plan.equation import layer_matrices
 
 
 def layer_activations_of(
-    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
+    config: GPTConfig,
+    batch: int,
+    time: int,
+    dtype_bytes: int,
+    flash: bool = True,
+    fp8: bool = False,
 ) -> int:
     """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
 
-    Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a float32 copy of their
-    input. The count holds for a CPU: a GPU kernel that writes its heads side by side needs no copy to merge them.
+    Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a
+    float32 copy of their input. The count holds for a CPU: a GPU kernel that writes its heads side
+    by side needs no copy to merge them.
 
     Parameters
     ----------
@@ -23,39 +29,53 @@ def layer_activations_of(
     dtype_bytes : int
         Bytes of one element of parameters and activations: 2, 4 or 8.
     flash : bool
-        Whether torch's fused attention runs. The plain one, the only one on the device `meta`, saves the T x T weights,
-        and copies of shared keys and values (counted in float32 and float64).
+        Whether torch's fused attention runs. The plain one, the only one on the device `meta`,
+        saves the T x T weights, and copies of shared keys and values (counted in float32 and
+        float64).
     fp8 : bool
-        Whether products are in 8 bits: each saves its input and its weight in these, and two scales.
+        Whether products are in 8 bits: each saves its input and its weight in these, and two
+        scales.
     """
     channels, key_channels = config.hidden, config.key_value_heads * config.head_dim
     tokens, wide_bytes = batch * time, max(4, dtype_bytes)
     # Bytes of each token.
-    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels  # input and 1/root; normalised and scaled
+    # input and 1/root; normalised and scaled
+    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels
     if flash:
-        attention = dtype_bytes * (3 * channels + 2 * key_channels)  # q, k, v, found; found with its heads merged
+        # q, k, v, found; found with its heads merged
+        attention = dtype_bytes * (3 * channels + 2 * key_channels)
         attention += wide_bytes * config.heads  # log-sum-exp
     else:
-        attention = dtype_bytes * (4 * channels + config.heads * time)  # q, k, v, found, merged; the weights
+        # q, k, v, found, merged; the weights
+        attention = dtype_bytes * (4 * channels + config.heads * time)
     mlp = dtype_bytes * 4 * config.intermediate  # gate, silu(gate), up, and their product
     masks = 2 * channels if config.dropout else 0
     kept = tokens * (2 * norm + attention + mlp + masks)
     if fp8:
         products = layer_matrices(config).values()
-        kept -= tokens * dtype_bytes * (3 * channels + config.intermediate)  # what only products read
+        # what only products read
+        kept -= tokens * dtype_bytes * (3 * channels + config.intermediate)
         kept += sum(inputs * (tokens + outputs) + 2 * 4 for inputs, outputs in products)
     return kept
 
 
 def activations_of(
-    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
+    config: GPTConfig,
+    batch: int,
+    time: int,
+    dtype_bytes: int,
+    flash: bool = True,
+    fp8: bool = False,
 ) -> int:
     """Return the bytes that autograd saves in a forward pass of the model and `cross_entropy_sum`.
 
-    Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the targets. Parameters as
-    for `layer_activations_of`.
+    Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the
+    targets. Parameters as for `layer_activations_of`.
     """
     channels, wide_bytes = config.hidden, max(4, dtype_bytes)
     norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels
-    ends = batch * time * (norm + wide_bytes * config.vocabulary + 2 * 8) + time * config.head_dim * dtype_bytes
+    ends = (
+        batch * time * (norm + wide_bytes * config.vocabulary + 2 * 8)
+        + time * config.head_dim * dtype_bytes
+    )
     return config.layers * layer_activations_of(config, batch, time, dtype_bytes, flash, fp8) + ends

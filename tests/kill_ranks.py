@@ -1,10 +1,12 @@
-"""A program for tests: `mpirun` trains, one of its ranks is killed, again and again; the numbers are the calm run's.
+"""A program for tests: `mpirun` trains, one of its ranks is killed, again and again; the numbers
+are the calm run's.
 
     python kill_ranks.py FOLDER RANKS SEED COUNT
 
-A job is killed COUNT times, at random moments: while it starts, trains, or writes one of the checkpoints that it saves
-at every step. Each time it has to end by itself, with a status that is not 0, leaving no process; then it is resumed.
-Prints how many kills there were, and how many of them came while a checkpoint was being written.
+A job is killed COUNT times, at random moments: while it starts, trains, or writes one of the
+checkpoints that it saves at every step. Each time it has to end by itself, with a status that is
+not 0, leaving no process; then it is resumed. Prints how many kills there were, and how many of
+them came while a checkpoint was being written.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from minidist.launch.mpirun import environment, find_mpirun
 from minidist.trainer.checkpoint.store import complete
 
 STEPS = 12
-SIZES = "--hidden 64 --layers 4 --dropout 0.1 --keep 3"  # a checkpoint takes about as long as a step
+# a checkpoint takes about as long as a step
+SIZES = "--hidden 64 --layers 4 --dropout 0.1 --keep 3"
 LAYOUTS = {2: "--pp 2 --tied", 4: "--pp 2 --dp 2 --zero 1 --schedule zb-h1"}
 PATIENCE = 15.0
 """Seconds within which a job has to end when a rank is gone."""
@@ -37,23 +40,44 @@ PATIENCE = 15.0
 class Job:
     """A run under `mpirun`, which goes on from the checkpoints in `folder` if there are some."""
 
-    def __init__(self, ranks: int, folder: Path, program: str = PROGRAM, python: Sequence[str] = ()) -> None:
+    def __init__(
+        self, ranks: int, folder: Path, program: str = PROGRAM, python: Sequence[str] = ()
+    ) -> None:
         self.ranks, self.folder, self.mark = ranks, folder, secrets.token_hex(8)
         self.log, self.source = folder.with_suffix(".log"), folder.with_suffix(".py")
         for rank in range(ranks):
             self._pid(rank).unlink(missing_ok=True)
         where = f"{folder}-pid"
-        self.source.write_text(f"import os\nopen('{where}' + os.environ['PMI_RANK'], 'w').write(str(os.getpid()))\n")
+        self.source.write_text(
+            f"import os\nopen('{where}' + os.environ['PMI_RANK'], 'w').write(str(os.getpid()))\n"
+        )
         with self.source.open("a") as source:
             source.write(program)
-        words = [*TINY, *RUN.split(), *SIZES.split(), *LAYOUTS[ranks].split(), "--steps", str(STEPS)]
+        words = [
+            *TINY,
+            *RUN.split(),
+            *SIZES.split(),
+            *LAYOUTS[ranks].split(),
+            "--steps",
+            str(STEPS),
+        ]
         words += ["--text", str(folder.with_name("short.txt")), "--save", str(folder)]
         launcher = find_mpirun()
-        command = [str(launcher.path), "-n", str(ranks), *(python or warm_python()), str(self.source), "train", *words]
+        command = [
+            str(launcher.path),
+            "-n",
+            str(ranks),
+            *(python or warm_python()),
+            str(self.source),
+            "train",
+            *words,
+        ]
         command += ["--resume"] if complete(folder) else []
         with self.log.open("w") as log:
             env = environment(launcher) | clean_environment() | {MARK: self.mark}
-            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _pid(self, rank: int) -> Path:
         return self.folder.with_name(f"{self.folder.name}-pid{rank}")
@@ -86,7 +110,9 @@ class Job:
 
 
 def killed_again_and_again(home: Path, ranks: int, seed: int, count: int) -> tuple[int, int]:
-    """Kill `count` times and compare; return how many kills there were, and how many came during a checkpoint."""
+    """Kill `count` times and compare; return how many kills there were, and how many came during a
+    checkpoint.
+    """
     short_text(home, 700)
     calm = Job(ranks, home / "calm")
     assert calm.end() == 0, calm.log.read_text()
@@ -104,7 +130,9 @@ def killed_again_and_again(home: Path, ranks: int, seed: int, count: int) -> tup
 
 
 def kill_at_random(job: Job, chance: random.Random) -> bool | None:
-    """Kill one rank at some moment; return whether a checkpoint was being written, or None if the job was faster."""
+    """Kill one rank at some moment; return whether a checkpoint was being written, or None if the
+    job was faster.
+    """
     aimed = chance.random() < 0.5  # at a checkpoint's way to the disk
     if chance.random() < 0.9:
         job.trains()
@@ -138,8 +166,11 @@ def check(ranks: int, folder: Path, calm: Path) -> None:
     last = f"step-{STEPS:08d}"
     assert same_bits(folder / last, calm / last), f"{folder} differs"
     assert losses(folder / "metrics.jsonl") == losses(calm / "metrics.jsonl"), folder
-    assert [path.name for path in complete(folder)][-2:] == [path.name for path in complete(calm)][-2:], folder
-    idle = "nothing is left to train" in job.log.read_text()  # nor to save: what a kill left is still there
+    assert [path.name for path in complete(folder)][-2:] == [path.name for path in complete(calm)][
+        -2:
+    ], folder
+    # nor to save: what a kill left is still there
+    idle = "nothing is left to train" in job.log.read_text()
     assert idle or not list(folder.glob(".unfinished*")), folder
 
 

@@ -1,10 +1,11 @@
-"""A program for tests: train, get killed, resume, and end with the same bits as a run that was left alone.
+"""A program for tests: train, get killed, resume, and end with the same bits as a run that was left
+alone.
 
     python kills.py FOLDER FIRST EVERY SEED COUNT
 
-First it is killed before the FIRST, FIRST + EVERY, ... touch of a file, then COUNT times at random moments. A run is a
-fork of this process, which has imported everything: it starts within milliseconds. Prints how many kills there were of
-either kind; fails with an assertion.
+First it is killed before the FIRST, FIRST + EVERY, ... touch of a file, then COUNT times at random
+moments. A run is a fork of this process, which has imported everything: it starts within
+milliseconds. Prints how many kills there were of either kind; fails with an assertion.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ TOUCHES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "o
 
 
 def start(folder: Path, kill_at: int = 0) -> int:
-    """Start a run in a child, which is to be killed before its n-th touch of a file; return its process id."""
+    """Start a run in a child, which is to be killed before its n-th touch of a file; return its
+    process id.
+    """
     child = os.fork()
     if child:
         return child
@@ -43,7 +46,18 @@ def start(folder: Path, kill_at: int = 0) -> int:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     text = folder.with_name("short.txt")
-    words = [*TINY, *RUN.split(), "--text", str(text), "--steps", "6", "--keep", "2", "--save", str(folder)]
+    words = [
+        *TINY,
+        *RUN.split(),
+        "--text",
+        str(text),
+        "--steps",
+        "6",
+        "--keep",
+        "2",
+        "--save",
+        str(folder),
+    ]
     status = 3
     try:
         status = main([*words, "--resume"] if complete(folder) else words)
@@ -89,7 +103,9 @@ def kill_at_random(home: Path, calm: Path, seed: int, count: int) -> int:
             child = start(folder)
             time.sleep(chance.uniform(0.02, 0.3))
             os.kill(child, signal.SIGKILL)
-            if end(child) == 0 or (complete(folder) and complete(folder)[-1].name == "step-00000006"):
+            if end(child) == 0 or (
+                complete(folder) and complete(folder)[-1].name == "step-00000006"
+            ):
                 break
             kills += 1
         check(folder, calm)
@@ -102,4 +118,8 @@ if __name__ == "__main__":
     assert main([*TINY, "--steps", "1"]) == 0  # imports what torch imports at the first step
     assert end(start(calm)) == 0, calm.with_suffix(".out").read_text()
     first, every, seed, count = map(int, sys.argv[2:])
-    print("kills:", kill_at_every_touch(home, calm, first, every), kill_at_random(home, calm, seed, count))
+    print(
+        "kills:",
+        kill_at_every_touch(home, calm, first, every),
+        kill_at_random(home, calm, seed, count),
+    )

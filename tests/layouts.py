@@ -24,7 +24,15 @@ from minidist.parallel.steps import adapt
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 SMALL = GPTConfig(
-    vocabulary=19, layers=4, hidden=16, heads=4, key_value_heads=2, intermediate=24, sequence=8, dropout=0.1, tied=True
+    vocabulary=19,
+    layers=4,
+    hidden=16,
+    heads=4,
+    key_value_heads=2,
+    intermediate=24,
+    sequence=8,
+    dropout=0.1,
+    tied=True,
 )
 PLAIN = Recipe()
 FROZEN = "layers.1.mlp.up.weight"
@@ -36,7 +44,9 @@ Outcome = tuple[dict[str, Tensor], list[float], list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """One run: where, how, of what. `frozen` are beginnings of names; `costs` are those of the layers, for the cut."""
+    """One run: where, how, of what. `frozen` are beginnings of names; `costs` are those of the
+    layers, for the cut.
+    """
 
     layout: Layout
     recipe: Recipe = PLAIN
@@ -48,7 +58,9 @@ class Case:
     costs: tuple[float, ...] | None = None
 
     def alone(self, dtype: torch.dtype) -> Case:
-        """Return the serial run of this one, in a precision; float64 is exact, whatever the case multiplies in."""
+        """Return the serial run of this one, in a precision; float64 is exact, whatever the case
+        multiplies in.
+        """
         fp8 = self.recipe.fp8 and dtype != torch.float64
         recipe = Recipe(lora=self.recipe.lora, qlora=self.recipe.qlora, fp8=fp8)
         return replace(self, layout=Layout(), recipe=recipe, costs=None, dtype=dtype)
@@ -74,7 +86,9 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=LR)
 
 
-def build(config: GPTConfig, seed: int, dtype: torch.dtype, frozen: tuple[str, ...] = (FROZEN,)) -> GPT:
+def build(
+    config: GPTConfig, seed: int, dtype: torch.dtype, frozen: tuple[str, ...] = (FROZEN,)
+) -> GPT:
     """Return a model with frozen parameters."""
     model = GPT(config, torch.Generator().manual_seed(seed), dtype=dtype)
     for name, parameter in model.named_parameters():
@@ -85,7 +99,9 @@ def build(config: GPTConfig, seed: int, dtype: torch.dtype, frozen: tuple[str, .
 def tokens(case: Case, step: int) -> Tensor:
     """Return the global batch [B, T + 1] of a step, the same on all ranks."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randint(0, case.config.vocabulary, (case.batch, case.config.sequence + 1), generator=generator)
+    return torch.randint(
+        0, case.config.vocabulary, (case.batch, case.config.sequence + 1), generator=generator
+    )
 
 
 @cache
@@ -100,7 +116,10 @@ def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
         optimizer.zero_grad()
         whole = tokens(case, step)
         count = whole[:, 1:].numel()
-        loss = cross_entropy_sum(model(whole[:, :-1], Where(7, step, weight=1 / count)), whole[:, 1:]) / count
+        loss = (
+            cross_entropy_sum(model(whole[:, :-1], Where(7, step, weight=1 / count)), whole[:, 1:])
+            / count
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
@@ -118,7 +137,10 @@ def spread(comm: Communicator, case: Case) -> Parallel:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         if mesh.tp.size == 1:
             return cross_entropy_sum(logits, targets) / count
-        return vocabulary_parallel_cross_entropy_sum(logits, targets, mesh.tp, config.vocabulary) / count
+        return (
+            vocabulary_parallel_cross_entropy_sum(logits, targets, mesh.tp, config.vocabulary)
+            / count
+        )
 
     def carried(inputs: Tensor) -> Tensor:
         time = inputs.shape[1] // (mesh.tp.size if recipe.sequence else 1)
@@ -134,7 +156,9 @@ def one_step(parallel: Parallel, case: Case, step: int, scale: float = 1.0) -> f
     The `scale` is that of the losses of layers alone.
     """
     mesh = parallel.mesh
-    microbatches = parallel.pipeline.plan.microbatches if parallel.pipeline else case.recipe.microbatches
+    microbatches = (
+        parallel.pipeline.plan.microbatches if parallel.pipeline else case.recipe.microbatches
+    )
     rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
     mine = tokens(case, step)[rows]
     cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
@@ -142,7 +166,9 @@ def one_step(parallel: Parallel, case: Case, step: int, scale: float = 1.0) -> f
     weight = scale / (case.batch * case.config.sequence)
     where = [Where(7, step, rows.start + cut.start, columns, weight) for cut in cuts]
     inputs, targets = mine[:, columns], mine[:, columns + 1]
-    return float(parallel.step([inputs[cut] for cut in cuts], [targets[cut] for cut in cuts], where))
+    return float(
+        parallel.step([inputs[cut] for cut in cuts], [targets[cut] for cut in cuts], where)
+    )
 
 
 def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
@@ -166,10 +192,14 @@ def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) ->
 
 
 def worst(case: Case, kind: Callable[..., Any] = adamw) -> float:
-    """Return the largest max|a - b| / max|b| of parameters, losses and norms on any rank, against the serial run."""
+    """Return the largest max|a - b| / max|b| of parameters, losses and norms on any rank, against
+    the serial run.
+    """
     exact, *numbers = serial(case.alone(torch.float64), kind)
     found = []
-    for parameters, *others in minidist.run(lambda comm: trained(comm, case, kind), case.layout.size):
+    for parameters, *others in minidist.run(
+        lambda comm: trained(comm, case, kind), case.layout.size
+    ):
         assert parameters.keys() == exact.keys()
         found += [difference(parameters[name], exact[name]) for name in exact]
         found += [
@@ -187,7 +217,8 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def distances(case: Case) -> tuple[float, float]:
-    """Return how far the gradients of one step lie from the serial ones in float64, relative to these.
+    """Return how far the gradients of one step lie from the serial ones in float64, relative to
+    these.
 
     Of the rank that is furthest, and of the serial run in the precision of the case.
     """

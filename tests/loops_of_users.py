@@ -1,4 +1,5 @@
-"""The program of `test_your_loop.py`: what docs/your-loop.md says, on the ranks that it was started on.
+"""The program of `test_your_loop.py`: what docs/your-loop.md says, on the ranks that it was started
+on.
 
 It prints one line of JSON on rank 0: for each thing that was tried, what came of it.
 """
@@ -41,7 +42,9 @@ def blocks() -> dict[str, str]:
 
 def wrong_lines() -> list[tuple[str, str, str]]:
     """Return the rows of the last table: strategy, line, and the sentence it gets."""
-    rows = re.findall(r"^\| (\w+) \| `(.*?)` \| (.*?) \|$", PAGE.read_text().split("## What a wrong")[1], re.M)
+    rows = re.findall(
+        r"^\| (\w+) \| `(.*?)` \| (.*?) \|$", PAGE.read_text().split("## What a wrong")[1], re.M
+    )
     return [(kind, line, said) for kind, line, said in rows]
 
 
@@ -74,7 +77,9 @@ def given(comm: minidist.Communicator) -> dict[str, Any]:
 
 def same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
     """Tell whether two states have the same names and the same bits."""
-    return list(mine) == list(theirs) and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return list(mine) == list(theirs) and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 def trained(kind: str, page: dict[str, str], comm: minidist.Communicator) -> dict[str, bool]:
@@ -96,7 +101,8 @@ def trained(kind: str, page: dict[str, str], comm: minidist.Communicator) -> dic
     if kind == "FSDP":
         with ours["model"].gathered():
             outcome["generates alike, gathered"] = torch.equal(
-                ours["model"].module.generate(ours["prompt"], max_new_tokens=8, do_sample=False), expected
+                ours["model"].module.generate(ours["prompt"], max_new_tokens=8, do_sample=False),
+                expected,
             )
     exec(page["hooks"], ours)
     exec(page["evaluate"], ours)
@@ -105,7 +111,8 @@ def trained(kind: str, page: dict[str, str], comm: minidist.Communicator) -> dic
     for space in (torchs, ours):
         space["model"].train()
         exec(page["scale"], space)
-    for space, whose in ((torchs, "torch"), (ours, "minidist")):  # what the last line of the loop reads
+    # what the last line of the loop reads
+    for space, whose in ((torchs, "torch"), (ours, "minidist")):
         exec(page[f"{kind}, {whose}"].splitlines()[-1], space)
     outcome["bit-equal, scaled"] = same(ours["state"], torchs["state"])
     return outcome | goes_on(kind, page, ours)
@@ -152,12 +159,16 @@ def main() -> None:
     """Try everything."""
     comm = minidist.init()
     if not dist.is_initialized():  # under mpirun: torch's own classes need a group, too
-        dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=comm.rank, world_size=comm.size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{sys.argv[1]}", rank=comm.rank, world_size=comm.size
+        )
     page = blocks()
     os.chdir(Path(sys.argv[1]).parent)  # a wrong line may leave files behind
     exec(page["start"], {})
     outcome: dict[str, Any] = {kind: trained(kind, page, comm) for kind in ("DDP", "FSDP")}
-    outcome["wrong"] = [[line, expected, said(kind, line, comm)] for kind, line, expected in wrong_lines()]
+    outcome["wrong"] = [
+        [line, expected, said(kind, line, comm)] for kind, line, expected in wrong_lines()
+    ]
     everyones = comm.roll_call(outcome)
     if comm.rank == 0:
         print(json.dumps(everyones))

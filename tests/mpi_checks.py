@@ -1,4 +1,6 @@
-"""What has to work on MPI ranks, however many: `mpirun -n 3 python tests/mpi_checks.py [torch]` prints what it did."""
+"""What has to work on MPI ranks, however many: `mpirun -n 3 python tests/mpi_checks.py [torch]`
+prints what it did.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def collectives(comm: Communicator) -> None:
         check(comm, cells())
     else:
         check(comm, cells(dtypes=FEW, ops=("sum", "mean")), sizes(comm.size))
-    check(comm, cells(dtypes=FEW, ops=("sum",)), [70_000], seed=1)  # some exceed a segment, all what MPI sends eagerly
+    # some exceed a segment, all what MPI sends eagerly
+    check(comm, cells(dtypes=FEW, ops=("sum",)), [70_000], seed=1)
     assert_unknown_operations_refused(comm)
 
 
@@ -50,13 +53,18 @@ def messages(comm: Communicator) -> None:
         tags = (5, 0, (1 << 20) - 1)
         got = [np.full(count, -1) for _ in tags]
         sends = [comm.isend(np.full(count, tag), right, tag) for tag in tags]
-        receives = [comm.irecv(buffer, left, tag) for buffer, tag in zip(reversed(got), reversed(tags), strict=True)]
+        receives = [
+            comm.irecv(buffer, left, tag)
+            for buffer, tag in zip(reversed(got), reversed(tags), strict=True)
+        ]
         while not all(request.test() for request in receives):
             pass
         for request in sends + receives:
             request.wait()
             request.wait()
-        assert [int(buffer.max(initial=tag)) for buffer, tag in zip(got, tags, strict=True)] == list(tags)
+        assert [
+            int(buffer.max(initial=tag)) for buffer, tag in zip(got, tags, strict=True)
+        ] == list(tags)
     comm.barrier()
 
 
@@ -89,7 +97,9 @@ def registered_memory(comm: Communicator) -> None:
             expected = sum(range(comm.size)) + comm.size * repetition
             assert (memory[2 : length + 2] == expected).all() and (memory[:2] == repetition).all()
             comm.fence()
-            assert peers is not None and all((view[2 : length + 2] == expected).all() for view in peers)
+            assert peers is not None and all(
+                (view[2 : length + 2] == expected).all() for view in peers
+            )
             comm.fence()
 
 
@@ -153,7 +163,9 @@ def mismatches(comm: Communicator) -> None:
         try:
             comm.exchange(np.ones(4), peer, np.ones(5), peer)
         except MismatchError as error:
-            assert f"rank {peer} sent 32 bytes, but the receive has a buffer of 40 (tag 0)" in str(error)
+            assert f"rank {peer} sent 32 bytes, but the receive has a buffer of 40 (tag 0)" in str(
+                error
+            )
         else:
             raise AssertionError("a message that is too short was taken")
         assert comm.ledger.status.waiting is None, "who has given up waits no more"
@@ -161,7 +173,9 @@ def mismatches(comm: Communicator) -> None:
     try:
         all_reduce(np.ones(4 + comm.rank), comm)
     except MismatchError as error:
-        assert "rank 0 calls all_reduce(float64, 4" in str(error) and "rank 1 calls all_reduce(float64, 5" in str(error)
+        assert "rank 0 calls all_reduce(float64, 4" in str(
+            error
+        ) and "rank 1 calls all_reduce(float64, 5" in str(error)
     else:
         raise AssertionError("a mismatch was not noticed")
     collectives_in_debug_mode = np.ones(3)

@@ -1,6 +1,7 @@
 """Run a program on real ranks: `mpirun(4, code)` and `torchrun(2, code)`, for tests.
 
-Each call runs in a session of its own, and no process outlives it: not after a timeout, not after a failure.
+Each call runs in a session of its own, and no process outlives it: not after a timeout, not after a
+failure.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
-FOLDERS = sorted({TESTS, *(path.parent for path in TESTS.rglob("test_*.py"))})  # programs import from all of them
+# programs import from all of them
+FOLDERS = sorted({TESTS, *(path.parent for path in TESTS.rglob("test_*.py"))})
 LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "TORCHELASTIC_")
-OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED"}
+OTHERS = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PYTHONUNBUFFERED",
+}
 
 
 def mpirun(
@@ -34,10 +44,12 @@ def mpirun(
     env: Mapping[str, str] | None = None,
     python: Sequence[str] = (),
 ) -> CompletedProcess[str]:
-    """Run `program`, a path or source code (dedented), on `ranks` processes of the mpirun that fits this Python.
+    """Run `program`, a path or source code (dedented), on `ranks` processes of the mpirun that fits
+    this Python.
 
-    A job that outlasts `timeout` seconds is ended and returns 124. `env` is added to the environment. Programs can
-    import what lies in `tests/`. Ranks are forked off a Python that has torch, unless another `python` is named.
+    A job that outlasts `timeout` seconds is ended and returns 124. `env` is added to the
+    environment. Programs can import what lies in `tests/`. Ranks are forked off a Python that has
+    torch, unless another `python` is named.
     """
     launcher = _launcher()
     needed = environment(launcher) | clean_environment()
@@ -46,11 +58,22 @@ def mpirun(
 
 
 def torchrun(
-    ranks: int, program: str | Path, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+    ranks: int,
+    program: str | Path,
+    *args: str,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
     """Run `program` under torchrun on `ranks` processes of this machine, as `mpirun` does."""
     python = warm_python()
-    where = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    where = [
+        "--nproc-per-node",
+        str(ranks),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(free_port()),
+    ]
     start = [*python, "-m", "torch.distributed.run", *where, "--no-python", *python]
     return _run(start, program, args, timeout, clean_environment() | dict(env or {}))
 
@@ -64,15 +87,29 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment, as if no launcher had started it; a printed line goes out in one piece."""
-    kept = {name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith(LAUNCHERS)}
-    path = os.pathsep.join(filter(None, [*map(str, FOLDERS), str(TESTS.parent), kept.get("PYTHONPATH", "")]))
+    """Return this process's environment, as if no launcher had started it; a printed line goes out
+    in one piece.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in OTHERS and not name.startswith(LAUNCHERS)
+    }
+    path = os.pathsep.join(
+        filter(None, [*map(str, FOLDERS), str(TESTS.parent), kept.get("PYTHONPATH", "")])
+    )
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def warm_python(*more: str) -> list[str]:
-    """Return what starts a program as Python does, by a fork of one that has torch, and `more` modules."""
-    return warm(clean_environment()["PYTHONPATH"], *more) if sys.platform == "linux" else [sys.executable]
+    """Return what starts a program as Python does, by a fork of one that has torch, and `more`
+    modules.
+    """
+    return (
+        warm(clean_environment()["PYTHONPATH"], *more)
+        if sys.platform == "linux"
+        else [sys.executable]
+    )
 
 
 @functools.cache
@@ -81,7 +118,11 @@ def _launcher() -> Mpirun:
 
 
 def _run(
-    start: list[str], program: str | Path, args: tuple[str, ...], timeout: float, env: dict[str, str]
+    start: list[str],
+    program: str | Path,
+    args: tuple[str, ...],
+    timeout: float,
+    env: dict[str, str],
 ) -> CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(program, str) and ("\n" in program or not program.endswith(".py")):

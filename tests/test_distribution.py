@@ -1,4 +1,6 @@
-"""What leaves this folder: the sdist has what README names, and a wheel built from it works where it is installed."""
+"""What leaves this folder: the sdist has what README names, and a wheel built from it works where
+it is installed.
+"""
 
 from __future__ import annotations
 
@@ -60,38 +62,76 @@ def test_the_sdist_has_what_readme_names_and_all_tests(unpacked: Path) -> None:
     named = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     named += ["Makefile", "CHANGELOG.md", "LICENSE", "demo.toml", "requirements.txt"]
     for folder in ("tests", "docs", "lessons", "notebooks", "minidist"):
-        files = (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        named += [str(path.relative_to(ROOT)) for path in files if not path.relative_to(ROOT).name.startswith(".")]
+        files = (
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        )
+        named += [
+            str(path.relative_to(ROOT))
+            for path in files
+            if not path.relative_to(ROOT).name.startswith(".")
+        ]
     assert len(named) > 700 and [name for name in named if not (unpacked / name).exists()] == []
 
 
 def test_a_wheel_says_what_it_is_and_leads_nowhere_that_is_not_there(site: Path) -> None:
     said, (notes,) = metadata_of(site), site.glob("*.dist-info")
     assert {path.name for path in site.iterdir()} == {"minidist", notes.name}
-    assert {path.name for path in (site / "minidist/plan/published").glob("*.*")} > {"sources.toml", "some.json"}
+    assert {path.name for path in (site / "minidist/plan/published").glob("*.*")} > {
+        "sources.toml",
+        "some.json",
+    }
     assert said["Version"] == minidist.__version__ and said["Keywords"]
-    assert "Typing :: Typed" in said.get_all("Classifier", []) and (site / "minidist" / "py.typed").exists()
+    assert (
+        "Typing :: Typed" in said.get_all("Classifier", [])
+        and (site / "minidist" / "py.typed").exists()
+    )
     assert not said.get_all("Home-page", []) and not said.get_all("Project-URL", [])
     readme = str(said.get_payload())
     assert said["Description-Content-Type"] == "text/markdown" and not LINK.search(readme)
-    assert "What can be combined (`docs/combinations.md`)" in readme and "`CONTRIBUTING.md`" in readme
+    assert (
+        "What can be combined (`docs/combinations.md`)" in readme and "`CONTRIBUTING.md`" in readme
+    )
     assert "[picotron](https://github.com/huggingface/picotron)" in readme
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     assert set(extras.pop("all")) == {need for needs in extras.values() for need in needs}
 
 
-def test_an_installed_wheel_makes_the_zip_for_gradescope_without_an_answer(site: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_makes_the_zip_for_gradescope_without_an_answer(
+    site: Path, tmp_path: Path
+) -> None:
     environment = clean_environment() | {"PYTHONPATH": str(site)}
     where = [sys.executable, "-c", "import minidist; print(minidist.__file__)"]
     ran = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.stdout.startswith(str(site)), "the installed one is what runs"
-    command = [sys.executable, "-m", "minidist", "grade", "02", "--package", "--out", "autograder.zip"]
+    command = [
+        sys.executable,
+        "-m",
+        "minidist",
+        "grade",
+        "02",
+        "--package",
+        "--out",
+        "autograder.zip",
+    ]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     with zipfile.ZipFile(tmp_path / "autograder.zip") as file:
         names = set(file.namelist())
         setup = file.read("setup.sh").decode()
-    assert {"setup.sh", "run_autograder", "minidist/__init__.py", "minidist/draw/player.html"} <= names
-    assert {name for name in names if name.startswith("lessons/")} >= {"lessons/02_ring_all_reduce/checks.py"}
-    assert not [name for name in names if "solution" in name or "mistakes" in name or "honest" in name]
+    assert {
+        "setup.sh",
+        "run_autograder",
+        "minidist/__init__.py",
+        "minidist/draw/player.html",
+    } <= names
+    assert {name for name in names if name.startswith("lessons/")} >= {
+        "lessons/02_ring_all_reduce/checks.py"
+    }
+    assert not [
+        name for name in names if "solution" in name or "mistakes" in name or "honest" in name
+    ]
     assert "'torch>=2.11'" in setup and "'numpy>=2.0'" in setup and "extra ==" not in setup

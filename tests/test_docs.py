@@ -1,4 +1,6 @@
-"""What README and docs/ say is so: blocks run, tables are those of the package, files and commands exist."""
+"""What README and docs/ say is so: blocks run, tables are those of the package, files and commands
+exist.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def load_tables() -> Any:
 @EACH
 def test_tables_are_those_of_the_package(page: Path) -> None:
     tables = load_tables()
-    assert tables.with_tables(page.read_text()) == page.read_text(), "python docs/tables.py writes them anew"
+    assert tables.with_tables(page.read_text()) == page.read_text(), (
+        "python docs/tables.py writes them anew"
+    )
 
 
 def test_pages_and_lessons_name_no_file_that_is_gone() -> None:
@@ -54,21 +58,36 @@ def test_pages_and_lessons_name_no_file_that_is_gone() -> None:
 @EACH
 def test_files_and_commands_exist(page: Path) -> None:
     text = page.read_text()
-    named = [name for cell in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M) for name in re.findall(r"`([^`]+)`", cell)]
+    named = [
+        name
+        for cell in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)
+        for name in re.findall(r"`([^`]+)`", cell)
+    ]
     folder = ROOT / "minidist"
     for name in named:  # a name without a folder lies beside the one before
-        path = ROOT / "minidist" / name if "/" in name or not (folder / name).exists() else folder / name
+        path = (
+            ROOT / "minidist" / name
+            if "/" in name or not (folder / name).exists()
+            else folder / name
+        )
         assert path.exists(), name
         folder = path.parent
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
     assert set(re.findall(r"python -m minidist (\w+)", text)) <= COMMANDS.keys()
-    assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= {*NAMES, *ON_GPUS}
+    assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= {
+        *NAMES,
+        *ON_GPUS,
+    }
 
 
 def test_every_page_stands_in_the_index() -> None:
     index, readme = (ROOT / "docs" / "README.md").read_text(), (ROOT / "README.md").read_text()
-    assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"({page.name})" not in index] == []
+    assert [
+        page.name
+        for page in PAGES[1:]
+        if page.name != "README.md" and f"({page.name})" not in index
+    ] == []
     assert "(docs/README.md)" in readme and "SLURM" in readme and "Gradescope" in readme
 
 
@@ -77,16 +96,23 @@ def test_every_flag_that_a_page_names_is_one_of_train() -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     flags = {action.option_strings[0] for action in build_parser("x")._actions}
     assert set(re.findall(r"--[a-z][a-z-]+", page)) <= {*flags, "--to"}  # which is one of export
-    told = "--text --text-field --eval-text --eval-every --eval-batches --held-out --log-every --lr-schedule --cooldown"
+    told = (
+        "--text --text-field --eval-text --eval-every --eval-batches --held-out --log-every "
+        "--lr-schedule --cooldown"
+    )
     assert all(f"`{flag}`" in page or f"`{flag} " in page for flag in told.split())
 
 
 def test_the_words_about_zero_3_are_what_is_sent() -> None:
     """Three halves of an all-reduce beside two."""
     page = (ROOT / "docs" / "memory.md").read_text()
-    ours, theirs = map(float, re.findall(r"3 \(P - 1\)/P, or ([\d.]+) MiB beside\n([\d.]+) MiB here", page)[0])
+    ours, theirs = map(
+        float, re.findall(r"3 \(P - 1\)/P, or ([\d.]+) MiB beside\n([\d.]+) MiB here", page)[0]
+    )
     assert ours / theirs == pytest.approx(1.5, rel=0.02)
-    assert all(f"{stage} " in page and f"{ours} MiB" in page for stage in ("DDP", "ZeRO-1", "ZeRO-3"))
+    assert all(
+        f"{stage} " in page and f"{ours} MiB" in page for stage in ("DDP", "ZeRO-1", "ZeRO-3")
+    )
 
 
 def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +133,9 @@ def test_the_bytes_of_the_tables_are_what_the_commands_count(command: str) -> No
     blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / "memory.md").read_text(), re.M | re.S)
     said = blocks[("stages", "layouts").index(command)]
     axes = ["--dp", "4"] if command == "stages" else []
-    outcome = mpirun(4, PROGRAM, command, "--config", str(ROOT / "demo.toml"), *axes, "--steps", "2", timeout=600)
+    outcome = mpirun(
+        4, PROGRAM, command, "--config", str(ROOT / "demo.toml"), *axes, "--steps", "2", timeout=600
+    )
     found = [line for line in outcome.stdout.splitlines() if COUNTED.search(line)]
     assert [COUNTED.findall(line) for line in found] == [
         COUNTED.findall(line) for line in said.splitlines() if COUNTED.search(line)
@@ -119,6 +147,9 @@ def test_the_table_of_what_fits() -> None:
     header, rule, first, second, *others = tables.markdown_table().splitlines()
     assert len(others) + 2 == len(tables.USUAL)
     assert {line.count("|") for line in (header, rule, first, second, *others)} == {13}
-    assert first == "| llama-7b | 8 | dp=8 zero=0 | none | 13.5 | 27.0 | 80.9 | 20.1 | 0.0 | 8.2 | 149.6 | **no** |"
+    assert first == (
+        "| llama-7b | 8 | dp=8 zero=0 | none | 13.5 | 27.0 | 80.9 | 20.1 | 0.0 | 8.2 | 149.6 | "
+        "**no** |"
+    )
     assert second.endswith("| 78.9 | yes |")
     assert "yes" in tables.markdown_table(tables.USUAL[:1], capacity=200e9)

@@ -1,7 +1,9 @@
-"""Ten runs send what they sent, in the order in which they sent it: whoever changes structure changes none of it.
+"""Ten runs send what they sent, in the order in which they sent it: whoever changes structure
+changes none of it.
 
-What each rank's threads did is compared with `golden_runs.json`, event by event. If a change means to send something
-else, `python tests/test_golden_runs.py` writes the file anew, and its difference is there to be read.
+What each rank's threads did is compared with `golden_runs.json`, event by event. If a change means
+to send something else, `python tests/test_golden_runs.py` writes the file anew, and its difference
+is there to be read.
 """
 
 from __future__ import annotations
@@ -42,8 +44,14 @@ Said = dict[str, Any]
 def replica(kind: Callable[..., Any], comm: Communicator) -> None:
     """Train for two steps, a small bucket or unit at a time."""
     torch.manual_seed(0)
-    model = kind(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm, op="sum")
-    build = model.optimizer if kind is FSDP else lambda kind, **options: kind(model.parameters(), **options)
+    model = kind(
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm, op="sum"
+    )
+    build = (
+        model.optimizer
+        if kind is FSDP
+        else lambda kind, **options: kind(model.parameters(), **options)
+    )
     optimizer = build(torch.optim.AdamW, lr=0.1)
     for _ in range(2):
         model.zero_grad()
@@ -54,7 +62,10 @@ def replica(kind: Callable[..., Any], comm: Communicator) -> None:
 def save(comm: Communicator) -> None:
     """Save twice from two ranks that share the parameters."""
     with TemporaryDirectory() as folder:
-        words = "--layers 1 --hidden 16 --heads 2 --sequence 16 --batch 8 --zero 3 --steps 2 --save-every 1 --save"
+        words = (
+            "--layers 1 --hidden 16 --heads 2 --sequence 16 --batch 8 --zero 3 --steps 2 "
+            "--save-every 1 --save"
+        )
         shared = comm.roll_call(folder)[0]
         assert train([*shlex.split(words), shared], comm) == 0
 
@@ -62,7 +73,12 @@ def save(comm: Communicator) -> None:
 def laid_out(schedule: str = "gpipe", **axes: int) -> tuple[int, Callable[[Communicator], Any]]:
     """Return how many ranks a layout has, and a step on it."""
     layout = Layout(**axes)
-    recipe = Recipe(schedule=schedule, microbatches=4, sequence="tp" in axes, chunks=2 if schedule == "zb-v" else 1)
+    recipe = Recipe(
+        schedule=schedule,
+        microbatches=4,
+        sequence="tp" in axes,
+        chunks=2 if schedule == "zb-v" else 1,
+    )
     return layout.size, lambda comm: trained(comm, Case(layout, recipe, batch=8, steps=1))
 
 
@@ -80,13 +96,16 @@ RUNS: dict[str, tuple[int, Callable[[Communicator], Any]]] = {
 
 
 def did(name: str) -> Said:
-    """Run it; return for each thread of a rank what it sent, and a digest of all its events in order."""
+    """Run it; return for each thread of a rank what it sent, and a digest of all its events in
+    order.
+    """
     ranks, program = RUNS[name]
     trace = Trace()
     minidist.run(program, ranks, trace=trace)
     threads: dict[str, list[str]] = defaultdict(list)
     sent: dict[str, list[int]] = defaultdict(list)
-    for event in sorted(trace.events, key=lambda event: event.start):  # a send is recorded as it is found complete
+    # a send is recorded as it is found complete
+    for event in sorted(trace.events, key=lambda event: event.start):
         thread = f"rank {event.rank} {event.track}"
         threads[thread].append(f"{event.kind} {event.name} {event.bytes}")
         if event.kind == "send":
@@ -109,7 +128,10 @@ def graded() -> Said:
     for mistake in sorted((lesson.folder / "mistakes").glob("*.py"))[:1]:
         answers[mistake.stem] = reference_answer(lesson, f"mistakes/{mistake.name}")
     return {
-        name: [f"{test.check.title}: {test.score:g}/{test.max_score:g} {test.output}" for test in grade(lesson, answer)]
+        name: [
+            f"{test.check.title}: {test.score:g}/{test.max_score:g} {test.output}"
+            for test in grade(lesson, answer)
+        ]
         for name, answer in answers.items()
     }
 
@@ -125,4 +147,6 @@ def test_a_grade_says_what_it_said() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
-    GOLDEN.write_text(json.dumps({name: did(name) for name in RUNS} | {"a grade": graded()}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({name: did(name) for name in RUNS} | {"a grade": graded()}, indent=1) + "\n"
+    )

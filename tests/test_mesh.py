@@ -53,19 +53,29 @@ def test_groups_divide_the_ranks(layout: Layout) -> None:
             for axes in itertools.combinations(names, count):
                 groups = layout.groups(axes)
                 size = int(np.prod([getattr(layout, axis) for axis in axes]))
-                assert sorted(itertools.chain(*groups)) == everyone and {len(group) for group in groups} == {size}
+                assert sorted(itertools.chain(*groups)) == everyone and {
+                    len(group) for group in groups
+                } == {size}
                 for group in groups:
-                    assert group == tuple(sorted(group)) and all(layout.group(axes, rank) == group for rank in group)
-                    kept = [[coordinates[rank][axis] for axis in names if axis not in axes] for rank in group]
+                    assert group == tuple(sorted(group)) and all(
+                        layout.group(axes, rank) == group for rank in group
+                    )
+                    kept = [
+                        [coordinates[rank][axis] for axis in names if axis not in axes]
+                        for rank in group
+                    ]
                     assert all(place == kept[0] for place in kept)
     assert layout.groups(("edp", "ep")) == layout.groups(("dp", "cp"))
-    assert all(np.ptp(group) == layout.tp - 1 for group in layout.groups("tp"))  # innermost: neighbours
+    # innermost: neighbours
+    assert all(np.ptp(group) == layout.tp - 1 for group in layout.groups("tp"))
 
 
 @pytest.mark.parametrize("axis", ["dp", "pp", "cp", "tp", "ep"])
 @pytest.mark.parametrize("size", [0, -2, 1.5, "2", True, None])
 def test_a_size_is_a_whole_number(axis: str, size: object) -> None:
-    with pytest.raises(ValueError, match=f"{axis}={size!r}: the size of an axis is a whole number, at least 1"):
+    with pytest.raises(
+        ValueError, match=f"{axis}={size!r}: the size of an axis is a whole number, at least 1"
+    ):
         Layout(**{axis: size})  # type: ignore[arg-type]
 
 
@@ -84,14 +94,24 @@ def test_a_layout_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("layout", "ranks", "sentence"),
     [
-        (Layout(dp=2, pp=2, tp=2), 4, "dp*pp*tp = 8, but 4 ranks were started: use mpirun -n 8, or --dp 1"),
+        (
+            Layout(dp=2, pp=2, tp=2),
+            4,
+            "dp*pp*tp = 8, but 4 ranks were started: use mpirun -n 8, or --dp 1",
+        ),
         (Layout(dp=2, pp=2, tp=2), 1, "dp*pp*tp = 8, but 1 rank was started: use mpirun -n 8"),
         (Layout(), 4, "dp*pp*cp*tp = 1, but 4 ranks were started: use mpirun -n 1, or --dp 4"),
         (Layout(tp=3), 4, "tp = 3, but 4 ranks were started: use mpirun -n 3, or --tp 4"),
-        (Layout(dp=4, tp=2, ep=4), 4, "dp*tp = 8, but 4 ranks were started: use mpirun -n 8, or --tp 1"),
+        (
+            Layout(dp=4, tp=2, ep=4),
+            4,
+            "dp*tp = 8, but 4 ranks were started: use mpirun -n 8, or --tp 1",
+        ),
     ],
 )
-def test_a_layout_that_does_not_fit_names_a_way_out(layout: Layout, ranks: int, sentence: str) -> None:
+def test_a_layout_that_does_not_fit_names_a_way_out(
+    layout: Layout, ranks: int, sentence: str
+) -> None:
     with pytest.raises(ValueError) as error:
         layout.check(ranks)
     assert str(error.value) == sentence
@@ -136,7 +156,10 @@ ep=4    [0 2 8 10] [1 3 9 11] [4 6 12 14] [5 7 13 15]"""
 
 @pytest.mark.parametrize(
     ("axes", "words"),
-    [("xp", "axis 'xp' does not exist: there are dp, pp, cp, tp"), (("ep", "dp"), "cut the same ranks in two ways")],
+    [
+        ("xp", "axis 'xp' does not exist: there are dp, pp, cp, tp"),
+        (("ep", "dp"), "cut the same ranks in two ways"),
+    ],
 )
 def test_axes_that_cannot_be(axes: str | tuple[str, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -151,7 +174,9 @@ def test_axes_that_cannot_be(axes: str | tuple[str, ...], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(dp=2, pp=2, tp=2), Layout(dp=2, cp=3, tp=2, ep=3), Layout(), Layout(dp=4, ep=2, pp=2)], ids=repr
+    "layout",
+    [Layout(dp=2, pp=2, tp=2), Layout(dp=2, cp=3, tp=2, ep=3), Layout(), Layout(dp=4, ep=2, pp=2)],
+    ids=repr,
 )
 def test_communicators_are_the_groups(layout: Layout) -> None:
     def program(comm: Communicator) -> None:
@@ -159,12 +184,17 @@ def test_communicators_are_the_groups(layout: Layout) -> None:
         assert mesh.world is comm and mesh.coordinate == layout.coordinate(comm.rank)
         for axis in ("dp", "pp", "cp", "tp", "ep"):
             group: Communicator = getattr(mesh, axis)
-            assert group.members == layout.group(axis, comm.rank) and group.size == getattr(layout, axis)
+            assert group.members == layout.group(axis, comm.rank) and group.size == getattr(
+                layout, axis
+            )
             assert group.rank == mesh.coordinate[axis]
             assert mesh.over(axis) is group
         for axes in (("dp", "cp"), ("edp",), ("pp", "ep"), ("tp", "pp"), ("dp", "pp", "cp", "tp")):
             group = mesh.over(*axes)
-            assert group.members == layout.group(axes, comm.rank) and mesh.over(*reversed(axes)) is group
+            assert (
+                group.members == layout.group(axes, comm.rank)
+                and mesh.over(*reversed(axes)) is group
+            )
             total = np.array([comm.rank])
             all_reduce(total, group)
             assert total[0] == sum(group.members)
@@ -179,7 +209,10 @@ def test_groups_of_different_axes_do_not_mix_their_messages() -> None:
     def program(comm: Communicator) -> list[int]:
         mesh = Mesh(comm, Layout(dp=2, tp=2))
         buffers = [np.zeros(1, int), np.zeros(1, int)]
-        pending = [mesh.tp.irecv(buffers[0], 1 - mesh.tp.rank), mesh.dp.irecv(buffers[1], 1 - mesh.dp.rank)]
+        pending = [
+            mesh.tp.irecv(buffers[0], 1 - mesh.tp.rank),
+            mesh.dp.irecv(buffers[1], 1 - mesh.dp.rank),
+        ]
         pending += [mesh.dp.isend(np.array([10 + comm.rank]), 1 - mesh.dp.rank)]
         pending += [mesh.tp.isend(np.array([20 + comm.rank]), 1 - mesh.tp.rank)]
         for request in pending:
@@ -222,7 +255,9 @@ def test_mesh_over_processes() -> None:
 # ---------------------------------------------------------------- another order
 
 
-@pytest.mark.parametrize("order", [("pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "cp"), ("dp", "cp", "tp", "pp")])
+@pytest.mark.parametrize(
+    "order", [("pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "cp"), ("dp", "cp", "tp", "pp")]
+)
 def test_another_order_numbers_the_same_mesh_otherwise(order: tuple[str, ...]) -> None:
     layout = Layout(dp=2, pp=3, cp=2, tp=4, ep=2, order=order)
     assert sorted(layout.ranks.flatten()) == list(range(48))
@@ -231,18 +266,31 @@ def test_another_order_numbers_the_same_mesh_otherwise(order: tuple[str, ...]) -
     for rank in range(48):
         at = layout.coordinate(rank)
         assert layout.ranks[at["dp"], at["pp"], at["cp"], at["tp"]] == rank
-        assert layout.group("pp", rank)[at["pp"]] == rank and layout.group("ep", rank)[at["ep"]] == rank
+        assert (
+            layout.group("pp", rank)[at["pp"]] == rank
+            and layout.group("ep", rank)[at["ep"]] == rank
+        )
 
 
 def test_stages_across_pairs_of_nodes() -> None:
-    """Four of tp inside a node of 8, stages on two nodes, as people mean it, and as the default has it."""
-    known, asked = Layout(dp=8, pp=2, tp=4), Layout(dp=8, pp=2, tp=4, order=("pp", "dp", "cp", "tp"))
+    """Four of tp inside a node of 8, stages on two nodes, as people mean it, and as the default has
+    it.
+    """
+    known, asked = (
+        Layout(dp=8, pp=2, tp=4),
+        Layout(dp=8, pp=2, tp=4, order=("pp", "dp", "cp", "tp")),
+    )
     assert known.group("pp", 0) == (0, 4) and asked.group("pp", 0) == (0, 32)
-    assert (known.links(Cluster.h100(8))["pp"], asked.links(Cluster.h100(8))["pp"]) == ("inside", "across")
+    assert (known.links(Cluster.h100(8))["pp"], asked.links(Cluster.h100(8))["pp"]) == (
+        "inside",
+        "across",
+    )
     assert asked.links(Cluster.h100(8))["tp"] == "inside"
 
 
-@pytest.mark.parametrize("order", [("dp", "pp", "tp"), ("dp", "pp", "cp", "cp"), ("cp", "dp", "pp", "tp")])
+@pytest.mark.parametrize(
+    "order", [("dp", "pp", "tp"), ("dp", "pp", "cp", "cp"), ("cp", "dp", "pp", "tp")]
+)
 def test_an_order_names_each_axis_once(order: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="must name dp, pp, cp and tp once each, cp after dp"):
         Layout(dp=2, cp=2, order=order)

@@ -12,15 +12,22 @@ from training import PROGRAM, TINY, short_text
 
 import minidist
 from minidist.cli.train import train
-from minidist.trainer.config import DataOptions
-from minidist.trainer.text import load_text, split
+from minidist.trainer.corpus.text import load_text, split
+from minidist.trainer.options import DataOptions
 
-TO_TRAIN_ON, _ = split(np.frombuffer(load_text(), np.uint8), DataOptions.held_out)  # each Python has its own text
+# each Python has its own text
+TO_TRAIN_ON, _ = split(np.frombuffer(load_text(), np.uint8), DataOptions.held_out)
 MISTAKES = {
     "no such flag": ("--layer 1", "there is no option --layer: did you mean --layers?"),
     "layout": ("--dp 4", "dp = 4, but 3 ranks were started: use mpirun -n 4, or --dp 3"),
-    "missing text": ("--text {folder}/none", "cannot read .*none .No such file or directory.: check the path given to"),
-    "empty text": ("--text {folder}/empty", "empty is empty: give --text a file with something in it"),
+    "missing text": (
+        "--text {folder}/none",
+        "cannot read .*none .No such file or directory.: check the path given to",
+    ),
+    "empty text": (
+        "--text {folder}/empty",
+        "empty is empty: give --text a file with something in it",
+    ),
     "short text": (
         "--text {folder}/short",
         "short has 9 tokens, but one sequence of T = 16 inputs needs 17: give more",
@@ -29,17 +36,35 @@ MISTAKES = {
         "--sequence 10000000",
         f"the built-in text has {len(TO_TRAIN_ON)} tokens, but one sequence of T = 10000000",
     ),
-    "no tokenizer": ("--tokenizer {folder}/short", "short is not a tokenizer .*: --tokenizer needs the tokenizer.json"),
+    "no tokenizer": (
+        "--tokenizer {folder}/short",
+        "short is not a tokenizer .*: --tokenizer needs the tokenizer.json",
+    ),
     "not utf-8": (
         "--tokenizer {folder}/tokenizer.json --text {folder}/latin1",
         "the text is not UTF-8 .*byte 0xf6 in position 2",
     ),
     "not TOML": ("--config {folder}/short", "short is not TOML: "),
-    "unwritable save": ("--save {folder}/short/run", "--save .*run cannot be written .Not a directory.: give another"),
-    "save is a file": ("--save {folder}/short", "--save .*short cannot be written .File exists.: give another path"),
-    "unwritable trace": ("--trace {folder}", "--trace .* cannot be written .Is a directory.: give another path"),
-    "unwritable metrics": ("--metrics {folder}/short/m", "--metrics .*m cannot be written .*: give another path"),
-    "nothing to resume": ("--resume --save {folder}/run", "--resume finds no checkpoint in .*run: start without it"),
+    "unwritable save": (
+        "--save {folder}/short/run",
+        "--save .*run cannot be written .Not a directory.: give another",
+    ),
+    "save is a file": (
+        "--save {folder}/short",
+        "--save .*short cannot be written .File exists.: give another path",
+    ),
+    "unwritable trace": (
+        "--trace {folder}",
+        "--trace .* cannot be written .Is a directory.: give another path",
+    ),
+    "unwritable metrics": (
+        "--metrics {folder}/short/m",
+        "--metrics .*m cannot be written .*: give another path",
+    ),
+    "nothing to resume": (
+        "--resume --save {folder}/run",
+        "--resume finds no checkpoint in .*run: start without it",
+    ),
     "too large": (
         "--hidden 1000000",
         "12,000,531,000,000 parameters, .* need 576,025 GB for the ranks of this machine",
@@ -81,10 +106,17 @@ def test_a_mistake_that_only_one_rank_meets_stops_all(
 
     assert minidist.run(differently, 3) == [2, 2, 2]
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("minidist train: cannot read /no/such/file") and err.count("\n") == 1
+    assert (
+        out == ""
+        and err.startswith("minidist train: cannot read /no/such/file")
+        and err.count("\n") == 1
+    )
 
 
 def test_a_mistake_under_mpirun(tmp_path: Path) -> None:
     done = mpirun(2, PROGRAM, "train", *TINY, "--dp", "4", "--text", str(short_text(tmp_path)))
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "minidist train: dp = 4, but 2 ranks were started: use mpirun -n 4, or --dp 2\n"
+    assert (
+        done.stderr
+        == "minidist train: dp = 4, but 2 ranks were started: use mpirun -n 4, or --dp 2\n"
+    )

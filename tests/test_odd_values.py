@@ -1,4 +1,5 @@
-"""Odd values at every door: each flag and each field of a file takes them, or says in a sentence why not. No traceback.
+"""Odd values at every door: each flag and each field of a file takes them, or says in a sentence
+why not. No traceback.
 
 Values are the same in every run. What would train is stopped where training would begin.
 """
@@ -79,7 +80,9 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(*words: str) -> str:
-    """Return what `train` says to a command line, or "" if it would train. A traceback is a failed test."""
+    """Return what `train` says to a command line, or "" if it would train. A traceback is a failed
+    test.
+    """
     err = io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -95,7 +98,11 @@ def outcome(*words: str) -> str:
 
 
 def test_every_numeric_flag_of_train(no_training: None) -> None:
-    numeric = [action.option_strings[0] for action in build_parser("x")._actions if action.metavar in ("INT", "FLOAT")]
+    numeric = [
+        action.option_strings[0]
+        for action in build_parser("x")._actions
+        if action.metavar in ("INT", "FLOAT")
+    ]
     assert len(numeric) > 30
     for name in numeric:
         for word in NO_NUMBERS:
@@ -113,9 +120,9 @@ def test_every_number_of_launch(name: str, capsys: pytest.CaptureFixture[str]) -
         with pytest.raises(SystemExit) as left:
             launch.main([f"{name}{'=' * (len(name) > 2)}{word}", "no-such-file.py"])
         said = capsys.readouterr().err
-        assert left.value.code == 2 and re.match(r"minidist launch: .* (must be|is too large|expected).*\n$", said), (
-            said
-        )
+        assert left.value.code == 2 and re.match(
+            r"minidist launch: .* (must be|is too large|expected).*\n$", said
+        ), said
 
 
 @pytest.mark.parametrize(
@@ -134,13 +141,23 @@ def test_numbers_of_bench(words: str, said: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as left:
         bench.parse(words.split())
     err = capsys.readouterr().err
-    assert left.value.code == 2 and err.startswith("minidist bench: ") and said in err and err.count("\n") == 1
+    assert (
+        left.value.code == 2
+        and err.startswith("minidist bench: ")
+        and said in err
+        and err.count("\n") == 1
+    )
 
 
 def test_the_limit_of_the_environment(tmp_path: Path) -> None:
-    """Refused by the command in a sentence, on rank 0 alone; and by a program with an error of its launch."""
+    """Refused by the command in a sentence, on rank 0 alone; and by a program with an error of its
+    launch.
+    """
     job = start("train", MINIDIST_LIMIT="abc", PMI_RANK="0")
-    assert job.returncode == 2 and job.stderr == "minidist train: MINIDIST_LIMIT=abc must be a number\n"
+    assert (
+        job.returncode == 2
+        and job.stderr == "minidist train: MINIDIST_LIMIT=abc must be a number\n"
+    )
     for limit in (float("nan"), -1, 1e300, "²"):
         with pytest.raises(minidist.comm.LaunchError, match=r"limit=.* (must be|is too large)"):
             minidist.init(limit=limit)  # type: ignore[arg-type]
@@ -159,13 +176,32 @@ def test_every_number_of_megatron() -> None:
 
 def test_every_option_of_a_toml_file(tmp_path: Path) -> None:
     file, chance = tmp_path / "x.toml", random.Random(0)
-    odd = ["nan", "inf", "-1", "0", "1e400", "9" * 400, "0x" + "f" * 5000, "[]", "{}", '""', '"²"', DEEP, "1979-05-27"]
+    odd = [
+        "nan",
+        "inf",
+        "-1",
+        "0",
+        "1e400",
+        "9" * 400,
+        "0x" + "f" * 5000,
+        "[]",
+        "{}",
+        '""',
+        '"²"',
+        DEEP,
+        "1979-05-27",
+    ]
     for section, cls in classes().items():
         for option in fields(cls):
             for value in chance.sample(odd, 5):
                 file.write_text(f"[{section}]\n{option.name} = {value}\n")
                 with contextlib.suppress(ConfigError):
-                    Config(**{name: classes()[name](**found) for name, found in read_toml(file).items()})
+                    Config(
+                        **{
+                            name: classes()[name](**found)
+                            for name, found in read_toml(file).items()
+                        }
+                    )
 
 
 def test_every_key_of_a_deepspeed_file(tmp_path: Path) -> None:
@@ -193,12 +229,16 @@ def test_every_key_of_a_llamas_folder(tmp_path: Path) -> None:
         if value is None:
             assert read_llama_config(tmp_path).rope_theta == 10_000
         else:
-            with pytest.raises(ValueError, match=rf"config.json has {key} = .*, which must be a (number|section)"):
+            with pytest.raises(
+                ValueError, match=rf"config.json has {key} = .*, which must be a (number|section)"
+            ):
                 read_llama_config(tmp_path)
     file.write_text(json.dumps(right))
     (tmp_path / "model.safetensors").unlink()
     for value in VALUES:
-        (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"norm": {value}}}}}')
+        (tmp_path / "model.safetensors.index.json").write_text(
+            f'{{"weight_map": {{"norm": {value}}}}}'
+        )
         with pytest.raises((ValueError, OSError)):
             load_llama(tmp_path)
 
@@ -214,9 +254,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rewritten(path: Path, name: str, content: str) -> None:
     """Write a file of a checkpoint, whose checksum is right again."""
     (path / name).write_text(content)
-    sums = dict(reversed(line.split("  ")) for line in (path / "SHA256SUMS").read_text().splitlines())  # type: ignore[misc]
+    sums = dict(
+        reversed(line.split("  ")) for line in (path / "SHA256SUMS").read_text().splitlines()
+    )  # type: ignore[misc]
     sums[name] = store.digest(path / name)
-    (path / "SHA256SUMS").write_text("".join(f"{checksum}  {file}\n" for file, checksum in sums.items()))
+    (path / "SHA256SUMS").write_text(
+        "".join(f"{checksum}  {file}\n" for file, checksum in sums.items())
+    )
 
 
 def places(tree: Any, *keys: Any) -> Iterator[tuple[Any, ...]]:
@@ -244,7 +288,9 @@ def test_every_field_of_a_checkpoints_state(run: Path, no_training: None) -> Non
     words = f"--steps 1 --precision float16 --text {run.parent / 'short.txt'} --save {run} --resume".split()
     path, chance = store.newest(run), random.Random(0)
     right = json.loads((path / "state.json").read_text())
-    used = [keys for keys in places(right) if keys[0] != "config" or len(keys) < 3 or keys[-1] == "init"]
+    used = [
+        keys for keys in places(right) if keys[0] != "config" or len(keys) < 3 or keys[-1] == "init"
+    ]
     for keys in used:
         for value in [None, *chance.sample(VALUES, 2)]:
             rewritten(path, "state.json", with_value(right, keys, value))
@@ -312,7 +358,11 @@ def test_a_folder_that_looks_like_a_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 def test_numbers() -> None:
-    assert read_number(" 12", int) == 12 and read_number(3, float) == 3.0 and read_number("1e-3", float) == 1e-3
+    assert (
+        read_number(" 12", int) == 12
+        and read_number(3, float) == 3.0
+        and read_number("1e-3", float) == 1e-3
+    )
     for written, kind, words in (
         ("1.5", int, "must be a whole number"), (1.0, int, "must be a whole number"), (True, int, "must be a whole"),
         (None, float, "must be a number"), (10**400, float, "is too large"), (-(10**400), int, "is too large"),
@@ -326,7 +376,10 @@ def test_values_of_a_tree(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text('{"a": {"b": [1, 2], "c": "x"}, "n": null}')
     tree = read_tree(file)
-    assert at(tree, "a", "b", kind=tuple[int, ...]) == (1, 2) and at(tree, "n", kind=int, default=7) == 7
+    assert (
+        at(tree, "a", "b", kind=tuple[int, ...]) == (1, 2)
+        and at(tree, "n", kind=int, default=7) == 7
+    )
     for keys, kind, words in (
         (("a", "b", "c"), int, r"^has a.b = \[1, 2\], which must be a section"),
         (("a", "c"), int, "^has a.c = 'x', which must be a whole number$"),

@@ -1,4 +1,6 @@
-"""The zip for Gradescope, unpacked as their documentation lays it out, and run by somebody without rights."""
+"""The zip for Gradescope, unpacked as their documentation lays it out, and run by somebody without
+rights.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from minidist.__main__ import main
 from minidist.course.package import package
 
 SITE = Path(numpy.__file__).parents[1]
-NOBODY: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+NOBODY: dict[str, Any] = (
+    {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+)
 
 
 def usable_python() -> str:
@@ -32,7 +36,9 @@ def usable_python() -> str:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for name in (getattr(sys, "_base_executable", ""), f"/usr/bin/python{version}"):
         try:
-            ran = subprocess.run([name, "-c", f"import os; os.listdir({str(SITE)!r})"], capture_output=True, **NOBODY)
+            ran = subprocess.run(
+                [name, "-c", f"import os; os.listdir({str(SITE)!r})"], capture_output=True, **NOBODY
+            )
         except OSError:
             continue
         if ran.returncode == 0:
@@ -42,7 +48,9 @@ def usable_python() -> str:
 
 @pytest.fixture
 def autograder() -> Iterator[Path]:
-    """Lay out /autograder, in another place: what setup.sh installs is replaced by what is installed here."""
+    """Lay out /autograder, in another place: what setup.sh installs is replaced by what is
+    installed here.
+    """
     python = usable_python()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -75,7 +83,15 @@ def autograder() -> Iterator[Path]:
 def run(root: Path, answer: str, **who: Any) -> dict[str, Any]:
     (root / "submission" / "exercise.py").write_text(answer)
     command = ["bash", str(root / "run_autograder")]
-    ran = subprocess.run(command, cwd="/", env=clean_environment(), capture_output=True, text=True, timeout=100, **who)
+    ran = subprocess.run(
+        command,
+        cwd="/",
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        **who,
+    )
     assert ran.returncode == 0, ran.stderr
     results: dict[str, Any] = json.loads((root / "results" / "results.json").read_text())
     return results
@@ -83,14 +99,19 @@ def run(root: Path, answer: str, **who: Any) -> dict[str, Any]:
 
 def test_an_unprivileged_user_grades_with_it(autograder: Path) -> None:
     results = run(autograder, HONEST, **NOBODY)
-    assert results["score"] == 100, [results["output"], *(test["output"] for test in results["tests"])]
+    assert results["score"] == 100, [
+        results["output"],
+        *(test["output"] for test in results["tests"]),
+    ]
     wanted = {"name", "number", "score", "max_score", "status", "output", "visibility"}
     assert all(set(test) == wanted for test in results["tests"])
     assert {test["visibility"] for test in results["tests"]} == {"visible", "hidden"}
     board = {row["name"]: row["value"] for row in results["leaderboard"]}
     assert board["points"] == 100 and board["messages sent"] > 100 and board["bytes sent"] > 1000
     stub = run(autograder, (LESSON.folder / "exercise.py").read_text(), **NOBODY)
-    assert stub["score"] == 0 and stub["leaderboard"] == [{"name": "points", "value": 0, "order": "desc"}]
+    assert stub["score"] == 0 and stub["leaderboard"] == [
+        {"name": "points", "value": 0, "order": "desc"}
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run code as somebody else")
@@ -113,7 +134,10 @@ def ring_all_gather(chunks, comm):
     honest(chunks, comm)
 """
     results = run(autograder, HONEST.replace("def ring_all_gather", "def honest") + attack)
-    assert results["score"] == 100, [results["output"], *(test["output"] for test in results["tests"])]
+    assert results["score"] == 100, [
+        results["output"],
+        *(test["output"] for test in results["tests"]),
+    ]
 
 
 def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +146,12 @@ def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(argv) == 0 and "upload it to Gradescope" in capsys.readouterr().out
     with zipfile.ZipFile(out) as file:
         names = set(file.namelist())
-        assert {"setup.sh", "run_autograder", "minidist/__init__.py", "minidist/draw/player.html"} <= names
+        assert {
+            "setup.sh",
+            "run_autograder",
+            "minidist/__init__.py",
+            "minidist/draw/player.html",
+        } <= names
         assert not [name for name in names if "solution" in name or "mistakes" in name]
         assert "--seed 9" in file.read("run_autograder").decode()
         assert "'torch==" in file.read("setup.sh").decode()
@@ -135,7 +164,9 @@ def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_every_door_tells_the_same_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0 and capsys.readouterr().out == f"minidist {minidist.__version__}\n"
+    assert (
+        main(["--version"]) == 0 and capsys.readouterr().out == f"minidist {minidist.__version__}\n"
+    )
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "minidist.__version__"}

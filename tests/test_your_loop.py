@@ -1,4 +1,6 @@
-"""docs/your-loop.md is true: its blocks are bit-equal to torch's classes on real ranks, and wrong lines say so."""
+"""docs/your-loop.md is true: its blocks are bit-equal to torch's classes on real ranks, and wrong
+lines say so.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ PROGRAM = Path(__file__).parent / "loops_of_users.py"
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("launcher", (torchrun, mpirun))
-def test_the_lines_of_a_users_loop(launcher: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
+def test_the_lines_of_a_users_loop(
+    launcher: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
     done = launcher(2, PROGRAM, str(tmp_path / "store"), timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     everyones = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,6 @@
-"""Tiny training runs for tests: in this process on ranks that are threads, or as a program for `mpirun`."""
+"""Tiny training runs for tests: in this process on ranks that are threads, or as a program for
+`mpirun`.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,22 @@ from minidist.parallel.data.sampler import DistributedSampler
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore
 from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.text import Samples, load_text
+from minidist.trainer.corpus.text import Samples, load_text
 
-TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]
+TINY = [
+    "--layers",
+    "1",
+    "--hidden",
+    "16",
+    "--heads",
+    "2",
+    "--sequence",
+    "16",
+    "--batch",
+    "8",
+    "--warmup",
+    "2",
+]
 
 # A run that saves at every step, and in which nothing must be forgotten
 RUN = "--dropout 0.1 --tied --precision float64 --lr 0.01 --save-every 1"
@@ -34,21 +49,33 @@ sys.exit(main())
 
 
 def train_on(ranks: int, *words: str) -> int:
-    """Train on threads, with the words of these strings after `TINY`; return the status that the job would have."""
+    """Train on threads, with the words of these strings after `TINY`; return the status that the
+    job would have.
+    """
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(minidist.run(lambda comm: train(argv, comm), ranks))
 
 
 def batches_of(
-    samples: Samples, batch: int, ranks: int = 1, rank: int = 0, *, shuffle: bool = True, by_length: bool = False
+    samples: Samples,
+    batch: int,
+    ranks: int = 1,
+    rank: int = 0,
+    *,
+    shuffle: bool = True,
+    by_length: bool = False,
 ) -> Batches:
     """Return the batches of a rank, dealt out by a sampler of seed 0."""
     lengths = samples.lengths if by_length else None
-    sampler = DistributedSampler(len(samples), ranks, rank, batch=batch, shuffle=shuffle, lengths=lengths)
+    sampler = DistributedSampler(
+        len(samples), ranks, rank, batch=batch, shuffle=shuffle, lengths=lengths
+    )
     return Batches(samples, sampler)
 
 
-def count_calls(calls: Counter[str], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_calls(
+    calls: Counter[str], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Have `calls` count the calls of a function of a class or module."""
     plain = getattr(owner, name)
 
@@ -73,14 +100,18 @@ def tensors(checkpoint: Path) -> dict[str, Tensor]:
     """Return all that a checkpoint holds, each tensor whole: parameters, and `parameter/moment`."""
     names = restore.names(checkpoint)
     found = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in names.items()}
-    restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
+    restore.read(
+        checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()]
+    )
     return found
 
 
 def same_bits(one: Path, other: Path) -> bool:
     """Tell whether two checkpoints hold the same."""
     ours, theirs = tensors(one), tensors(other)
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def short_text(folder: Path, characters: int = 20_000) -> Path:

@@ -1,6 +1,8 @@
-"""A Python that has imported torch, and forks: a command that begins with `warm(...)` starts sooner than by `python`.
+"""A Python that has imported torch, and forks: a command that begins with `warm(...)` starts sooner
+than by `python`.
 
-To import torch takes two seconds of a core, and hundreds of the processes that tests start begin with that.
+To import torch takes two seconds of a core, and hundreds of the processes that tests start begin
+with that.
 """
 
 from __future__ import annotations
@@ -22,20 +24,27 @@ from minidist.launch.imports import quick_imports
 from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 
 START = "import warm; program = warm.serve(); program()"
-INLINE = "module://matplotlib_inline.backend_inline"  # what a kernel would say before it imports matplotlib
+# what a kernel would say before it imports matplotlib
+INLINE = "module://matplotlib_inline.backend_inline"
 # The second is imported by the first optimizer of a process, and takes as long as torch
 NEEDED = ("torch.distributed.run", "torch._dynamo", "minidist.parallel", "minidist.cli.train")
 
 
 @functools.cache
 def warm(path: str, *more: str) -> list[str]:
-    """Return what a command begins with, for programs that have `path` as PYTHONPATH and may import `more` modules.
+    """Return what a command begins with, for programs that have `path` as PYTHONPATH and may import
+    `more` modules.
 
     The process that forks them is started with the first call, and ends with this one.
     """
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MPLBACKEND": INLINE}
-    options = {"cwd": folder.name, "env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {
+        "cwd": folder.name,
+        "env": environment,
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+    }
     server = subprocess.Popen([sys.executable, "-c", START, *more], **options)
     atexit.register(folder.cleanup)
     atexit.register(server.communicate)
@@ -44,7 +53,9 @@ def warm(path: str, *more: str) -> list[str]:
 
 
 def serve() -> Callable[[], object]:
-    """Fork a process for each stand-in that connects. Returns in such a fork, with the program that it is to run."""
+    """Fork a process for each stand-in that connects. Returns in such a fork, with the program that
+    it is to run.
+    """
     with quick_imports():
         for name in (*NEEDED, *sys.argv[1:]):
             importlib.import_module(name)

@@ -3,11 +3,12 @@
     torchrun --nproc-per-node 4 lessons/01_ranks/cluster.py              torch.distributed's send, recv and P2POp
     torchrun --nproc-per-node 4 lessons/01_ranks/cluster.py --minidist   the same messages, by this package
 
-A linear regression in float64. After its own step each rank takes the mean of its weights and its left neighbour's:
-gossip (Lian et al. 2017, arXiv 1705.09056), for which messages to neighbours are enough. At the end a token goes around
-the ring twice: first it collects the losses, then it tells every rank the sums. With NCCL, a send and a receive that
-every rank posts at once have to be in one batch. Posted one after the other, they wait for each other on the GPU, as
-blocking sends do in this lesson.
+A linear regression in float64. After its own step each rank takes the mean of its weights and its
+left neighbour's: gossip (Lian et al. 2017, arXiv 1705.09056), for which messages to neighbours are
+enough. At the end a token goes around the ring twice: first it collects the losses, then it tells
+every rank the sums. With NCCL, a send and a receive that every rank posts at once have to be in one
+batch. Posted one after the other, they wait for each other on the GPU, as blocking sends do in this
+lesson.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from minidist.course.twin import run_twin
 
 ROWS, WEIGHTS, STEPS, RATE = 32, 20, 5, 0.1
 Message = Callable[[torch.Tensor, int], object]  # a buffer, and to whom or from whom
-Shift = Callable[[torch.Tensor, int, torch.Tensor, int], object]  # what leaves, to whom, what comes, from whom
+# what leaves, to whom, what comes, from whom
+Shift = Callable[[torch.Tensor, int, torch.Tensor, int], object]
 
 
-def train(comm: Communicator, device: torch.device, shift: Shift, send: Message, recv: Message) -> list[float]:
+def train(
+    comm: Communicator, device: torch.device, shift: Shift, send: Message, recv: Message
+) -> list[float]:
     """Train; return the mean loss over all ranks, of each step."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     generator = torch.Generator().manual_seed(comm.rank)

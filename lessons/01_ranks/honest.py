@@ -1,4 +1,6 @@
-"""Lesson 01, solved by hand from the handout: programs of several ranks, from sends and receives."""
+"""Lesson 01, solved by hand from the handout: programs of several ranks, from sends and
+receives.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def halo(piece: Array, width: int, comm: Communicator) -> Array:
 
 
 def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -> None:
-    """Task 3: copy the root's buffer into everybody's, piece by piece along the chain that begins at the root."""
+    """Task 3: copy the root's buffer into everybody's, piece by piece along the chain that begins
+    at the root.
+    """
     number = (comm.rank - root) % comm.size  # this rank's place in the chain
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     parts = np.array_split(buffer, pieces)
@@ -57,7 +61,9 @@ def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -
 def farm(
     rows: Array | None, shape: tuple[int, int], work: Callable[[Array], Array], comm: Communicator
 ) -> Array | None:
-    """Task 4: rank 0, the master, deals out rows; the other ranks, the workers, return `work(row)` of each."""
+    """Task 4: rank 0, the master, deals out rows; the other ranks, the workers, return `work(row)`
+    of each.
+    """
     count, width = shape
     workers = comm.size - 1
     if comm.rank > 0:
@@ -84,7 +90,9 @@ def farm(
 
 
 def who_never_finishes(plans: list[Plan]) -> list[int]:
-    """Task 5: return the ranks that never come to the end of their plan, in order, without running it."""
+    """Task 5: return the ranks that never come to the end of their plan, in order, without running
+    it.
+    """
     done = [0] * len(plans)  # how many lines of its plan each rank has behind it
 
     def at(rank: int, line: tuple[str, int]) -> bool:

@@ -50,7 +50,9 @@ def halo(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, A
 def chain(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 3; for each piece that is sent, count those that had come until then."""
     root = int(given["root"])
-    buffer = given["buffer"].copy() if comm.rank == root else np.full_like(given["buffer"], UNTOUCHED)
+    buffer = (
+        given["buffer"].copy() if comm.rank == root else np.full_like(given["buffer"], UNTOUCHED)
+    )
     comm.trace = Trace()
     exercise.chain_broadcast(buffer, root, int(given["pieces"]), comm)
     sent = sorted(event.start for event in comm.trace.events if event.kind == "send")
@@ -60,12 +62,17 @@ def chain(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 
 
 def farm(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 4; note which rows were worked on here, and how many had been sent when the first result came."""
+    """Run task 4; note which rows were worked on here, and how many had been sent when the first
+    result came.
+    """
     rows, done = given["rows"], []
 
     def work(row: Array) -> Array:
         if row.shape != rows.shape[1:]:
-            raise Wrong(f"work() was called with an array of shape {row.shape}, expected one row, {rows.shape[1:]}")
+            raise Wrong(
+                f"work() was called with an array of shape {row.shape}, expected one row, "
+                f"{rows.shape[1:]}"
+            )
         done.append(row.copy())
         return FACTOR * row
 
@@ -74,13 +81,19 @@ def farm(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, A
     came = [event.end for event in comm.trace.events if event.kind == "recv"]
     sent = [event.start for event in comm.trace.events if event.kind == "send"]
     early = sum(start <= min(came) for start in sent) if came else 0
-    told = {"done": np.array(done).reshape(-1, rows.shape[1]), "early": early, "awaited": awaited(comm.trace)}
+    told = {
+        "done": np.array(done).reshape(-1, rows.shape[1]),
+        "early": early,
+        "awaited": awaited(comm.trace),
+    }
     return told if results is None else told | {"results": results}
 
 
 def stuck(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5."""
-    return {"stuck": np.array(list(exercise.who_never_finishes(as_lists(given["plans"]))), dtype=int)}
+    return {
+        "stuck": np.array(list(exercise.who_never_finishes(as_lists(given["plans"]))), dtype=int)
+    }
 
 
 def as_lists(plans: Array) -> Plans:
@@ -98,15 +111,31 @@ def judge_token(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     likely = token_mistakes(own, sums, [result["token"] for result in results])
     for rank, result in enumerate(results):
-        changed = {"the token comes home into the caller's array": sums[-1], "the token is added up in it": sums[rank]}
-        expect_equal(rank, "the caller's `own`, which must stay as it is,", result["own"], own[rank], instead=changed)
+        changed = {
+            "the token comes home into the caller's array": sums[-1],
+            "the token is added up in it": sums[rank],
+        }
+        expect_equal(
+            rank,
+            "the caller's `own`, which must stay as it is,",
+            result["own"],
+            own[rank],
+            instead=changed,
+        )
         expected = sums[rank] if rank else sums[-1]  # it came home with all of them
         expect_dtype(rank, "the returned token", result["token"], own)
         wrong = {story: values[rank] for story, values in likely.items()}
         expect_equal(rank, "the returned token", result["token"], expected, instead=wrong)
         if result["shared"]:
-            raise Wrong(f"rank {rank}: the returned token is `own` itself or a view of it, expected a copy")
-        expect_sent(case, notes, rank, [((rank + 1) % case.ranks, own[rank].nbytes)] if case.ranks > 1 else [])
+            raise Wrong(
+                f"rank {rank}: the returned token is `own` itself or a view of it, expected a copy"
+            )
+        expect_sent(
+            case,
+            notes,
+            rank,
+            [((rank + 1) % case.ranks, own[rank].nbytes)] if case.ranks > 1 else [],
+        )
 
 
 def token_mistakes(own: Array, sums: Array, found: Sequence[Array]) -> dict[str, list[Array]]:
@@ -114,12 +143,23 @@ def token_mistakes(own: Array, sums: Array, found: Sequence[Array]) -> dict[str,
     ranks, right = range(len(own)), [sums[-1], *sums[1:]]
     wrong = {
         "rank 0 adds its own once more when the token comes home": [sums[-1] + own[0], *sums[1:]],
-        "the last rank does not send the token home, so rank 0 has what it began with": [own[0], *sums[1:]],
-        "a rank passes its own on, not the sum that has come so far": [own[-1], *(own[:-1] + own[1:])],
+        "the last rank does not send the token home, so rank 0 has what it began with": [
+            own[0],
+            *sums[1:],
+        ],
+        "a rank passes its own on, not the sum that has come so far": [
+            own[-1],
+            *(own[:-1] + own[1:]),
+        ],
         "the rank does not add its own": [sums[-1], *sums[:-1]],
-        "the token goes round to the left": [own[0] + own[rank:].sum(0, dtype=own.dtype) for rank in ranks],
+        "the token goes round to the left": [
+            own[0] + own[rank:].sum(0, dtype=own.dtype) for rank in ranks
+        ],
         "it is the sum of all": [sums[-1] for _ in ranks],
-        **{f"rank {other}'s own is left out": [right[r] - own[other] for r in ranks] for other in ranks},
+        **{
+            f"rank {other}'s own is left out": [right[r] - own[other] for r in ranks]
+            for other in ranks
+        },
         **{f"it is rank {other}'s own alone": [own[other] for _ in ranks] for other in ranks},
     }
     fits = {story: all(map(np.array_equal, found, values)) for story, values in wrong.items()}
@@ -139,8 +179,8 @@ def judge_halo(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         found = result["extended"]
         if found.shape == expected.shape and not np.array_equal(found[width:-width], piece):
             raise Wrong(
-                f"rank {rank}: between the two ends the extended piece has {found[width:-width]}, expected the rank's "
-                f"own piece, {piece}: what comes is put beside it, not over it"
+                f"rank {rank}: between the two ends the extended piece has {found[width:-width]}, "
+                f"expected the rank's own piece, {piece}: what comes is put beside it, not over it"
             )
         wrong = halo_mistakes(rank, width, pieces)
         expect_equal(rank, "the extended piece", found, expected, instead=wrong)
@@ -149,7 +189,9 @@ def judge_halo(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
 
 
 def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array]:
-    """Return what comes out by what stands at the two ends: any end of any neighbour, nothing, or ends too short."""
+    """Return what comes out by what stands at the two ends: any end of any neighbour, nothing, or
+    ends too short.
+    """
     ranks, piece = len(pieces), pieces[rank]
     left, right = pieces[(rank - 1) % ranks], pieces[(rank + 1) % ranks]
     nothing = np.zeros_like(piece[:width])
@@ -158,22 +200,27 @@ def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array
         return np.concatenate([before, piece, after])
 
     wrong = {
-        "the two ends that came are mixed up: messages of one tag arrive in the order in which they were sent": (
-            around(right[:width], left[-width:])
-        ),
+        "the two ends that came are mixed up: messages of one tag arrive in the order in "
+        "which they were sent": (around(right[:width], left[-width:])),
         "each neighbour sends its other end": around(left[:width], right[-width:]),
         "the pieces lie on a line, where the first rank has no left neighbour": (
-            around(left[-width:] if rank else nothing, right[:width] if rank < ranks - 1 else nothing)
+            around(
+                left[-width:] if rank else nothing, right[:width] if rank < ranks - 1 else nothing
+            )
         ),
-        "only one element is taken from each neighbour, whatever `width` is": around(left[-1:], right[:1]),
+        "only one element is taken from each neighbour, whatever `width` is": around(
+            left[-1:], right[:1]
+        ),
         "whole pieces are taken, not their ends": around(left, right),
     }
     if ranks == 1:
         wrong["one rank alone has no neighbours: it is its own, on both sides"] = piece
-        wrong["a rank alone has zeros at its ends: it is its own neighbour"] = around(nothing, nothing)
-        wrong["a rank alone puts its first elements in front: its own last ones come before them"] = around(
-            piece[:width], piece[-width:]
+        wrong["a rank alone has zeros at its ends: it is its own neighbour"] = around(
+            nothing, nothing
         )
+        wrong[
+            "a rank alone puts its first elements in front: its own last ones come before them"
+        ] = around(piece[:width], piece[-width:])
         wrong = dict(reversed(wrong.items()))  # what one rank does alone comes first
     ends = {
         "the left neighbour's last elements": (left[-width:], None),
@@ -190,7 +237,10 @@ def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array
     for front, (before, _) in ends.items():
         for behind, (_, after) in ends.items():
             if before is not None and after is not None:
-                wrong.setdefault(f"{front} stand in front of the piece, and {behind} behind it", around(before, after))
+                wrong.setdefault(
+                    f"{front} stand in front of the piece, and {behind} behind it",
+                    around(before, after),
+                )
     return wrong
 
 
@@ -202,51 +252,74 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     for rank, result in enumerate(results):
         wrong = {
             "rank 0 is taken for the root": case.given[0]["buffer"],
-            "what comes is received into an array of float64": buffer.view(np.float64).astype(buffer.dtype),
+            "what comes is received into an array of float64": buffer.view(np.float64).astype(
+                buffer.dtype
+            ),
             "the numbers pass through float64": buffer.astype(np.float64).astype(buffer.dtype),
         }
         found, spare = result["buffer"], np.full_like(buffer, UNTOUCHED)
         wrong = wrong if buffer.itemsize == 8 else {}
         even = len(buffer) // pieces * pieces
-        wrong["the elements left over are never sent"] = np.concatenate([buffer[:even], spare[even:]])
+        wrong["the elements left over are never sent"] = np.concatenate(
+            [buffer[:even], spare[even:]]
+        )
         last = len(buffer) - len(np.array_split(buffer, pieces)[-1])
         wrong["the last piece is never sent"] = np.concatenate([buffer[:last], spare[last:]])
         expect_equal(rank, "the buffer", found, buffer, instead=wrong, before=spare)
         right = (rank + 1) % case.ranks
-        passed_on = [(right, piece.nbytes) for piece in np.array_split(buffer, pieces) if right != root]
+        passed_on = [
+            (right, piece.nbytes) for piece in np.array_split(buffer, pieces) if right != root
+        ]
         sizes = sorted(note.bytes for note in sent_by(rank, notes))
-        if len(sizes) == len(passed_on) and sum(sizes) == buffer.nbytes and [*dict(passed_on)] == [right]:
+        if (
+            len(sizes) == len(passed_on)
+            and sum(sizes) == buffer.nbytes
+            and [*dict(passed_on)] == [right]
+        ):
             order = [note.bytes for note in sent_by(rank, notes)]
             if order != [size for _, size in passed_on]:
-                last_first = "the last piece is sent first: " * (order == [size for _, size in reversed(passed_on)])
+                last_first = "the last piece is sent first: " * (
+                    order == [size for _, size in reversed(passed_on)]
+                )
                 raise Wrong(
-                    f"rank {rank} sent pieces of {order} bytes, expected {[size for _, size in passed_on]}, in this "
-                    f"order: {last_first}cut and send them as numpy.array_split(buffer, pieces) does"
+                    f"rank {rank} sent pieces of {order} bytes, expected "
+                    f"{[size for _, size in passed_on]}, in this order: {last_first}cut and send "
+                    "them as numpy.array_split(buffer, pieces) does"
                 )
         itemsize, each = buffer.itemsize, max(1, len(buffer) // pieces)
-        of_length = [len(buffer[at : at + pieces]) * itemsize for at in range(0, len(buffer), pieces)]
+        of_length = [
+            len(buffer[at : at + pieces]) * itemsize for at in range(0, len(buffer), pieces)
+        ]
         rest = [each * itemsize] * pieces
         known = {
-            "each piece has `pieces` elements, not the buffer `pieces` pieces": [(right, size) for size in of_length],
+            "each piece has `pieces` elements, not the buffer `pieces` pieces": [
+                (right, size) for size in of_length
+            ],
             "the elements left over are never sent": [(right, size) for size in rest],
             "the last piece is never sent": passed_on[:-1],
             "the root sends every piece to all others itself, which is a star and no chain": [
-                ((root + step) % case.ranks, size) for _, size in passed_on for step in range(1, case.ranks)
+                ((root + step) % case.ranks, size)
+                for _, size in passed_on
+                for step in range(1, case.ranks)
             ],
         }
         if rank not in (root, (root - 1) % case.ranks):
             known["the root sends to everybody itself, and nobody passes anything on"] = []
-        expect_sent(case, notes, rank, passed_on, in_order=True, instead=known if right != root else {})
+        expect_sent(
+            case, notes, rank, passed_on, in_order=True, instead=known if right != root else {}
+        )
         for number, had in enumerate(result["had"].tolist()):
             if had > number + 1:
                 raise Wrong(
-                    f"rank {rank} had received {had} pieces when it sent piece {number}, expected {number + 1}: "
-                    "pass each piece on before you wait for the next"
+                    f"rank {rank} had received {had} pieces when it sent piece {number}, expected "
+                    f"{number + 1}: pass each piece on before you wait for the next"
                 )
 
 
 def judge_farm(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Results are in order; every worker did its rows, each sent to it and answered once; all began at once."""
+    """Results are in order; every worker did its rows, each sent to it and answered once; all began
+    at once.
+    """
     rows, workers = case.given[0]["rows"], case.ranks - 1
     size = rows[:1].nbytes
     owner = [1 + i % workers if workers else 0 for i in range(len(rows))]
@@ -254,35 +327,57 @@ def judge_farm(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         raise Wrong("rank 0: farm returned None, expected the results, also of no rows")
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     for rank, result in enumerate(results):
-        done = [next((i for i, row in enumerate(rows) if np.array_equal(row, one)), -1) for one in result["done"]]
+        done = [
+            next((i for i, row in enumerate(rows) if np.array_equal(row, one)), -1)
+            for one in result["done"]
+        ]
         mine = [i for i, who in enumerate(owner) if who == rank]
         if rank and "results" in result:
-            raise Wrong(f"rank {rank}: farm returned an array, expected None on all ranks but rank 0")
+            raise Wrong(
+                f"rank {rank}: farm returned an array, expected None on all ranks but rank 0"
+            )
         if done != mine:
-            whose = "rank 0 works on no row if there are workers" if workers and not rank else "each row once"
-            whose = "row i goes to worker 1 + i % (P - 1)" if rank and len(done) == len(set(done)) else whose
+            whose = (
+                "rank 0 works on no row if there are workers"
+                if workers and not rank
+                else "each row once"
+            )
+            whose = (
+                "row i goes to worker 1 + i % (P - 1)"
+                if rank and len(done) == len(set(done))
+                else whose
+            )
             raise Wrong(f"rank {rank} called work() with rows {done}, expected {mine}: {whose}")
     for rank in range(case.ranks):
         mine = [i for i, who in enumerate(owner) if who == rank]
-        expect_sent(case, notes, rank, [(0, size)] * len(mine) if rank else [(who, size) for who in owner if who])
+        expect_sent(
+            case,
+            notes,
+            rank,
+            [(0, size)] * len(mine) if rank else [(who, size) for who in owner if who],
+        )
     by_worker = np.concatenate([rows[worker :: workers or 1] for worker in range(workers or 1)])
     found = results[0]["results"]
     wrong = {
         "the results of worker 1 come first, then those of worker 2": FACTOR * by_worker,
         "workers send the row back, not work(row)": rows,
-        "one array receives all results: each needs a row of its own, or a copy": np.tile(found[-1:], (len(rows), 1)),
+        "one array receives all results: each needs a row of its own, or a copy": np.tile(
+            found[-1:], (len(rows), 1)
+        ),
     }
     expect_equal(0, "the returned array", found, FACTOR * rows, instead=wrong)
     at_once = min(workers, len(rows))
     if int(results[0]["early"]) < at_once:
         raise Wrong(
-            f"rank 0 had sent {results[0]['early']} rows when the first result came, expected at least {at_once}: "
-            "only so many workers can work at a time"
+            f"rank 0 had sent {results[0]['early']} rows when the first result came, expected at "
+            f"least {at_once}: only so many workers can work at a time"
         )
 
 
 def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Take away whatever message both ends stand at, until there is none: who has something left is stuck."""
+    """Take away whatever message both ends stand at, until there is none: who has something left is
+    stuck.
+    """
     asked = as_lists(case.given[0]["plans"])
     found, left = results[0]["stuck"].tolist(), follow(asked)
     expected = [rank for rank, plan in enumerate(left) if plan]
@@ -296,7 +391,9 @@ def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         wrong = {
             "the list is not sorted": found if sorted(found) == expected else None,
             "those are listed that do finish": [rank for rank, plan in enumerate(left) if not plan],
-            "a send is complete at once, as if somebody kept the message": unfinished(follow(asked, kept=True)),
+            "a send is complete at once, as if somebody kept the message": unfinished(
+                follow(asked, kept=True)
+            ),
             "a receive later in the plan is taken, although its rank has not got there": (
                 unfinished(follow(asked, later=True))
             ),
@@ -307,9 +404,8 @@ def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                 unfinished(follow(asked, rounds=1))
             ),
             "each rank takes one step only": unfinished(follow(asked, rounds=1, steps=1)),
-            "only those are named who wait for one that is stuck, and not those who wait for one that has finished": (
-                [rank for rank in expected if peers[rank] in expected]
-            ),
+            "only those are named who wait for one that is stuck, and not those who wait for "
+            "one that has finished": ([rank for rank in expected if peers[rank] in expected]),
             "only those are named who wait for each other, two by two": (
                 [rank for rank in expected if peers.get(peers[rank]) == rank]
             ),
@@ -337,8 +433,9 @@ def follow(
 ) -> Plans:
     """Return what is left of plans, if they are followed right, or with a mistake.
 
-    With `kept` sends wait for nobody, with `later` a receive is taken wherever in the plan it stands, with
-    `from_anyone` whoever sent it. With `rounds` only so many looks are taken, with `steps` so many steps in each.
+    With `kept` sends wait for nobody, with `later` a receive is taken wherever in the plan it
+    stands, with `from_anyone` whoever sent it. With `rounds` only so many looks are taken, with
+    `steps` so many steps in each.
     """
     left, waiting, looks, moved = [list(plan) for plan in plans], list[tuple[int, int]](), 0, True
     while moved and looks != rounds:
@@ -348,7 +445,11 @@ def follow(
             while plan and taken != steps:
                 kind, peer = plan[0]
                 there = left[peer] if later else left[peer][:1]
-                fits = [call for call in there if call == ("recv", rank) or (from_anyone and call[0] == "recv")]
+                fits = [
+                    call
+                    for call in there
+                    if call == ("recv", rank) or (from_anyone and call[0] == "recv")
+                ]
                 if kind == "send" and (kept or fits):
                     if kept:
                         waiting.append((rank, peer))
@@ -371,7 +472,9 @@ def expect_sent(
     in_order: bool = False,
     instead: Mapping[str, list[tuple[int, int]]] | None = None,
 ) -> None:
-    """Raise `Wrong` unless the rank sent just these messages, each (to whom, bytes); `instead` has known mistakes."""
+    """Raise `Wrong` unless the rank sent just these messages, each (to whom, bytes); `instead` has
+    known mistakes.
+    """
     sent = sent_by(rank, notes)
     found = [(note.to, note.bytes) for note in sent]
     if (found if in_order else sorted(found)) == (expected if in_order else sorted(expected)):
@@ -379,7 +482,8 @@ def expect_sent(
     for story, messages in (instead or {}).items():
         if sorted(messages) == sorted(found):
             raise Wrong(
-                f"rank {rank} sent {words(found)}, expected {words(expected)}: this is what comes out if {story}"
+                f"rank {rank} sent {words(found)}, expected {words(expected)}: this is what "
+                f"comes out if {story}"
             )
     spare = list(expected)
     for note in sent:
@@ -388,7 +492,8 @@ def expect_sent(
         else:
             more = " once more" if (note.to, note.bytes) in expected else ""
             raise Wrong(
-                f"rank {rank} sent {note.bytes} bytes to rank {note.to}{more} ({note.line}), expected {words(expected)}"
+                f"rank {rank} sent {note.bytes} bytes to rank {note.to}{more} ({note.line}), "
+                f"expected {words(expected)}"
             )
     order = "in this order " if in_order and not spare else ""
     raise Wrong(f"rank {rank} sent {words(found)}, expected {order}{words(expected)}")
@@ -396,5 +501,11 @@ def expect_sent(
 
 def words(messages: list[tuple[int, int]]) -> str:
     """Return `2 messages: 8 bytes to rank 1, 8 bytes to rank 3`."""
-    listed = ", ".join(f"{bytes} bytes to rank {to}" for to, bytes in messages[:4]) + ", ..." * (len(messages) > 4)
-    return f"{len(messages)} message{'s' * (len(messages) > 1)}: {listed}" if messages else "no message"
+    listed = ", ".join(f"{bytes} bytes to rank {to}" for to, bytes in messages[:4]) + ", ..." * (
+        len(messages) > 4
+    )
+    return (
+        f"{len(messages)} message{'s' * (len(messages) > 1)}: {listed}"
+        if messages
+        else "no message"
+    )

@@ -21,7 +21,8 @@ def pass_token(own: Array, comm: Communicator) -> Array:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if comm.size == 1:
         return token
-    if comm.rank == 0:  # the only rank that sends first: otherwise all would wait for their left neighbour
+    # the only rank that sends first: otherwise all would wait for their left neighbour
+    if comm.rank == 0:
         comm.send(token, right)
         comm.recv(token, left)
     else:
@@ -34,7 +35,8 @@ def pass_token(own: Array, comm: Communicator) -> Array:
 def halo(piece: Array, width: int, comm: Communicator) -> Array:
     """Return this rank's piece with `width` elements of its neighbours at both ends."""
     first, last = piece[:width], piece[len(piece) - width :]
-    from_left, from_right = last.copy(), first.copy()  # right for a single rank, which is its own neighbour
+    # right for a single rank, which is its own neighbour
+    from_left, from_right = last.copy(), first.copy()
     if comm.size > 1:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         comm.exchange(last, right, from_left, left)
@@ -71,7 +73,8 @@ def farm(
             result[:] = work(row)
         return results
     for first in range(0, count, workers):
-        dealt = range(first, min(first + workers, count))  # one row for each worker, fewer in the last round
+        # one row for each worker, fewer in the last round
+        dealt = range(first, min(first + workers, count))
         for i in dealt:
             comm.send(rows[i], 1 + i % workers)
         for i in dealt:
@@ -80,7 +83,9 @@ def farm(
 
 
 def who_never_finishes(plans: list[Plan]) -> list[int]:
-    """Run the plans on simulated ranks, until all have finished or the package proves that nobody can go on."""
+    """Run the plans on simulated ranks, until all have finished or the package proves that nobody
+    can go on.
+    """
     finished = set()
 
     def follow(comm: Communicator) -> None:

@@ -55,7 +55,9 @@ def questions(*sizes: tuple[int, int, int]) -> Draw:
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
         for elements, itemsize, ranks in sizes:
-            asked = [[elements, itemsize, ranks, rank] for rank in range(ranks)] + [[elements, itemsize, 1, 0]]
+            asked = [[elements, itemsize, ranks, rank] for rank in range(ranks)] + [
+                [elements, itemsize, 1, 0]
+            ]
             label = f"{elements} elements of {itemsize} bytes on {ranks} ranks"
             cases.append(Case(({"questions": np.array(asked)},), label))
         return cases
@@ -64,24 +66,70 @@ def questions(*sizes: tuple[int, int, int]) -> Draw:
 
 
 CHECKS = [
-    Check(SCATTER, "adds up every chunk", 12, buffers((2, 6), (3, 12), (4, 8)), scatter, judge_scatter),
-    Check(SCATTER, "chunks of unequal length", 6, buffers((3, 10), (5, 3), dtype="int64"), scatter, judge_scatter),
-    Check(SCATTER, "the same under mpirun", 4, buffers((3, 10)), scatter, judge_scatter, wire="mpi"),
-    Check(GATHER, "passes every chunk on", 9, buffers((2, 6), (3, 12), (4, 8)), gather, judge_gather),
-    Check(GATHER, "chunks of unequal length", 4, buffers((3, 10), (5, 3), dtype="int64"), gather, judge_gather),
-    Check(GATHER, "large chunks under mpirun", 4, buffers((3, 300_001)), gather, judge_gather, wire="mpi"),
+    Check(
+        SCATTER, "adds up every chunk", 12, buffers((2, 6), (3, 12), (4, 8)), scatter, judge_scatter
+    ),
+    Check(
+        SCATTER,
+        "chunks of unequal length",
+        6,
+        buffers((3, 10), (5, 3), dtype="int64"),
+        scatter,
+        judge_scatter,
+    ),
+    Check(
+        SCATTER, "the same under mpirun", 4, buffers((3, 10)), scatter, judge_scatter, wire="mpi"
+    ),
+    Check(
+        GATHER, "passes every chunk on", 9, buffers((2, 6), (3, 12), (4, 8)), gather, judge_gather
+    ),
+    Check(
+        GATHER,
+        "chunks of unequal length",
+        4,
+        buffers((3, 10), (5, 3), dtype="int64"),
+        gather,
+        judge_gather,
+    ),
+    Check(
+        GATHER,
+        "large chunks under mpirun",
+        4,
+        buffers((3, 300_001)),
+        gather,
+        judge_gather,
+        wire="mpi",
+    ),
     Check(REDUCE, "adds up in place", 12, buffers((2, 6), (3, 12), (4, 8)), reduce, judge_reduce),
-    Check(REDUCE, "sizes that do not divide", 6, buffers((3, 10), (4, 7), dtype="int64"), reduce, judge_reduce),
-    Check(REDUCE, "fewer elements than ranks; none; one rank alone", 4, buffers((4, 2)), edges, judge_edges),
+    Check(
+        REDUCE,
+        "sizes that do not divide",
+        6,
+        buffers((3, 10), (4, 7), dtype="int64"),
+        reduce,
+        judge_reduce,
+    ),
+    Check(
+        REDUCE,
+        "fewer elements than ranks; none; one rank alone",
+        4,
+        buffers((4, 2)),
+        edges,
+        judge_edges,
+    ),
     Check(REDUCE, "the same under mpirun", 4, buffers((4, 10)), reduce, judge_reduce, wire="mpi"),
-    Check(COST, "counts messages and bytes", 8, questions((12, 8, 4), (10, 4, 3)), cost, judge_cost),
+    Check(
+        COST, "counts messages and bytes", 8, questions((12, 8, 4), (10, 4, 3)), cost, judge_cost
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
 
 
 def drawn(cases: int, alone: bool = False) -> Draw:
-    """Draw rank counts and sizes as well, of one dtype after the other; and perhaps one rank alone."""
+    """Draw rank counts and sizes as well, of one dtype after the other; and perhaps one rank
+    alone.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         found: list[Case] = []
@@ -98,7 +146,8 @@ def asked(cases: int) -> Draw:
 
     def draw(rng: np.random.Generator) -> list[Case]:
         sizes = [
-            (int(rng.integers(0, 1000)), int(rng.choice([2, 4, 8])), int(rng.integers(2, 9))) for _ in range(cases)
+            (int(rng.integers(0, 1000)), int(rng.choice([2, 4, 8])), int(rng.integers(2, 9)))
+            for _ in range(cases)
         ]
         return list(questions(*sizes)(rng))
 
@@ -106,9 +155,19 @@ def asked(cases: int) -> Draw:
 
 
 CHECKS += [
-    Check(SCATTER, "other sizes and rank counts", 8, drawn(2, alone=True), scatter, judge_scatter, hidden=True),
+    Check(
+        SCATTER,
+        "other sizes and rank counts",
+        8,
+        drawn(2, alone=True),
+        scatter,
+        judge_scatter,
+        hidden=True,
+    ),
     Check(GATHER, "other sizes and rank counts", 6, drawn(2), gather, judge_gather, hidden=True),
     Check(REDUCE, "other sizes and rank counts", 6, drawn(3), reduce, judge_reduce, hidden=True),
     Check(COST, "other sizes", 4, asked(2), cost, judge_cost, hidden=True),
-    Check(COST, "fewer elements than ranks", 3, questions((2, 8, 4)), cost, judge_cost, hidden=True),
+    Check(
+        COST, "fewer elements than ranks", 3, questions((2, 8, 4)), cost, judge_cost, hidden=True
+    ),
 ]

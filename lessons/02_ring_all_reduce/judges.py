@@ -38,14 +38,22 @@ def scatter(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     chunks, comm.trace = list(kept), Trace()
     shard = exercise.ring_reduce_scatter(chunks, comm)
     shared = isinstance(shard, np.ndarray) and any(np.shares_memory(shard, chunk) for chunk in kept)
-    told = {"shard": shard, "kept": np.concatenate(kept), "shared": shared, "replaced": replaced(chunks, kept)}
+    told = {
+        "shard": shard,
+        "kept": np.concatenate(kept),
+        "shared": shared,
+        "replaced": replaced(chunks, kept),
+    }
     return told | {"awaited": awaited(comm.trace)}
 
 
 def gather(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 on chunks of which only one's own holds data."""
     parts = np.array_split(given["buffer"], comm.size)
-    kept = [part.copy() if rank == comm.rank else np.full_like(part, UNTOUCHED) for rank, part in enumerate(parts)]
+    kept = [
+        part.copy() if rank == comm.rank else np.full_like(part, UNTOUCHED)
+        for rank, part in enumerate(parts)
+    ]
     chunks, comm.trace = list(kept), Trace()
     exercise.ring_all_gather(chunks, comm)
     told = {"chunks": np.concatenate(kept), "replaced": replaced(chunks, kept)}
@@ -54,7 +62,11 @@ def gather(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
 
 def replaced(chunks: list[Array], kept: list[Array]) -> list[int]:
     """Return which entries of a list are other arrays than before."""
-    return [number for number, (now, before) in enumerate(zip(chunks, kept, strict=True)) if now is not before]
+    return [
+        number
+        for number, (now, before) in enumerate(zip(chunks, kept, strict=True))
+        if now is not before
+    ]
 
 
 def reduce(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -73,7 +85,9 @@ def edges(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 
 def cost(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4."""
-    return {"costs": [exercise.all_reduce_cost(*map(int, question)) for question in given["questions"]]}
+    return {
+        "costs": [exercise.all_reduce_cost(*map(int, question)) for question in given["questions"]]
+    }
 
 
 # ---------------------------------------------------------------- judges: in the grader's process
@@ -86,27 +100,38 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     for rank, result in enumerate(results):
         shard, own = shards[rank], np.array_split(buffers[rank], case.ranks)[rank]
         if len(result["replaced"]):
-            raise Wrong(f"rank {rank}: entries {result['replaced'].tolist()} of the caller's list are other arrays now")
+            raise Wrong(
+                f"rank {rank}: entries {result['replaced'].tolist()} of the caller's list are "
+                "other arrays now"
+            )
         expect_equal(rank, "after the call the caller's own input", result["kept"], buffers[rank])
         expect_dtype(rank, "the returned sum", result["shard"], buffers[rank])
         wrong: dict[str, Any] = {
-            f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[(rank + 1) % case.ranks],
+            f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[
+                (rank + 1) % case.ranks
+            ],
             "a rank does not add its own part": shard - own,
             "a rank adds its own part twice": shard + own,
-            "a rank adds what it has sent, not its own chunk of what comes": lambda rank=rank: sent_added(buffers)[
-                rank
-            ],
+            "a rank adds what it has sent, not its own chunk of what comes": lambda rank=rank: (
+                sent_added(buffers)[rank]
+            ),
         }
         if story := parts_added(rank, result["shard"], buffers):
-            wrong |= {story: partial(np.copy, result["shard"])}  # which is asked for if nothing else fits
+            # which is asked for if nothing else fits
+            wrong |= {story: partial(np.copy, result["shard"])}
         expect_equal(rank, "the returned sum", result["shard"], shard, instead=wrong, others=shards)
         if result["shared"]:
-            raise Wrong(f"rank {rank}: the returned sum is one of the caller's chunks, expected an array of its own")
+            raise Wrong(
+                f"rank {rank}: the returned sum is one of the caller's chunks, expected an array "
+                "of its own"
+            )
     expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[rank])
 
 
 def parts_added(rank: int, found: Array, buffers: Sequence[Array]) -> str:
-    """Return of which ranks' parts of which chunk a returned sum is made, as a clause, if it is one."""
+    """Return of which ranks' parts of which chunk a returned sum is made, as a clause, if it is
+    one.
+    """
     ranks = len(buffers)
     whole = (1 << ranks) - 1
     for step in range(ranks):
@@ -120,7 +145,10 @@ def parts_added(rank: int, found: Array, buffers: Sequence[Array]) -> str:
                 if len(adding) == ranks - 1 and index == (rank + 1) % ranks:
                     return f"a step is left out: it is chunk {index}, summed over all ranks but one"
                 if len(adding) == 1:
-                    return f"nothing is added on the way: it is chunk {index} of rank {adding[0]} alone"
+                    return (
+                        f"nothing is added on the way: it is chunk {index} of rank {adding[0]} "
+                        "alone"
+                    )
                 return f"only the parts of ranks {adding} are added, of chunk {index}"
     return ""
 
@@ -138,25 +166,41 @@ def sent_added(buffers: Sequence[Array]) -> list[Array]:
 
 def judge_gather(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Each rank has all chunks, and sent every one but its right neighbour's."""
-    parts = [np.array_split(given["buffer"], case.ranks)[rank] for rank, given in enumerate(case.given)]
-    whole, owner = np.concatenate(parts), np.repeat(np.arange(case.ranks), [len(part) for part in parts])
+    parts = [
+        np.array_split(given["buffer"], case.ranks)[rank] for rank, given in enumerate(case.given)
+    ]
+    whole, owner = (
+        np.concatenate(parts),
+        np.repeat(np.arange(case.ranks), [len(part) for part in parts]),
+    )
     for rank, result in enumerate(results):
         if len(result["replaced"]):
             raise Wrong(
-                f"rank {rank}: entries {result['replaced'].tolist()} of the list are other arrays now, expected the "
-                "caller's own to be filled"
+                f"rank {rank}: entries {result['replaced'].tolist()} of the list are other arrays "
+                "now, expected the caller's own to be filled"
             )
-        late = [part if i != (rank + 1) % case.ranks else np.full_like(part, UNTOUCHED) for i, part in enumerate(parts)]
-        wrong: dict[str, Any] = {"the last chunk, the right neighbour's, never comes": np.concatenate(late)}
+        late = [
+            part if i != (rank + 1) % case.ranks else np.full_like(part, UNTOUCHED)
+            for i, part in enumerate(parts)
+        ]
+        wrong: dict[str, Any] = {
+            "the last chunk, the right neighbour's, never comes": np.concatenate(late)
+        }
         wrong |= {
-            how: np.where(owner == rank, whole, all) for how, all in through_float64(result["chunks"], whole).items()
+            how: np.where(owner == rank, whole, all)
+            for how, all in through_float64(result["chunks"], whole).items()
         }
         added = {0 <= each <= case.ranks for each in (whole - result["chunks"]).tolist()} == {True}
         wrong |= {"what comes is added to what stands there": result["chunks"] if added else whole}
         if story := misplaced(rank, result["chunks"], parts):
-            wrong |= {story: partial(np.copy, result["chunks"])}  # which is asked for if nothing else fits
-        expect_equal(rank, "all chunks, one after the other,", result["chunks"], whole, instead=wrong)
-    expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[(rank + 1) % case.ranks])
+            # which is asked for if nothing else fits
+            wrong |= {story: partial(np.copy, result["chunks"])}
+        expect_equal(
+            rank, "all chunks, one after the other,", result["chunks"], whole, instead=wrong
+        )
+    expect_ring(
+        case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[(rank + 1) % case.ranks]
+    )
 
 
 def misplaced(rank: int, found: Array, parts: Sequence[Array]) -> str:
@@ -165,14 +209,21 @@ def misplaced(rank: int, found: Array, parts: Sequence[Array]) -> str:
         return ""
     left = parts[rank - 1]
     chunks = np.split(found, np.cumsum([len(part) for part in parts])[:-1])
-    astray = [chunk for chunk, part in zip(chunks, parts, strict=True) if not np.array_equal(chunk, part)]
-    if len(left) and all(np.array_equal(chunk[: len(left)], left[: len(chunk)]) for chunk in astray):
+    astray = [
+        chunk for chunk, part in zip(chunks, parts, strict=True) if not np.array_equal(chunk, part)
+    ]
+    if len(left) and all(
+        np.array_equal(chunk[: len(left)], left[: len(chunk)]) for chunk in astray
+    ):
         return "a rank sends its own chunk in every step, not the one that it received last"
     for index, chunk in enumerate(chunks):
         if np.array_equal(chunk, parts[index]):
             continue
         if index == rank:
-            return f"what comes first is written over the rank's own chunk, {rank}, which it has to send"
+            return (
+                f"what comes first is written over the rank's own chunk, {rank}, which it has to "
+                "send"
+            )
         if (chunk == UNTOUCHED).all():
             return f"chunk {index} never comes, or is sent before it has come"
         for owner, part in enumerate(parts):
@@ -187,7 +238,8 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     total = np.sum(buffers, axis=0, dtype=buffers[0].dtype)
     even = len(total) // case.ranks * case.ranks
     owner = np.repeat(np.arange(case.ranks), lengths(len(total), case.ranks))
-    everyones = np.choose(owner, buffers) if case.ranks <= 32 else total  # of each chunk what its owner was given
+    # of each chunk what its owner was given
+    everyones = np.choose(owner, buffers) if case.ranks <= 32 else total
     for rank, result in enumerate(results):
         wrong = {
             "the mean is formed instead of the sum": total // case.ranks,
@@ -197,28 +249,36 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             "the sums are not gathered, so that each rank has that of its own chunk alone": (
                 np.where(owner == rank, total, buffers[rank])
             ),
-            "a rank's own sum is never written into its buffer: `chunks[i] = ...` changes the list alone": (
-                np.where(owner == rank, buffers[rank], total)
-            ),
-            "a rank adds its sum to what stands in its chunk, which is in the sum already": total + everyones,
+            "a rank's own sum is never written into its buffer: `chunks[i] = ...` changes the "
+            "list alone": (np.where(owner == rank, buffers[rank], total)),
+            "a rank adds its sum to what stands in its chunk, which is in the sum already": total
+            + everyones,
             "what is gathered are the chunks as they were given, not their sums": everyones,
         } | through_float64(result["buffer"], total)
         name, given = "after the call the caller's buffer", buffers[rank]
         expect_equal(rank, name, result["buffer"], total, instead=wrong, before=given)
     expect_ring(
-        case, results, notes, 2, lambda rank, chunks: 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % case.ranks]
+        case,
+        results,
+        notes,
+        2,
+        lambda rank, chunks: 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % case.ranks],
     )
 
 
 def judge_edges(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """As task 3; the empty messages of the empty buffer do not count."""
     for rank, result in enumerate(results):
-        expect_equal(rank, "the buffer of one rank alone", result["alone"], case.given[rank]["buffer"])
+        expect_equal(
+            rank, "the buffer of one rank alone", result["alone"], case.given[rank]["buffer"]
+        )
     judge_reduce(case, results, [note for note in notes if note.bytes])
 
 
 def judge_cost(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The counts that `expect_ring` demands of task 3. Of several mistakes that fit, the one that fits most often."""
+    """The counts that `expect_ring` demands of task 3. Of several mistakes that fit, the one that
+    fits most often.
+    """
     told = list(zip(case.given[0]["questions"].tolist(), results[0]["costs"].tolist(), strict=True))
     fits = Counter(
         story
@@ -229,26 +289,41 @@ def judge_cost(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     )
     for question, answer in told:
         expected, *tables = cost_mistakes(*question)
-        for wrong, found, right in zip(tables, (answer, *answer), (expected, *expected), strict=True):
-            likely = {story: wrong[story] for story in sorted(wrong, key=lambda story: -fits[story])}
+        for wrong, found, right in zip(
+            tables, (answer, *answer), (expected, *expected), strict=True
+        ):
+            likely = {
+                story: wrong[story] for story in sorted(wrong, key=lambda story: -fits[story])
+            }
             story = known(likely, partial(operator.eq, found)) if found != right else ""
             if story or (answer != expected and wrong is tables[-1]):
-                raise Wrong(f"all_reduce_cost{tuple(question)} is {answer}, expected {expected}{story}")
+                raise Wrong(
+                    f"all_reduce_cost{tuple(question)} is {answer}, expected {expected}{story}"
+                )
 
 
 Table = dict[str, Any]
 
 
-def cost_mistakes(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[list[int], Table, Table, Table]:
-    """Return (messages, bytes), and what comes out by mistake: of both together, of messages, and of bytes."""
+def cost_mistakes(
+    elements: int, itemsize: int, ranks: int, rank: int
+) -> tuple[list[int], Table, Table, Table]:
+    """Return (messages, bytes), and what comes out by mistake: of both together, of messages, and
+    of bytes.
+    """
     chunks, messages = lengths(elements, ranks), 2 * (ranks - 1)
     own, left, right = (chunks[at % ranks] for at in (rank, rank - 1, rank + 1))
-    empty = sum(not chunks[i] for turn in (rank, rank + 1) for i in range(ranks) if i != turn % ranks)
+    empty = sum(
+        not chunks[i] for turn in (rank, rank + 1) for i in range(ranks) if i != turn % ranks
+    )
     expected = [messages, (2 * elements - own - right) * itemsize]
     whole = {
         "the all-gather is left out": [messages // 2, (elements - own) * itemsize],
         "messages of length 0 are not counted": [messages - empty, expected[1]],
-        "the messages of all ranks are counted, not those of one": [messages * ranks, messages * elements * itemsize],
+        "the messages of all ranks are counted, not those of one": [
+            messages * ranks,
+            messages * elements * itemsize,
+        ],
     }
     of_messages = {
         "the all-gather is left out": ranks - 1,
@@ -262,17 +337,28 @@ def cost_mistakes(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[
     of_bytes = {
         "the all-gather is left out": (elements - own) * itemsize,
         "a rank alone sends its buffer as well": elements * itemsize if ranks == 1 else None,
-        "a rank never sends its own chunk in the all-gather either": 2 * (elements - own) * itemsize,
+        "a rank never sends its own chunk in the all-gather either": 2
+        * (elements - own)
+        * itemsize,
         "its right neighbour's chunk is left out in both halves": 2 * (elements - right) * itemsize,
         "the left neighbour's chunk is left out": (2 * elements - own - left) * itemsize,
         "2 (P - 1)/P of the bytes is taken where P does not divide the length": (
             messages * elements * itemsize // ranks
         ),
-        "2 (P - 1)/P of the bytes is taken, and not rounded": messages * elements * itemsize / ranks,
+        "2 (P - 1)/P of the bytes is taken, and not rounded": messages
+        * elements
+        * itemsize
+        / ranks,
         "all chunks are as long as the longest": messages * longest * itemsize,
         "the elements that P does not divide are left out": messages * least * itemsize,
-        "the longer chunks are the last ones": (2 * elements - last[rank] - last[(rank + 1) % ranks]) * itemsize,
-        "the last chunk takes the whole remainder": (2 * elements - rest[rank] - rest[(rank + 1) % ranks]) * itemsize,
+        "the longer chunks are the last ones": (
+            2 * elements - last[rank] - last[(rank + 1) % ranks]
+        )
+        * itemsize,
+        "the last chunk takes the whole remainder": (
+            2 * elements - rest[rank] - rest[(rank + 1) % ranks]
+        )
+        * itemsize,
         "whole buffers are sent, not chunks": messages * elements * itemsize,
         "both halves send every chunk": 2 * elements * itemsize,
         "the bytes of all ranks are added up": messages * elements * itemsize,
@@ -283,7 +369,9 @@ def cost_mistakes(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[
 
 
 def through_float64(found: Array, expected: Array) -> dict[str, Array]:
-    """Return what becomes of large whole numbers that were float64 on their way: all but their last digits is right."""
+    """Return what becomes of large whole numbers that were float64 on their way: all but their last
+    digits is right.
+    """
     if expected.dtype.kind != "i" or found.shape != expected.shape or found.dtype != expected.dtype:
         return {}
     off = found[found != expected]
@@ -291,7 +379,9 @@ def through_float64(found: Array, expected: Array) -> dict[str, Array]:
     near = rounded and np.allclose(found, expected, rtol=1e-14, atol=0)
     return {
         "the numbers pass through float64": found if near else expected,
-        "what comes is received into an array of float64": expected.view(np.float64).astype(expected.dtype),
+        "what comes is received into an array of float64": expected.view(np.float64).astype(
+            expected.dtype
+        ),
     }
 
 
@@ -307,13 +397,16 @@ def expect_ring(
     rounds: int,
     leaving: Callable[[int, list[int]], int],
 ) -> None:
-    """Raise `Wrong` unless every rank sent only to its right, P - 1 messages a round, and just so many elements."""
+    """Raise `Wrong` unless every rank sent only to its right, P - 1 messages a round, and just so
+    many elements.
+    """
     buffer, most = case.given[0]["buffer"], rounds * (case.ranks - 1)
     elements, ranks = len(buffer), case.ranks
     each = elements // ranks
     cuts = {
         "all are as long as the longest": [-(-elements // ranks)] * ranks,
-        "the last one takes the whole remainder": [each] * (ranks - 1) + [elements - each * (ranks - 1)],
+        "the last one takes the whole remainder": [each] * (ranks - 1)
+        + [elements - each * (ranks - 1)],
         "the remainder is left out": [each] * ranks,
     }
     expect_orderly(ranks, [result["awaited"] for result in results], notes)
@@ -321,10 +414,14 @@ def expect_ring(
         sent, right = sent_by(rank, notes), (rank + 1) % ranks
         astray = next((note for note in sent if note.to != right), None)
         if astray is not None:
-            raise Wrong(f"rank {rank} sent to rank {astray.to} ({astray.line}), expected to rank {right} only")
+            raise Wrong(
+                f"rank {rank} sent to rank {astray.to} ({astray.line}), expected to rank {right} "
+                "only"
+            )
         if len(sent) > most:
             raise Wrong(
-                f"rank {rank} sent {len(sent)} messages, expected {most}: after P - 1 steps every chunk was everywhere"
+                f"rank {rank} sent {len(sent)} messages, expected {most}: after P - 1 steps "
+                "every chunk was everywhere"
             )
         size = buffer.itemsize
         expected = leaving(rank, lengths(elements, ranks)) * size if ranks > 1 else 0
@@ -336,6 +433,16 @@ def expect_ring(
                 "every message is the whole buffer": most * elements * size,
                 "the numbers travel in 8 bytes each": expected // size * 8,
                 "each message holds all that the rank has by then, not only what came last": longer,
-            } | {f"chunks are cut so that {how}": leaving(rank, cut) * size for how, cut in cuts.items()}
-            story = next((f": this is what comes out if {each}" for each, all in wrong.items() if all == found), "")
+            } | {
+                f"chunks are cut so that {how}": leaving(rank, cut) * size
+                for how, cut in cuts.items()
+            }
+            story = next(
+                (
+                    f": this is what comes out if {each}"
+                    for each, all in wrong.items()
+                    if all == found
+                ),
+                "",
+            )
             raise Wrong(f"rank {rank} sent {found} bytes in all, expected {expected}{story}")

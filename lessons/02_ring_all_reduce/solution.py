@@ -31,7 +31,8 @@ def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
 
 
 def all_reduce_cost(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[int, int]:
-    """A rank sends every chunk twice, but not its own in the reduce-scatter, nor its right neighbour's in the
-    all-gather."""
+    """A rank sends every chunk twice, but not its own in the reduce-scatter, nor its right
+    neighbour's in the all-gather.
+    """
     counts = cut(elements, ranks)
     return 2 * (ranks - 1), (2 * elements - counts[rank] - counts[(rank + 1) % ranks]) * itemsize

@@ -3,10 +3,11 @@
     torchrun --nproc-per-node 4 lessons/03_trees_and_meshes/cluster.py              fully_shard on two levels (HSDP)
     torchrun --nproc-per-node 4 lessons/03_trees_and_meshes/cluster.py --minidist   task 4's steps, by this package
 
-`fully_shard` on a mesh of (replicate, shard) takes the steps of task 4 apart: it reduce-scatters gradients inside a
-node and all-reduces each shard across nodes, the optimizer updates the shards, and the next forward all-gathers the new
-weights. On one machine two ranks play a node; on a cluster, set PER_NODE to the GPUs of a node. NCCL chooses an
-algorithm by size, unless NCCL_ALGO=Tree or Ring fixes it; NCCL_DEBUG=INFO prints the choice.
+`fully_shard` on a mesh of (replicate, shard) takes the steps of task 4 apart: it reduce-scatters
+gradients inside a node and all-reduces each shard across nodes, the optimizer updates the shards,
+and the next forward all-gathers the new weights. On one machine two ranks play a node; on a
+cluster, set PER_NODE to the GPUs of a node. NCCL chooses an algorithm by size, unless
+NCCL_ALGO=Tree or Ring fixes it; NCCL_DEBUG=INFO prints the choice.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ from minidist.course.twin import run_twin
 ROWS, WIDTH, STEPS, RATE, PER_NODE = 16, 24, 4, 0.1, 2
 
 
-def model_and_data(rank: int, device: torch.device) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+def model_and_data(
+    rank: int, device: torch.device
+) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """Build the same two layers on every rank, and rows of its own."""
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
+    ).double()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / WIDTH**0.5)
+            parameter.copy_(
+                torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / WIDTH**0.5
+            )
     generator.manual_seed(100 + rank)
     inputs = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
     return model.to(device), inputs.to(device), inputs.sum(1, keepdim=True).tanh().to(device)
@@ -37,7 +44,9 @@ def model_and_data(rank: int, device: torch.device) -> tuple[torch.nn.Module, to
 def production(comm: Communicator, device: torch.device) -> list[float]:
     """Train by fully_shard on a mesh of nodes, and SGD."""
     model, inputs, targets = model_and_data(comm.rank, device)
-    mesh = init_device_mesh(device.type, (comm.size // PER_NODE, PER_NODE), mesh_dim_names=("across", "inside"))
+    mesh = init_device_mesh(
+        device.type, (comm.size // PER_NODE, PER_NODE), mesh_dim_names=("across", "inside")
+    )
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []

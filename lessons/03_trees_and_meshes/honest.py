@@ -1,4 +1,6 @@
-"""Lesson 03, solved by hand from the handout: collectives in few rounds, and over machines of machines."""
+"""Lesson 03, solved by hand from the handout: collectives in few rounds, and over machines of
+machines.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def halve_and_double(buffer: Array, ranks: int, comm: Communicator) -> None:
     distance = 1
     while distance < ranks:
         partner = comm.rank ^ distance
-        comm.exchange(chunks_around(comm.rank, distance), partner, chunks_around(partner, distance), partner)
+        comm.exchange(
+            chunks_around(comm.rank, distance), partner, chunks_around(partner, distance), partner
+        )
         distance *= 2
 
 
@@ -74,7 +78,9 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 
 def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communicator) -> None:
-    """Task 4: replace every rank's buffer by the sum over all ranks of all nodes, in place; little crosses nodes."""
+    """Task 4: replace every rank's buffer by the sum over all ranks of all nodes, in place; little
+    crosses nodes.
+    """
     shards = np.array_split(buffer, inside.size)
     mine = shards[inside.rank]
     ring.ring_reduce_scatter(shards, mine, inside, np.add)
@@ -86,13 +92,18 @@ def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: f
     """Task 5a: return the seconds that task 2 takes, on any number of ranks."""
     power = 1 << (ranks.bit_length() - 1)
     seconds = 2 * math.log2(power) * latency + 2 * (power - 1) / power * bytes / bandwidth
-    if ranks > power:  # the whole buffer goes to a helper and comes back, for all such ranks at the same time
+    # the whole buffer goes to a helper and comes back, for all such ranks at the same time
+    if ranks > power:
         seconds += 2 * (latency + bytes / bandwidth)
     return seconds
 
 
 def two_level_cost(
-    bytes: float, nodes: int, per_node: int, inside: tuple[float, float], across: tuple[float, float]
+    bytes: float,
+    nodes: int,
+    per_node: int,
+    inside: tuple[float, float],
+    across: tuple[float, float],
 ) -> float:
     """Task 5b: return the seconds that task 4 takes, with lesson 02's ring on both levels."""
     shard = bytes / per_node
@@ -102,6 +113,9 @@ def two_level_cost(
 
 
 def broadcast_crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Task 5c: return from how many bytes on a broadcast in parts is faster than task 1; `math.inf` if it never is."""
-    saved = math.log2(ranks) - 2 * (ranks - 1) / ranks  # the tree's whole buffers, less those of scatter and all-gather
+    """Task 5c: return from how many bytes on a broadcast in parts is faster than task 1; `math.inf`
+    if it never is.
+    """
+    # the tree's whole buffers, less those of scatter and all-gather
+    saved = math.log2(ranks) - 2 * (ranks - 1) / ranks
     return (ranks - 1) * latency * bandwidth / saved if saved > 0 else math.inf

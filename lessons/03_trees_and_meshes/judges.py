@@ -33,7 +33,9 @@ UNTOUCHED = -1  # what stands in a buffer before anything has come
 def broadcast(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1."""
     root, comm.trace = int(given["root"]), Trace()
-    buffer = given["buffer"].copy() if comm.rank == root else np.full_like(given["buffer"], UNTOUCHED)
+    buffer = (
+        given["buffer"].copy() if comm.rank == root else np.full_like(given["buffer"], UNTOUCHED)
+    )
     exercise.tree_broadcast(buffer, root, comm)
     return {"buffer": buffer, "awaited": awaited(comm.trace)}
 
@@ -46,13 +48,19 @@ def halving(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
 
 
 def pairs(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 3; look whether the input stayed as it was, and whether the arrays to be filled did."""
+    """Run task 3; look whether the input stayed as it was, and whether the arrays to be filled
+    did.
+    """
     lengths, comm.trace = given["lengths"], Trace()
     leaving = np.split(given["all"].copy(), np.cumsum(lengths[comm.rank])[:-1])
     kept = [np.full(length, UNTOUCHED, given["all"].dtype) for length in lengths[:, comm.rank]]
     arriving = list(kept)
     exercise.all_to_all(list(leaving), arriving, comm)
-    replaced = [number for number, (now, one) in enumerate(zip(arriving, kept, strict=True)) if now is not one]
+    replaced = [
+        number
+        for number, (now, one) in enumerate(zip(arriving, kept, strict=True))
+        if now is not one
+    ]
     told = {"came": np.concatenate(kept), "kept": np.concatenate(leaving), "replaced": replaced}
     return told | {"awaited": awaited(comm.trace)}
 
@@ -74,14 +82,16 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     buffer = case.given[root]["buffer"]
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     before, own = np.full_like(buffer, UNTOUCHED), results[root]["buffer"]
-    astray = {"another rank, such as 0, is taken for the root": before} | through_float64(own, buffer)
+    astray = {"another rank, such as 0, is taken for the root": before} | through_float64(
+        own, buffer
+    )
     expect_equal(root, "the buffer of the root, who has the data,", own, buffer, instead=astray)
     for rank, result in enumerate(results):
         number = (rank - root) % case.ranks
         wrong = through_float64(result["buffer"], buffer)
         wrong[
-            f"nobody sends to rank {rank}, number {number} from the root, which gets the data in round "
-            f"{number.bit_length()} at the latest"
+            f"nobody sends to rank {rank}, number {number} from the root, which gets the data in "
+            f"round {number.bit_length()} at the latest"
         ] = before
         expect_equal(rank, "the buffer", result["buffer"], buffer, instead=wrong, before=before)
     got, ready = {root: 0}, [root]
@@ -94,14 +104,18 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                 )
                 twice = ": the numbers travel in 8 bytes each" * (note.bytes == 8 * len(buffer))
                 raise Wrong(
-                    f"rank {rank} sent {note.bytes} bytes to rank {note.to}, expected {buffer.nbytes}{twice}{pieces}"
+                    f"rank {rank} sent {note.bytes} bytes to rank {note.to}, expected "
+                    f"{buffer.nbytes}{twice}{pieces}"
                 )
             if note.to in got:
-                raise Wrong(f"rank {rank} sent to rank {note.to} ({note.line}), which had the data already")
+                raise Wrong(
+                    f"rank {rank} sent to rank {note.to} ({note.line}), which had the data already"
+                )
             got[note.to] = got[rank] + number
             if got[note.to] > rounds:
                 raise Wrong(
-                    f"rank {note.to} got the data in round {got[note.to]}, expected in round {rounds} at the latest"
+                    f"rank {note.to} got the data in round {got[note.to]}, expected in round "
+                    f"{rounds} at the latest"
                 )
             ready.append(note.to)
 
@@ -116,7 +130,8 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         wrong = {
             "the mean is formed, not the sum": total / case.ranks,
             "the mean is formed and rounded down, where a sum is asked for": total // case.ranks,
-            "what the ranks from Q on hand in is written over the buffer of rank - Q, not added to it": (
+            "what the ranks from Q on hand in is written over the buffer of rank - Q, not "
+            "added to it": (
                 total - np.sum(buffers[: case.ranks - power], axis=0, dtype=total.dtype)
                 if case.ranks > power
                 else total
@@ -124,24 +139,30 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the ranks from Q on are in no sum": np.sum(buffers[:power], axis=0, dtype=total.dtype),
             "a rank does not add its own part": total - buffers[rank],
             "the doubling, which tells everybody the sums, is left out": (
-                found if np.array_equal(found[chunks[rank]], total[chunks[rank]]) and len(chunks[rank]) else total
+                found
+                if np.array_equal(found[chunks[rank]], total[chunks[rank]]) and len(chunks[rank])
+                else total
             ),
         } | through_float64(found, total)
         for chunk in chunks:  # the first that is wrong: which ranks are in it
             if found.shape == total.shape and not np.array_equal(found[chunk], total[chunk]):
                 of_it = [buffer[chunk] for buffer in buffers]
                 if story := some_parts(found[chunk], of_it, 0.0):
-                    wrong[f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"] = partial(
-                        np.copy, found
-                    )
+                    wrong[
+                        f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"
+                    ] = partial(np.copy, found)
                 break
-        expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
+        expect_equal(
+            rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers
+        )
     for rank in [*range(power, case.ranks), *range(power)]:
         expect_exchanges(rank, case.ranks, total, notes)
 
 
 def exchanges(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (to whom, bytes) of what a rank sends in task 2, in order, if not empty; chunks have these lengths."""
+    """Return (to whom, bytes) of what a rank sends in task 2, in order, if not empty; chunks have
+    these lengths.
+    """
     power, whole = len(lengths), sum(lengths) * size
     if rank >= power:
         return [(rank - power, whole)] if whole else []
@@ -149,7 +170,9 @@ def exchanges(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[
     while distance:
         partner = rank ^ distance
         there, here = partner // distance * distance, rank // distance * distance
-        halves.append((partner, sum(lengths[there : there + distance]), sum(lengths[here : here + distance])))
+        halves.append(
+            (partner, sum(lengths[there : there + distance]), sum(lengths[here : here + distance]))
+        )
         distance //= 2
     back = [(rank + power, whole)] if rank + power < ranks else []
     down = [(partner, given_away * size) for partner, given_away, _ in halves]
@@ -163,9 +186,9 @@ def swapped(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[tu
     if rank >= power:
         return []
     mirrored = exchanges(power - 1 - rank, power, size, lengths)
-    return [(power - 1 - to, bytes) for to, bytes in mirrored] + exchanges(rank, ranks, size, lengths)[
-        len(exchanges(rank, power, size, lengths)) :
-    ]
+    return [(power - 1 - to, bytes) for to, bytes in mirrored] + exchanges(
+        rank, ranks, size, lengths
+    )[len(exchanges(rank, power, size, lengths)) :]
 
 
 def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]) -> None:
@@ -177,55 +200,91 @@ def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]
     expected = exchanges(rank, ranks, size, chunks)
     if found == expected:
         return
-    said = f"rank {rank} sent {found or 'nothing'}, expected {expected} (to whom, bytes; empty messages left out)"
+    said = (
+        f"rank {rank} sent {found or 'nothing'}, expected {expected} (to whom, bytes; empty "
+        "messages left out)"
+    )
     if found == exchanges(rank, ranks, 8, chunks):
         raise Wrong(f"{said}: this is what comes out if the numbers travel in 8 bytes each")
-    if found == [(to, buffer.nbytes) for to, _ in sorted(expected)[: len(found)]] and len(found) * 2 == len(expected):
-        raise Wrong(f"{said}: this is what comes out if whole buffers are exchanged, and nothing is halved")
+    if found == [(to, buffer.nbytes) for to, _ in sorted(expected)[: len(found)]] and len(
+        found
+    ) * 2 == len(expected):
+        raise Wrong(
+            f"{said}: this is what comes out if whole buffers are exchanged, and nothing is halved"
+        )
     if sorted(found) == sorted(swapped(rank, ranks, size, chunks)):
         raise Wrong(
-            f"{said}: this is what comes out if each rank keeps the half that it should send, and sends the other"
+            f"{said}: this is what comes out if each rank keeps the half that it should send, "
+            "and sends the other"
         )
     if found == exchanges(rank, ranks, size, by_elements):
-        raise Wrong(f"{said}: this is what comes out if elements are halved, not the chunks of numpy.array_split")
+        raise Wrong(
+            f"{said}: this is what comes out if elements are halved, not the chunks of "
+            "numpy.array_split"
+        )
     if [bytes for _, bytes in found] == [bytes for _, bytes in expected]:
-        whom = "to rank - Q" if rank >= power else "first to the rank at distance Q/2, then at Q/4, ..., and back"
+        whom = (
+            "to rank - Q"
+            if rank >= power
+            else "first to the rank at distance Q/2, then at Q/4, ..., and back"
+        )
         raise Wrong(f"{said}: the sizes are right, the partners are not: rank {rank} sends {whom}")
     if rank >= power:
         raise Wrong(
-            f"{said}: rank Q and those above send their buffer to one rank, and get the result from the same rank"
+            f"{said}: rank Q and those above send their buffer to one rank, and get the "
+            "result from the same rank"
         )
     raise Wrong(said)
 
 
 def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Everything arrived; each rank sent one chunk to each other rank, and no two to the same at once."""
+    """Everything arrived; each rank sent one chunk to each other rank, and no two to the same at
+    once.
+    """
     lengths, size = case.given[0]["lengths"], case.given[0]["all"].itemsize
-    chunks = [np.split(given["all"], np.cumsum(lengths[rank])[:-1]) for rank, given in enumerate(case.given)]
+    chunks = [
+        np.split(given["all"], np.cumsum(lengths[rank])[:-1])
+        for rank, given in enumerate(case.given)
+    ]
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     for rank, result in enumerate(results):
         expect_filled(rank, result["replaced"].tolist())
         came = np.concatenate([chunks[source][rank] for source in range(case.ranks)])
         owner = np.repeat(np.arange(case.ranks), lengths[:, rank])
-        wrong = {how: np.where(owner == rank, came, all) for how, all in through_float64(result["came"], came).items()}
+        wrong = {
+            how: np.where(owner == rank, came, all)
+            for how, all in through_float64(result["came"], came).items()
+        }
         own = np.where(owner == rank, UNTOUCHED, came)
         wrong |= {"what a rank has for itself is not copied": own.astype(came.dtype)}
         if story := astray(rank, result["came"], chunks):
             wrong[story] = partial(np.copy, result["came"])
-        expect_equal(rank, "what came, one chunk after the other,", result["came"], came, instead=wrong)
-        expect_equal(rank, "what leaves, one chunk after the other,", result["kept"], case.given[rank]["all"])
+        expect_equal(
+            rank, "what came, one chunk after the other,", result["came"], came, instead=wrong
+        )
+        expect_equal(
+            rank, "what leaves, one chunk after the other,", result["kept"], case.given[rank]["all"]
+        )
         others = [(to, size * int(lengths[rank, to])) for to in range(case.ranks) if to != rank]
         found = sorted((note.to, note.bytes) for note in sent_by(rank, notes))
         if found != others:
-            ring = ": chunks go round the ring, expected straight to their owners" * (len(dict(found)) < len(others))
-            raise Wrong(f"rank {rank} sent {found}, expected one chunk to each other rank: {others} (to, bytes){ring}")
-    for step, sends in enumerate(zip(*(sent_by(rank, notes) for rank in range(case.ranks)), strict=True), start=1):
+            ring = ": chunks go round the ring, expected straight to their owners" * (
+                len(dict(found)) < len(others)
+            )
+            raise Wrong(
+                f"rank {rank} sent {found}, expected one chunk to each other rank: {others} (to, "
+                f"bytes){ring}"
+            )
+    for step, sends in enumerate(
+        zip(*(sent_by(rank, notes) for rank in range(case.ranks)), strict=True), start=1
+    ):
         targets = [note.to for note in sends]
         for first, to in enumerate(targets):
             if to in targets[first + 1 :]:
                 second = targets.index(to, first + 1)
                 raise Wrong(
-                    f"in step {step} ranks {first} and {second} both send to rank {to}, expected one sender a step"
+                    f"in step {step} ranks {first} and {second} both send to rank {to}, "
+                    "expected one sender a step"
                 )
 
 
@@ -236,7 +295,10 @@ def astray(rank: int, found: Array, chunks: Sequence[Sequence[Array]]) -> str:
         if np.array_equal(came, chunks[source][rank]):
             continue
         if (came == UNTOUCHED).all() and source != rank:
-            return f"no step brings rank {source}'s chunk to rank {rank}: `arriving[{source}]` is never written"
+            return (
+                f"no step brings rank {source}'s chunk to rank {rank}: `arriving[{source}]` is "
+                "never written"
+            )
         for other, leaving in enumerate(chunks):
             for to, chunk in enumerate(leaving):
                 if np.array_equal(np.resize(chunk, came.shape), came) or (
@@ -245,8 +307,14 @@ def astray(rank: int, found: Array, chunks: Sequence[Sequence[Array]]) -> str:
                     if to == rank != other:
                         return f"what rank {other} sent is put into arriving[{source}]"
                     if to == other:
-                        return f"arriving[{source}] gets leaving[{to}] of rank {other}, which stays there"
-                    return f"arriving[{source}] gets leaving[{to}] of rank {other}, which is for rank {to}"
+                        return (
+                            f"arriving[{source}] gets leaving[{to}] of rank {other}, which stays "
+                            "there"
+                        )
+                    return (
+                        f"arriving[{source}] gets leaving[{to}] of rank {other}, which is for "
+                        f"rank {to}"
+                    )
     return ""
 
 
@@ -254,10 +322,14 @@ def expect_filled(rank: int, replaced: list[int]) -> None:
     """Raise `Wrong` if entries of the list `arriving` are not the caller's arrays any more."""
     if replaced == [rank]:
         raise Wrong(
-            f"rank {rank}: arriving[{rank}] is another array now, perhaps leaving[{rank}], expected a copy in it"
+            f"rank {rank}: arriving[{rank}] is another array now, perhaps leaving[{rank}], "
+            "expected a copy in it"
         )
     if replaced:
-        raise Wrong(f"rank {rank}: entries {replaced} of `arriving` are other arrays now, expected the caller's filled")
+        raise Wrong(
+            f"rank {rank}: entries {replaced} of `arriving` are other arrays now, expected the "
+            "caller's filled"
+        )
 
 
 def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -269,7 +341,9 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     for rank, result in enumerate(results):
         node = rank // per_node * per_node
         wrong = {
-            "only the node's own ranks are summed": np.sum(buffers[node : node + per_node], axis=0, dtype=total.dtype)
+            "only the node's own ranks are summed": np.sum(
+                buffers[node : node + per_node], axis=0, dtype=total.dtype
+            )
         }
         chunk = np.array_split(np.arange(len(total)), per_node)[rank % per_node]
         wrong["the shards are not gathered in the end"] = np.where(
@@ -278,19 +352,31 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         found = result["buffer"]
         wrong["the mean is formed, not the sum"] = total / case.ranks
         wrong["the mean is formed and rounded down, where a sum is asked for"] = total // case.ranks
-        of_one = [np.sum(buffers[one::per_node], axis=0, dtype=total.dtype) for one in range(per_node)]
-        owner = np.repeat(np.arange(per_node), [len(part) for part in np.array_split(total, per_node)])
-        wrong["each shard is summed across the nodes alone, and not inside them first"] = np.choose(owner, of_one)
+        of_one = [
+            np.sum(buffers[one::per_node], axis=0, dtype=total.dtype) for one in range(per_node)
+        ]
+        owner = np.repeat(
+            np.arange(per_node), [len(part) for part in np.array_split(total, per_node)]
+        )
+        wrong["each shard is summed across the nodes alone, and not inside them first"] = np.choose(
+            owner, of_one
+        )
         wrong |= through_float64(result["buffer"], total)
         for other in range(per_node):
             part = owner == other
             if found.shape == total.shape and not np.array_equal(found[part], total[part]):
                 if story := some_parts(found[part], [buffer[part] for buffer in buffers], 0.0):
-                    wrong[f"shard {other} is not summed over all ranks{story}"] = partial(np.copy, found)
+                    wrong[f"shard {other} is not summed over all ranks{story}"] = partial(
+                        np.copy, found
+                    )
                 elif not np.array_equal(found[part], buffers[rank][part]):
-                    wrong[f"shard {other} is not the sum of all ranks, once each"] = partial(np.copy, found)
+                    wrong[f"shard {other} is not the sum of all ranks, once each"] = partial(
+                        np.copy, found
+                    )
                 break
-        expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
+        expect_equal(
+            rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers
+        )
     for rank in range(case.ranks):
         sent = sent_by(rank, notes)
         across = [note for note in sent if note.to // per_node != rank // per_node]
@@ -298,29 +384,38 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         most = rounds * math.ceil(shard / count) * total.itemsize
         if count > 1 and not across:
             raise Wrong(
-                f"rank {rank} sent no message to other nodes, expected {rounds}: each rank sends its shard across"
+                f"rank {rank} sent no message to other nodes, expected {rounds}: each rank "
+                "sends its shard across"
             )
         if found > most:
-            whole = ": whole buffers cross, not shards" * (found >= most * per_node and per_node > 1)
+            whole = ": whole buffers cross, not shards" * (
+                found >= most * per_node and per_node > 1
+            )
             wide = ": the numbers travel in 8 bytes each" * (found == most // total.itemsize * 8)
-            raise Wrong(f"rank {rank} sent {found} bytes to other nodes, expected {most}{wide or whole}")
+            raise Wrong(
+                f"rank {rank} sent {found} bytes to other nodes, expected {most}{wide or whole}"
+            )
         for where, messages, peers in (
             ("to other nodes", len(across), count),
             ("inside", len(sent) - len(across), per_node),
         ):
             if messages > 2 * (peers - 1):
                 raise Wrong(
-                    f"rank {rank} sent {messages} messages {where}, expected {2 * (peers - 1)}: a reduce-scatter and "
-                    "an all-gather"
+                    f"rank {rank} sent {messages} messages {where}, expected {2 * (peers - 1)}: a "
+                    "reduce-scatter and an all-gather"
                 )
 
 
 def through_float64(found: Array, expected: Array) -> dict[str, Array]:
-    """Return what becomes of large whole numbers that were float64 on their way: all but their last digits is right."""
+    """Return what becomes of large whole numbers that were float64 on their way: all but their last
+    digits is right.
+    """
     if expected.dtype.kind != "i" or found.shape != expected.shape or found.dtype != expected.dtype:
         return {}
     near = np.allclose(found, expected, rtol=1e-14, atol=0)
     return {
         "the numbers pass through float64": found if near else expected,
-        "what comes is received into an array of float64": expected.view(np.float64).astype(expected.dtype),
+        "what comes is received into an array of float64": expected.view(np.float64).astype(
+            expected.dtype
+        ),
     }

@@ -1,4 +1,6 @@
-"""Lesson 03, task 5: the programs that ask for seconds, and their judges, which look at the virtual clock."""
+"""Lesson 03, task 5: the programs that ask for seconds, and their judges, which look at the virtual
+clock.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from minidist.course.grader.contract import (
 def one_level(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5a."""
     ranks, latency, bandwidth = given["cluster"].tolist()
-    ask = partial(exercise.halving_doubling_cost, ranks=int(ranks), latency=latency, bandwidth=bandwidth)
+    ask = partial(
+        exercise.halving_doubling_cost, ranks=int(ranks), latency=latency, bandwidth=bandwidth
+    )
     return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
 
 
@@ -33,7 +37,9 @@ def two_levels(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
     """Run task 5b."""
     nodes, per_node = given["shape"].tolist()
     inside, across = map(tuple, given["links"].tolist())
-    ask = partial(exercise.two_level_cost, nodes=nodes, per_node=per_node, inside=inside, across=across)
+    ask = partial(
+        exercise.two_level_cost, nodes=nodes, per_node=per_node, inside=inside, across=across
+    )
     return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
 
 
@@ -48,21 +54,35 @@ def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
     ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
     power, ranks = 2 ** int(math.log2(ranks)), int(ranks)
     sizes, answers = case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist()
-    counted = counts(sizes, answers, latency, bandwidth, 2 * math.log2(power), 2 * (power - 1) / power, ranks > power)
+    counted = counts(
+        sizes,
+        answers,
+        latency,
+        bandwidth,
+        2 * math.log2(power),
+        2 * (power - 1) / power,
+        ranks > power,
+    )
     for bytes, answer in zip(sizes, answers, strict=True):
         ask = partial(clock, "halving_doubling", bytes)
         seconds, below = (ask(many, Cluster.uniform(latency, bandwidth)) for many in (ranks, power))
-        message, waiting = latency + bytes / bandwidth, ask(ranks, Cluster.uniform(latency, math.inf))
+        message, waiting = (
+            latency + bytes / bandwidth,
+            ask(ranks, Cluster.uniform(latency, math.inf)),
+        )
         rounds, among = 2 * math.log2(ranks), 2 * (ranks - 1) / ranks
         more = 2 * message if ranks > power else 0
         wrong = {
             "the ranks from Q on cost nothing": below,
-            "the two messages of ranks from Q on are counted although there are none": below + 2 * message,
+            "the two messages of ranks from Q on are counted although there are none": below
+            + 2 * message,
             "only one of their two messages is counted": below + message,
             "the latency of their two messages is left out": below + 2 * bytes / bandwidth,
-            "each of the ranks from Q on is waited for by itself": below + 2 * (ranks - power) * message,
+            "each of the ranks from Q on is waited for by itself": below
+            + 2 * (ranks - power) * message,
             "P stands where Q should": rounds * latency + among * bytes / bandwidth,
-            "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency + among * bytes / bandwidth,
+            "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency
+            + among * bytes / bandwidth,
             "a send and a receive at the same time take twice the time of one": seconds + below,
             "bandwidth is counted in bits": waiting + 8 * (seconds - waiting),
             "only the halving is counted, and not the doubling": below / 2 + more,
@@ -87,7 +107,9 @@ def counts(
     buffers: float,
     fold: bool,
 ) -> str:
-    """Return how many latencies and how many buffers are in the answers, if a straight line goes through them."""
+    """Return how many latencies and how many buffers are in the answers, if a straight line goes
+    through them.
+    """
     first, last = int(np.argmin(sizes)), int(np.argmax(sizes))
     if sizes[first] == sizes[last] or not np.isfinite(answers).all():
         return ""
@@ -113,12 +135,15 @@ def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note
     counted = two_level_counts(sizes, answers, nodes, per_node, inside, across)
     for bytes, answer in zip(sizes, answers, strict=True):
 
-        def ask(near: Link, far: Link, algorithm: str = "hierarchical", bytes: int = bytes) -> float:
+        def ask(
+            near: Link, far: Link, algorithm: str = "hierarchical", bytes: int = bytes
+        ) -> float:
             return clock(algorithm, bytes, nodes * per_node, Cluster(near, far, per_node, nodes))
 
         seconds, node = ask(inside, across), clock("ring", bytes, per_node, Cluster(inside, inside))
         wrong = {
-            "whole buffers cross between the nodes": node + clock("ring", bytes, nodes, Cluster(across, across)),
+            "whole buffers cross between the nodes": node
+            + clock("ring", bytes, nodes, Cluster(across, across)),
             "one flat ring goes through all ranks": ask(inside, across, "ring"),
             "all links are as slow as those between nodes": ask(across, across),
             "the last all-gather inside the nodes is left out": seconds - node / 2,
@@ -136,14 +161,25 @@ def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note
 
 
 def two_level_counts(
-    sizes: Sequence[float], answers: Sequence[float], nodes: int, per_node: int, inside: Link, across: Link
+    sizes: Sequence[float],
+    answers: Sequence[float],
+    nodes: int,
+    per_node: int,
+    inside: Link,
+    across: Link,
 ) -> str:
-    """Return which messages the answers count, as a clause: of how many steps, and of which size, on both levels."""
+    """Return which messages the answers count, as a clause: of how many steps, and of which size,
+    on both levels.
+    """
     both = (("N", nodes, across), ("G", per_node, inside))
     bytes_of = {"n/(N G)": nodes * per_node, "n/G": per_node, "n/N": nodes, "n": 1}
     tables = []
     for letter, count, link in both:
-        steps = {f"2 ({letter} - 1)": 2 * (count - 1), f"{letter} - 1": count - 1, f"2 {letter}": 2 * count}
+        steps = {
+            f"2 ({letter} - 1)": 2 * (count - 1),
+            f"{letter} - 1": count - 1,
+            f"2 {letter}": 2 * count,
+        }
         steps |= {letter: count, "no": 0}
         tables.append(
             [
@@ -156,15 +192,19 @@ def two_level_counts(
         for near_steps, near_size, near in tables[1]:
             if np.allclose(np.add(near, far), answers, rtol=1e-9, atol=0):
                 return (
-                    f"there are {near_steps} steps inside the nodes, of {near_size} bytes, and {far_steps} across, of "
-                    f"{far_size} bytes"
+                    f"there are {near_steps} steps inside the nodes, of {near_size} bytes, and "
+                    f"{far_steps} across, of {far_size} bytes"
                 )
-    if np.allclose(answers, two_levels_of(sizes, per_node, nodes, inside, across), rtol=1e-9, atol=0):
+    if np.allclose(
+        answers, two_levels_of(sizes, per_node, nodes, inside, across), rtol=1e-9, atol=0
+    ):
         return "nodes and ranks of a node are mixed up, N and G"
     return ""
 
 
-def two_levels_of(sizes: Sequence[float], nodes: int, per_node: int, inside: Link, across: Link) -> list[float]:
+def two_levels_of(
+    sizes: Sequence[float], nodes: int, per_node: int, inside: Link, across: Link
+) -> list[float]:
     """Return task 5b's seconds of some sizes."""
     return [
         2 * (per_node - 1) * (inside.latency + inside.seconds(n / per_node))
@@ -176,10 +216,15 @@ def two_levels_of(sizes: Sequence[float], nodes: int, per_node: int, inside: Lin
 def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Where the lines cross that the virtual clock draws through two sizes."""
     ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
-    ranks, cluster, answer = int(ranks), Cluster.uniform(latency, bandwidth), float(results[0]["bytes"])
+    ranks, cluster, answer = (
+        int(ranks),
+        Cluster.uniform(latency, bandwidth),
+        float(results[0]["bytes"]),
+    )
     sizes = [8 * ranks, 800 * ranks]
     at_once, in_parts = (
-        [max(minidist.run(partial(way, n // 8), ranks, cluster=cluster)) for n in sizes] for way in WAYS
+        [max(minidist.run(partial(way, n // 8), ranks, cluster=cluster)) for n in sizes]
+        for way in WAYS
     )
     gains = [(one - other) for one, other in zip(at_once, in_parts, strict=True)]
     slope = (gains[1] - gains[0]) / (sizes[1] - sizes[0])
@@ -187,32 +232,49 @@ def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
     if not math.isclose(answer, expected, rel_tol=1e-6):
         rounds = math.log2(ranks)
         wrong = {
-            "the all-gather takes log2 P rounds, and not the P - 1 steps of a ring": expected * rounds / (ranks - 1),
+            "the all-gather takes log2 P rounds, and not the P - 1 steps of a ring": expected
+            * rounds
+            / (ranks - 1),
             "the scatter's latencies are counted, and the tree's are not": expected
             * (ranks - 1 + rounds)
             / (ranks - 1),
-            "the scatter sends whole buffers": (ranks - 1) * latency * bandwidth / ((1 - ranks) / ranks),
+            "the scatter sends whole buffers": (ranks - 1)
+            * latency
+            * bandwidth
+            / ((1 - ranks) / ranks),
             "the all-gather's latencies are paid twice, as in an all-reduce": 2 * expected,
             **crossovers(ranks, latency, bandwidth),
         }
         story = next(
-            (f": this is what comes out if {how}" for how, all in wrong.items() if math.isclose(answer, all)), ""
+            (
+                f": this is what comes out if {how}"
+                for how, all in wrong.items()
+                if math.isclose(answer, all)
+            ),
+            "",
         )
-        story = story or ": with two ranks both send n bytes, one of them in two messages" * (ranks == 2)
+        story = story or ": with two ranks both send n bytes, one of them in two messages" * (
+            ranks == 2
+        )
         raise Wrong(
-            f"broadcast_crossover({ranks}, {latency:g}, {bandwidth:g}) is {answer:.6g} bytes, on the virtual clock "
-            f"{expected:.6g}{story}"
+            f"broadcast_crossover({ranks}, {latency:g}, {bandwidth:g}) is {answer:.6g} bytes, on "
+            f"the virtual clock {expected:.6g}{story}"
         )
 
 
 def crossovers(ranks: int, latency: float, bandwidth: float) -> dict[str, float]:
     """Return where the lines would cross, by what is counted: latencies, buffers and the unit."""
     rounds = math.log2(ranks)
-    latencies = {"": ranks - 1, "P latencies are counted, not P - 1": ranks, "log2 P latencies are counted": rounds}
+    latencies = {
+        "": ranks - 1,
+        "P latencies are counted, not P - 1": ranks,
+        "log2 P latencies are counted": rounds,
+    }
     latencies["one latency is counted"] = 1
     buffers = {
         "": rounds - 2 * (ranks - 1) / ranks,
-        "only one of scatter and all-gather sends (P - 1)/P of the buffer": rounds - (ranks - 1) / ranks,
+        "only one of scatter and all-gather sends (P - 1)/P of the buffer": rounds
+        - (ranks - 1) / ranks,
         "scatter and all-gather send n bytes each, not (P - 1)/P of them": rounds - 2,
         "scatter and all-gather together send n bytes": rounds - 1,
         "the tree sends n bytes once, not in each of its rounds": 1 - 2 * (ranks - 1) / ranks,
@@ -223,7 +285,11 @@ def crossovers(ranks: int, latency: float, bandwidth: float) -> dict[str, float]
         "elements are counted, not bytes": 1 / 8,
         "the size of a chunk is returned, not of the buffer": 1 / ranks,
     }
-    units |= {"bandwidth is left out": 1 / bandwidth, "latency is left out": 1 / latency, "bits are counted": 8.0}
+    units |= {
+        "bandwidth is left out": 1 / bandwidth,
+        "latency is left out": 1 / latency,
+        "bits are counted": 8.0,
+    }
     found = {}
     for one, steps in latencies.items():
         for two, fewer in buffers.items():
@@ -265,6 +331,8 @@ WAYS = (whole_buffer, scatter_and_gather)
 def expect_seconds(name: str, found: float, expected: float, wrong: Mapping[str, float]) -> None:
     """Raise `Wrong` unless a time is the one on the virtual clock."""
     if not math.isclose(found, expected, rel_tol=1e-9):
-        story = next((how for how, other in wrong.items() if math.isclose(found, other, rel_tol=1e-9)), "")
+        story = next(
+            (how for how, other in wrong.items() if math.isclose(found, other, rel_tol=1e-9)), ""
+        )
         hint = f": this is what comes out if {story}" if story else ""
         raise Wrong(f"{name} is {found:.9g} s, on the virtual clock {expected:.9g} s{hint}")

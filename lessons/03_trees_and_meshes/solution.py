@@ -1,4 +1,6 @@
-"""Lesson 03, solved: the package's own tree.py, recursive.py, pairwise.py and ring.py, in `minidist/collectives`."""
+"""Lesson 03, solved: the package's own tree.py, recursive.py, pairwise.py and ring.py, in
+`minidist/collectives`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 
 def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communicator) -> None:
-    """Sum inside nodes, across, and inside: what `hierarchical.all_reduce` does once it has found the two levels."""
+    """Sum inside nodes, across, and inside: what `hierarchical.all_reduce` does once it has found
+    the two levels.
+    """
     chunks = Chunks(buffer, cut(len(buffer), inside.size))
     mine = chunks[inside.rank]
     ring.ring_reduce_scatter(chunks, mine, inside, np.add)
@@ -41,7 +45,9 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
 
 
 def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Return the time of halving and doubling among Q ranks, and of the two messages of those from Q on."""
+    """Return the time of halving and doubling among Q ranks, and of the two messages of those from
+    Q on.
+    """
     power = recursive.power_below(ranks)
     link = Link(latency, bandwidth)
     among = 2 * math.log2(power) * latency + link.seconds(2 * (power - 1) / power * bytes)
@@ -49,9 +55,15 @@ def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: f
 
 
 def two_level_cost(
-    bytes: float, nodes: int, per_node: int, inside: tuple[float, float], across: tuple[float, float]
+    bytes: float,
+    nodes: int,
+    per_node: int,
+    inside: tuple[float, float],
+    across: tuple[float, float],
 ) -> float:
-    """Return the time of two half rings inside the nodes, and of a whole one across for each shard."""
+    """Return the time of two half rings inside the nodes, and of a whole one across for each
+    shard.
+    """
     near, far = Link(*inside), Link(*across)
     steps_inside, steps_across = 2 * (per_node - 1), 2 * (nodes - 1)
     return steps_inside * (near.latency + near.seconds(bytes / per_node)) + steps_across * (
@@ -60,7 +72,9 @@ def two_level_cost(
 
 
 def broadcast_crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Return the size where fewer bytes save what the ring's P - 1 latencies cost; the scatter has the tree's
-    latencies."""
-    fewer = math.log2(ranks) - 2 * (ranks - 1) / ranks  # buffers that leave the root, and then each rank
+    """Return the size where fewer bytes save what the ring's P - 1 latencies cost; the scatter has
+    the tree's latencies.
+    """
+    # buffers that leave the root, and then each rank
+    fewer = math.log2(ranks) - 2 * (ranks - 1) / ranks
     return (ranks - 1) * latency * bandwidth / fewer if fewer > 0 else math.inf

@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 lessons/04_data_parallel/cluster.py              torch.nn.parallel
     torchrun --nproc-per-node 4 lessons/04_data_parallel/cluster.py --minidist   minidist.parallel, on the same wires
 
-A batch has 11 rows, which neither 2 nor 4 ranks share equally, and two microbatches. The first microbatch only adds to
-the gradients; both DDPs launch buckets during the backward of the second. minidist sums gradients over the ranks. torch
-averages them, so where the loss is divided by the rows of all ranks, it has to be multiplied by the number of ranks.
+A batch has 11 rows, which neither 2 nor 4 ranks share equally, and two microbatches. The first
+microbatch only adds to the gradients; both DDPs launch buckets during the backward of the second.
+minidist sums gradients over the ranks. torch averages them, so where the loss is divided by the
+rows of all ranks, it has to be multiplied by the number of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ROWS, MICROBATCHES, STEPS = 11, 2, 4
 def build(seed: int, device: torch.device) -> nn.Module:
     """Return a model. Each rank has another seed; both strategies make the ranks equal."""
     draws = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)
+    ).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3, generator=draws)
     return model.to(device)
@@ -38,7 +41,10 @@ def build(seed: int, device: torch.device) -> nn.Module:
 def train(model: Any, comm: Communicator, device: torch.device, factor: int) -> list[float]:
     """Train on gradients of `factor` times the loss; return the loss of each step."""
     draws = torch.Generator().manual_seed(0)
-    inputs, targets = (torch.randn(ROWS, width, dtype=torch.float64, generator=draws).to(device) for width in (6, 2))
+    inputs, targets = (
+        torch.randn(ROWS, width, dtype=torch.float64, generator=draws).to(device)
+        for width in (6, 2)
+    )
     mine = share(ROWS, comm.size, comm.rank)
     parts = [tensor[mine].tensor_split(MICROBATCHES) for tensor in (inputs, targets)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -60,13 +66,17 @@ def train(model: Any, comm: Communicator, device: torch.device, factor: int) -> 
 def production(comm: Communicator, device: torch.device) -> list[float]:
     """Train with torch's DDP, which divides gradients by the number of ranks."""
     places = [device.index] if device.type == "cuda" else None
-    model = DistributedDataParallel(build(comm.rank, device), device_ids=places, bucket_cap_mb=0.005)
+    model = DistributedDataParallel(
+        build(comm.rank, device), device_ids=places, bucket_cap_mb=0.005
+    )
     return train(model, comm, device, factor=comm.size)
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with minidist's DDP, which is told to sum them."""
-    model = DDP(build(comm.rank, device), comm, op="sum", bucket_bytes=5000, first_bucket_bytes=1000)
+    model = DDP(
+        build(comm.rank, device), comm, op="sum", bucket_bytes=5000, first_bucket_bytes=1000
+    )
     return train(model, comm, device, factor=1)
 
 

@@ -1,4 +1,6 @@
-"""Lesson 04, solved by hand from the handout: data parallelism, from a share of the batch to overlapping buckets."""
+"""Lesson 04, solved by hand from the handout: data parallelism, from a share of the batch to
+overlapping buckets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from minidist.collectives import all_reduce, broadcast
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:
-    """Task 1: return this rank's part of the loss of a batch; the parts of all ranks add up to the loss."""
+    """Task 1: return this rank's part of the loss of a batch; the parts of all ranks add up to the
+    loss.
+    """
     rows = torch.tensor_split(inputs, comm.size)[comm.rank]
     wanted = torch.tensor_split(targets, comm.size)[comm.rank]
     return (model(rows) - wanted).square().sum() / len(inputs)
@@ -25,7 +29,9 @@ def start_equal(model: nn.Module, comm: Communicator) -> None:
 
 
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
-    """Task 2, second half: after backward, replace every gradient by the sum of all ranks' gradients."""
+    """Task 2, second half: after backward, replace every gradient by the sum of all ranks'
+    gradients.
+    """
     for parameter in model.parameters():
         all_reduce(parameter.grad, comm, algorithm="ring")
 
@@ -51,7 +57,9 @@ class BucketedGradients:
         self.synchronising = True
         self.stream = stream
         self.buckets = assign_buckets(list(model.parameters()), limit)
-        self.number = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
+        self.number = {
+            parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
+        }
         self.start_over()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.arrived)
@@ -76,7 +84,9 @@ class BucketedGradients:
         self.launched.append((flat, handle))
 
     def finish(self) -> None:
-        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the next backward."""
+        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the
+        next backward.
+        """
         for bucket, (flat, handle) in zip(self.buckets, self.launched, strict=True):
             handle.wait()
             sums = flat.split([parameter.numel() for parameter in bucket])
@@ -93,7 +103,9 @@ def accumulate(
     microbatches: int,
     comm: Communicator,
 ) -> None:
-    """Task 4: find the gradient of the loss of a batch in several backwards, communicating in the last one only."""
+    """Task 4: find the gradient of the loss of a batch in several backwards, communicating in the
+    last one only.
+    """
     rows = torch.tensor_split(inputs, comm.size)[comm.rank].tensor_split(microbatches)
     wanted = torch.tensor_split(targets, comm.size)[comm.rank].tensor_split(microbatches)
     try:

@@ -15,7 +15,16 @@ from torch.nn import functional
 
 from minidist import Communicator, Trace
 from minidist.collectives import all_reduce
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, expect_ranks, sent_by
+from minidist.course.grader.contract import (
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    expect_close,
+    expect_equal,
+    expect_ranks,
+    sent_by,
+)
 
 SHAPES = ((4, 3), (4,), (4, 3), (4,), (2, 4), (2,))  # of weights and biases
 SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)
@@ -24,18 +33,26 @@ FROZEN = 1  # the parameter that needs no gradient while ranks are made equal
 
 
 class Towers(nn.Module):
-    """Two layers side by side and one behind. Of the two, the one that runs first gets its gradient last."""
+    """Two layers side by side and one behind. Of the two, the one that runs first gets its gradient
+    last.
+    """
 
     def __init__(self, given: Arrays, rank: int = 0) -> None:
         super().__init__()
         pieces = torch.tensor(given["parameters"]).split(SIZES)
-        self.values = nn.ParameterList(piece.reshape(shape) for piece, shape in zip(pieces, SHAPES, strict=True))
+        self.values = nn.ParameterList(
+            piece.reshape(shape) for piece, shape in zip(pieces, SHAPES, strict=True)
+        )
         self.order = (2, 0) if given["reordered"] and rank % 2 else (0, 2)
-        self.register_buffer("own", torch.full((3,), float(rank)))  # no parameter: every rank keeps its own
+        # no parameter: every rank keeps its own
+        self.register_buffer("own", torch.full((3,), float(rank)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return [B, 2] of [B, 3]."""
-        first, second = (functional.linear(inputs, self.values[at], self.values[at + 1]).tanh() for at in self.order)
+        first, second = (
+            functional.linear(inputs, self.values[at], self.values[at + 1]).tanh()
+            for at in self.order
+        )
         return functional.linear(first * second, self.values[4], self.values[5])
 
 
@@ -44,7 +61,9 @@ def steps_of(given: Arrays) -> list[tuple[Tensor, Tensor]]:
     return list(zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True))
 
 
-def part_of_loss(model: nn.Module, inputs: Tensor, targets: Tensor, rank: int = 0, ranks: int = 1) -> Tensor:
+def part_of_loss(
+    model: nn.Module, inputs: Tensor, targets: Tensor, rank: int = 0, ranks: int = 1
+) -> Tensor:
     """Return what a rank brings to the loss of a batch: of one rank, the loss."""
     mine, wanted = inputs.tensor_split(ranks)[rank], targets.tensor_split(ranks)[rank]
     return (model(mine) - wanted).square().sum() / len(inputs)
@@ -60,7 +79,9 @@ def descend(model: nn.Module) -> None:
 
 def flat(tensors: Iterable[Tensor | None]) -> np.ndarray[Any, Any]:
     """Return tensors one after the other; for one that is missing, what is not a number."""
-    return torch.cat([torch.full((1,), torch.nan) if t is None else t.detach().flatten() for t in tensors]).numpy()
+    return torch.cat(
+        [torch.full((1,), torch.nan) if t is None else t.detach().flatten() for t in tensors]
+    ).numpy()
 
 
 # ---------------------------------------------------------------- programs: on every rank, with the student's module
@@ -77,7 +98,11 @@ def part(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, A
     if loss.requires_grad:
         loss.backward()
     missing = sum(parameter.grad is None for parameter in model.parameters())
-    results = {"loss": loss.item(), "calls": len(seen), "rows": torch.cat([inputs[:0], *seen]).numpy()}
+    results = {
+        "loss": loss.item(),
+        "calls": len(seen),
+        "rows": torch.cat([inputs[:0], *seen]).numpy(),
+    }
     return results | {"gradient": flat(p.grad for p in model.parameters()), "missing": missing}
 
 
@@ -88,7 +113,10 @@ def naive(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     comm.trace = trace
     exercise.start_equal(model, comm)
     model.values[FROZEN].requires_grad_(True)
-    results: dict[str, Any] = {"start": flat(model.parameters()), "broadcasting": comm.traffic.messages_sent}
+    results: dict[str, Any] = {
+        "start": flat(model.parameters()),
+        "broadcasting": comm.traffic.messages_sent,
+    }
     results |= {"broadcasts": collectives(trace), "buffer": model.own.numpy().copy()}
     for inputs, targets in steps_of(given):
         part_of_loss(model, inputs, targets, comm.rank, comm.size).backward()
@@ -105,8 +133,16 @@ def collectives(trace: Trace) -> list[int]:
 
 
 def accumulated(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 4 with gradients that are summed as they come; with `failing`, the model raises in its second call."""
-    model, arrivals, calls, seen, ends = Towers(given), list[int](), list[int](), list[Tensor](), list[int]()
+    """Run task 4 with gradients that are summed as they come; with `failing`, the model raises in
+    its second call.
+    """
+    model, arrivals, calls, seen, ends = (
+        Towers(given),
+        list[int](),
+        list[int](),
+        list[Tensor](),
+        list[int](),
+    )
     outputs, held = list[StorageWeakRef](), [0]
     inputs, targets = steps_of(given)[0]
     gradients = SimpleNamespace(synchronising=True, finish=lambda: ends.append(len(arrivals)))
@@ -124,7 +160,9 @@ def accumulated(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
             all_reduce(parameter.grad, comm, algorithm="ring")
 
     model.register_forward_pre_hook(look)
-    model.register_forward_hook(lambda _, __, output: outputs.append(StorageWeakRef(output.untyped_storage())))
+    model.register_forward_hook(
+        lambda _, __, output: outputs.append(StorageWeakRef(output.untyped_storage()))
+    )
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(arrived)
     failed = False
@@ -132,7 +170,12 @@ def accumulated(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         exercise.accumulate(model, gradients, inputs, targets, int(given["microbatches"]), comm)
     except ArithmeticError:
         failed = True
-    results = {"synchronising": gradients.synchronising, "ends": ends, "failed": failed, "calls": calls}
+    results = {
+        "synchronising": gradients.synchronising,
+        "ends": ends,
+        "failed": failed,
+        "calls": calls,
+    }
     results |= {"held": max(held), "rows": torch.cat([inputs[:0], *seen]).numpy()}
     return results | {"gradient": flat(p.grad for p in model.parameters())}
 
@@ -151,7 +194,9 @@ def serial(given: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     return found | {"parameters": flat(model.parameters())}
 
 
-def gradient_of(given: Arrays, losses: Iterable[Callable[[nn.Module], Tensor]]) -> np.ndarray[Any, Any]:
+def gradient_of(
+    given: Arrays, losses: Iterable[Callable[[nn.Module], Tensor]]
+) -> np.ndarray[Any, Any]:
     """Return the sum of the gradients of some losses."""
     model = Towers(given)
     torch.stack([loss(model) for loss in losses]).sum().backward()
@@ -161,7 +206,9 @@ def gradient_of(given: Arrays, losses: Iterable[Callable[[nn.Module], Tensor]]) 
 def expect(rank: int, what: str, found: Any, expected: object, why: str = "") -> None:
     """Raise `Wrong` unless counts, or lists of them, are equal."""
     if found.tolist() != expected:
-        raise Wrong(f"rank {rank}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why))
+        raise Wrong(
+            f"rank {rank}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why)
+        )
 
 
 def turned(parts: list[Tensor], shift: int) -> list[Tensor]:
@@ -176,37 +223,70 @@ def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     everyones = [mine.numpy() for mine in inputs.tensor_split(ranks)]
     wrong_rows = {
         "a rank computes on the whole batch": [inputs.numpy()] * ranks,
-        "rank r takes rows r, r + P, r + 2 P, ...": [inputs[rank::ranks].numpy() for rank in range(ranks)],
+        "rank r takes rows r, r + P, r + 2 P, ...": [
+            inputs[rank::ranks].numpy() for rank in range(ranks)
+        ],
         "rows that P does not divide are dropped": (
             [inputs[rank * even : (rank + 1) * even].numpy() for rank in range(ranks)]
         ),
         "the last rank takes all rows that P does not divide": (
-            [inputs[rank * even : (rank + 1) * even if rank < ranks - 1 else None].numpy() for rank in range(ranks)]
+            [
+                inputs[rank * even : (rank + 1) * even if rank < ranks - 1 else None].numpy()
+                for rank in range(ranks)
+            ]
         ),
         "every rank takes as many rows as the first, B / P rounded up": (
-            [inputs[rank * -(-len(inputs) // ranks) :][: -(-len(inputs) // ranks)].numpy() for rank in range(ranks)]
+            [
+                inputs[rank * -(-len(inputs) // ranks) :][: -(-len(inputs) // ranks)].numpy()
+                for rank in range(ranks)
+            ]
         ),
     }
     for rank, result in enumerate(results):
-        expect(rank, "calls of the model:", result["calls"], 1, "a rank without rows calls it, too, on no rows")
-    expect_ranks("the rows it computed on", [each["rows"] for each in results], everyones, 0.0, instead=wrong_rows)
+        expect(
+            rank,
+            "calls of the model:",
+            result["calls"],
+            1,
+            "a rank without rows calls it, too, on no rows",
+        )
+    expect_ranks(
+        "the rows it computed on",
+        [each["rows"] for each in results],
+        everyones,
+        0.0,
+        instead=wrong_rows,
+    )
     for rank, result in enumerate(results):
-        why = "from no rows come gradients of 0, if the loss is computed from what the model returned"
+        why = (
+            "from no rows come gradients of 0, if the loss is computed from what the model returned"
+        )
         if len(inputs.tensor_split(ranks)[rank]):
             why = "item(), detach(), .data or torch.tensor(...) cut the loss off from the model"
         expect(rank, "parameters without a gradient after backward():", result["missing"], 0, why)
     with torch.no_grad():
         model, many = Towers(case.given[0]), [len(mine) for mine in inputs.tensor_split(ranks)]
         loss = part_of_loss(model, inputs, targets).numpy()
-        sums = [part_of_loss(model, inputs, targets, rank, ranks).numpy() * len(inputs) for rank in range(ranks)]
-        pairs = [[each.tensor_split(ranks)[rank] for rank in range(ranks)] for each in (inputs, targets)]
+        sums = [
+            part_of_loss(model, inputs, targets, rank, ranks).numpy() * len(inputs)
+            for rank in range(ranks)
+        ]
+        pairs = [
+            [each.tensor_split(ranks)[rank] for rank in range(ranks)] for each in (inputs, targets)
+        ]
         others = {
-            shift: [(model(mine) - wanted) for mine, wanted in zip(pairs[0], turned(pairs[1], shift), strict=True)]
+            shift: [
+                (model(mine) - wanted)
+                for mine, wanted in zip(pairs[0], turned(pairs[1], shift), strict=True)
+            ]
             for shift in range(ranks)
             if not shift or len(inputs) % ranks == 0
         }
         absolute = np.sum([each.abs().sum().numpy() for each in others[0]]) / len(inputs)
-        strange = {shift: np.sum([each.square().sum().numpy() for each in others[shift]]) for shift in others}
+        strange = {
+            shift: np.sum([each.square().sum().numpy() for each in others[shift]])
+            for shift in others
+        }
     means = np.sum([one / max(1, n) for one, n in zip(sums, many, strict=True)], axis=0)
     wrong = {
         "each rank divides by the number of its own rows": means,
@@ -214,20 +294,32 @@ def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "outputs are averaged, not summed": loss / targets.shape[1],
         "each rank's part is divided by P once more": loss / ranks,
         "nothing is divided by the rows": loss * len(inputs),
-        "the mean over inputs or outputs is taken, and the mean over the rows as well": loss / inputs.shape[1],
+        "the mean over inputs or outputs is taken, and the mean over the rows as well": loss
+        / inputs.shape[1],
         "it is half of the squared error": loss / 2,
         "the error is not squared, but its absolute value taken": absolute,
         "each rank returns the loss of the whole batch, not its own part": loss * ranks,
         "the norm is taken, and not its square": np.sqrt(loss * len(inputs)) / len(inputs),
-        **{f"the targets are those of rank r + {k}": value / len(inputs) for k, value in strange.items() if k},
+        **{
+            f"the targets are those of rank r + {k}": value / len(inputs)
+            for k, value in strange.items()
+            if k
+        },
     }
     whole = [np.allclose(result["loss"], loss) for result in results]
-    wrong = {story: value for story, value in wrong.items() if not all(whole) or "whole batch" in story}
+    wrong = {
+        story: value for story, value in wrong.items() if not all(whole) or "whole batch" in story
+    }
     found = np.sum([result["loss"] for result in results], axis=0)
     expect_close(0, "the sum of all ranks' losses", found, loss, instead=wrong)
     gradient = np.sum([result["gradient"] for result in results], axis=0)
     expect_close(0, "the sum of all ranks' gradients", gradient, serial(case.given[0])["gradient"])
-    expect(0, "messages sent, by all ranks:", np.array(len([note for note in notes if note.kind == "send"])), 0)
+    expect(
+        0,
+        "messages sent, by all ranks:",
+        np.array(len([note for note in notes if note.kind == "send"])),
+        0,
+    )
 
 
 def pieces() -> list[Any]:
@@ -253,29 +345,38 @@ def judge_trained(case: Case, results: Sequence[Arrays]) -> None:
     expected, given = serial(case.given[0]), case.given[0]
     inputs, targets = steps_of(given)[0]
     own = [
-        gradient_of(given, [lambda model, rank=rank: part_of_loss(model, inputs, targets, rank, case.ranks)])
+        gradient_of(
+            given, [lambda model, rank=rank: part_of_loss(model, inputs, targets, rank, case.ranks)]
+        )
         for rank in range(case.ranks)
     ]
     tolerance = 1e-9 if expected["gradient"].dtype == np.float64 else 1e-5
     wrong: dict[str, Any] = {
-        "the sums are divided by the number of ranks": [expected["gradient"] / case.ranks] * case.ranks,
+        "the sums are divided by the number of ranks": [expected["gradient"] / case.ranks]
+        * case.ranks,
         "a rank keeps its own gradient": own,
         "the sum is added to the rank's own gradient, which is in it already": [
             each + expected["gradient"] for each in own
         ],
     }
     for number, piece in enumerate(pieces()):
-        wrong[f"of parameter {number} the rank keeps its own gradient, as if a copy had been summed"] = [
-            np.where(piece, each, expected["gradient"]) for each in own
-        ]
+        wrong[
+            f"of parameter {number} the rank keeps its own gradient, as if a copy had been summed"
+        ] = [np.where(piece, each, expected["gradient"]) for each in own]
     found = [result["gradient"] for result in results]
     same = [expected["gradient"]] * case.ranks
     expect_ranks("the gradient of the first step", found, same, tolerance, instead=wrong)
     for rank, result in enumerate(results):
         expect_close(
-            rank, "the parameters after the last step", result["parameters"], expected["parameters"], tolerance
+            rank,
+            "the parameters after the last step",
+            result["parameters"],
+            expected["parameters"],
+            tolerance,
         )
-        expect_equal(rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"])
+        expect_equal(
+            rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"]
+        )
 
 
 def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -284,10 +385,17 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     first = sum(SIZES[:FROZEN])
     frozen = np.isin(np.arange(sum(SIZES)), range(first, first + SIZES[FROZEN]))
     wrong = {
-        "parameters that need no gradient are left out": [np.where(frozen, own, parameters[0]) for own in parameters],
-        "all start from the mean of all ranks' parameters": [np.mean(parameters, axis=0)] * case.ranks,
-        "all start from the sum of all ranks' parameters": [np.sum(parameters, axis=0)] * case.ranks,
-        **{f"rank {k} is the root, and not rank 0": [parameters[k]] * case.ranks for k in range(1, case.ranks)},
+        "parameters that need no gradient are left out": [
+            np.where(frozen, own, parameters[0]) for own in parameters
+        ],
+        "all start from the mean of all ranks' parameters": [np.mean(parameters, axis=0)]
+        * case.ranks,
+        "all start from the sum of all ranks' parameters": [np.sum(parameters, axis=0)]
+        * case.ranks,
+        **{
+            f"rank {k} is the root, and not rank 0": [parameters[k]] * case.ranks
+            for k in range(1, case.ranks)
+        },
     }
     for number, piece in enumerate(pieces()):
         wrong[f"parameter {number} stays what the rank drew, as if a copy had been filled"] = [
@@ -297,36 +405,56 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             np.where(piece, parameters[0], own) for own in parameters
         ]
     found, same = [result["start"] for result in results], [parameters[0]] * case.ranks
-    expect_ranks("the parameters at the start", found, same, 1e-12, instead=wrong, before=parameters)
+    expect_ranks(
+        "the parameters at the start", found, same, 1e-12, instead=wrong, before=parameters
+    )
     for rank, result in enumerate(results):
         own = np.full_like(result["buffer"], rank)
         expect_equal(rank, "the model's buffer, which is no parameter,", result["buffer"], own)
-        why = in_another_way(result["broadcasts"], list(BYTES)) or "one for each parameter, in order"
+        why = (
+            in_another_way(result["broadcasts"], list(BYTES)) or "one for each parameter, in order"
+        )
         expect(rank, "bytes of each broadcast:", result["broadcasts"], list(BYTES), why)
         why = "one for each parameter, in order, also of a gradient that is 0"
         why = in_another_way(result["sums"], list(BYTES) * steps) or why
         expect(rank, "bytes of each all-reduce:", result["sums"], list(BYTES) * steps, why)
         sent = len(sent_by(rank, notes)) - result["broadcasting"]
         why = "use algorithm='ring'"
-        expect(rank, "messages of sum_gradients:", sent, 2 * (case.ranks - 1) * len(SIZES) * steps, why)
+        expect(
+            rank, "messages of sum_gradients:", sent, 2 * (case.ranks - 1) * len(SIZES) * steps, why
+        )
     sent = np.sum([result["broadcasting"] for result in results])
-    expect(0, "messages of start_equal, of all ranks:", sent, len(SIZES) * (case.ranks - 1), "use algorithm='tree'")
+    expect(
+        0,
+        "messages of start_equal, of all ranks:",
+        sent,
+        len(SIZES) * (case.ranks - 1),
+        "use algorithm='tree'",
+    )
     judge_trained(case, results)
 
 
 def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The gradient is the serial one, from forward and backward in turns, of which the last communicates."""
+    """The gradient is the serial one, from forward and backward in turns, of which the last
+    communicates.
+    """
     given, parts = case.given[0], int(case.given[0]["microbatches"])
     inputs, targets = steps_of(given)[0]
     whole = serial(given)["gradient"]
     mine = [inputs.tensor_split(case.ranks), targets.tensor_split(case.ranks)]
-    pairs = [pair for some, wanted in zip(*mine, strict=True) for pair in cut_both(some, wanted, parts)]
+    pairs = [
+        pair for some, wanted in zip(*mine, strict=True) for pair in cut_both(some, wanted, parts)
+    ]
     by_own_rows = [
-        lambda model, some=some, wanted=wanted: (model(some) - wanted).square().sum() / max(1, len(some))
+        lambda model, some=some, wanted=wanted: (
+            (model(some) - wanted).square().sum() / max(1, len(some))
+        )
         for some, wanted in pairs
     ]
 
-    def by_parts(chosen: Iterable[int], ranks: Iterable[int] = range(case.ranks), own_rows: bool = False) -> Any:
+    def by_parts(
+        chosen: Iterable[int], ranks: Iterable[int] = range(case.ranks), own_rows: bool = False
+    ) -> Any:
         """Return the gradient of some parts of some ranks."""
         total = np.zeros_like(whole)
         for rank in ranks:
@@ -337,7 +465,13 @@ def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Not
         return total
 
     for rank, result in enumerate(results):
-        expect(rank, "synchronising at the end:", result["synchronising"], True, "also when an error leaves it")
+        expect(
+            rank,
+            "synchronising at the end:",
+            result["synchronising"],
+            True,
+            "also when an error leaves it",
+        )
         if given["failing"]:
             expect(rank, "the model's error comes out:", result["failed"], True)
             why = "after an error the other ranks may never launch what it waits for"
@@ -350,26 +484,44 @@ def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Not
                 [some.tensor_split(case.ranks)[rank] for some in inputs.tensor_split(parts)]
             )
         }
-        expect_equal(rank, "the rows it computed on", result["rows"], mine[0][rank].numpy(), instead=wrong)
-        calls, why = [6 * n for n in range(parts)], "backward of a part comes before forward of the next"
+        expect_equal(
+            rank, "the rows it computed on", result["rows"], mine[0][rank].numpy(), instead=wrong
+        )
+        calls, why = (
+            [6 * n for n in range(parts)],
+            "backward of a part comes before forward of the next",
+        )
         expect(rank, "gradients there at each call of the model:", result["calls"], calls, why)
         if result["held"] > 1:
             raise Wrong(
-                f"rank {rank}: what the model returned for {result['held']} earlier parts is still held when it is "
-                "called again, expected 1 at most: a list that refers to it keeps it"
+                f"rank {rank}: what the model returned for {result['held']} earlier parts is "
+                "still held when it is called again, expected 1 at most: a list that refers to "
+                "it keeps it"
             )
-        expect(rank, "gradients there at each finish():", result["ends"], [6 * parts], "once, in the end")
+        expect(
+            rank,
+            "gradients there at each finish():",
+            result["ends"],
+            [6 * parts],
+            "once, in the end",
+        )
         sent, why = np.array(len(sent_by(rank, notes))), "only the last backward communicates"
-        why += ": here none does" * (not sent) + ": here all do" * bool(sent == parts * 2 * (case.ranks - 1) * 6)
+        why += ": here none does" * (not sent) + ": here all do" * bool(
+            sent == parts * 2 * (case.ranks - 1) * 6
+        )
         expect(rank, "messages sent:", sent, 2 * (case.ranks - 1) * 6, why)
         scales = {
             "each part's loss is divided by the number of parts": whole / parts,
             "each part's loss is divided by its own rows": lambda: gradient_of(given, by_own_rows),
             "each part's loss is divided by the number of ranks": whole / case.ranks,
-            "each part's loss is divided by the outputs as well, as a mean over all elements": whole / targets.shape[1],
-            "each part's loss is divided by the elements of the inputs, not by their rows": whole / inputs.shape[1],
+            "each part's loss is divided by the outputs as well, as a mean over all elements": whole
+            / targets.shape[1],
+            "each part's loss is divided by the elements of the inputs, not by their rows": whole
+            / inputs.shape[1],
             "nothing is divided by the rows": whole * len(inputs),
-            "each part's loss is divided by the rank's own rows": lambda: by_parts(range(parts), own_rows=True),
+            "each part's loss is divided by the rank's own rows": lambda: by_parts(
+                range(parts), own_rows=True
+            ),
             "gradients of the parts before the last are forgotten": lambda: by_parts([parts - 1]),
             "the first part alone counts": lambda: by_parts([0]),
             "the last part is left out": lambda: by_parts(range(parts - 1)),

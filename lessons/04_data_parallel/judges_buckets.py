@@ -9,7 +9,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from judges import BYTES, SIZES, Towers, descend, expect, flat, judge_trained, part_of_loss, steps_of
+from judges import (
+    BYTES,
+    SIZES,
+    Towers,
+    descend,
+    expect,
+    flat,
+    judge_trained,
+    part_of_loss,
+    steps_of,
+)
 
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, known
@@ -22,13 +32,18 @@ def assign(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
     model = Towers(given)
     found = exercise.assign_buckets(list(model.parameters()), int(given["limit"]))
     if empty := [number for number, some in enumerate(found) if not some]:
-        raise Wrong(f"buckets {empty} of {len(found)} are empty, expected none: is one opened that nothing comes into?")
+        raise Wrong(
+            f"buckets {empty} of {len(found)} are empty, expected none: is one opened that "
+            "nothing comes into?"
+        )
     bucket = {id(parameter): number for number, some in enumerate(found) for parameter in some}
     return {"buckets": [bucket.get(id(parameter), -1) for parameter in model.parameters()]}
 
 
 def bucketed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run the second half of task 3 in a loop; note how many gradients had come at each launch, and at each wait."""
+    """Run the second half of task 3 in a loop; note how many gradients had come at each launch, and
+    at each wait.
+    """
     model, stream, results = Towers(given, comm.rank), comm.stream(), dict[str, Any]()
     arrivals, launches, waits, late = list[int](), list[int](), list[int](), list[int]()
     backward = [False]  # is it under way
@@ -47,14 +62,20 @@ def bucketed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     gradients = exercise.BucketedGradients(model, comm, observed, int(given["limit"]))
     messages, bytes = comm.traffic.messages_sent, comm.traffic.bytes_sent
     for inputs, targets in steps_of(given):
-        for synchronising in [False, True] if given["quiet"] else [True]:  # quiet: first only add up
+        # quiet: first only add up
+        for synchronising in [False, True] if given["quiet"] else [True]:
             gradients.synchronising, backward[0] = synchronising, True
             part_of_loss(model, inputs, targets, comm.rank, comm.size).backward()
             backward[0] = False
         gradients.finish()
         results.setdefault("gradient", flat(p.grad for p in model.parameters()))
         descend(model)
-    results |= {"launches": launches, "waits": waits, "late": late, "bytes": comm.traffic.bytes_sent - bytes}
+    results |= {
+        "launches": launches,
+        "waits": waits,
+        "late": late,
+        "bytes": comm.traffic.bytes_sent - bytes,
+    }
     results |= {"messages": comm.traffic.messages_sent - messages, "arrivals": arrivals}
     return results | {"parameters": flat(model.parameters())}
 
@@ -83,14 +104,18 @@ def closed_before(limit: int, sizes: Sequence[int] = BYTES) -> list[int]:
 
 def never_reset(limit: int, sizes: Sequence[int] = BYTES) -> list[int]:
     """Return them, if from the first full bucket on every parameter closes one."""
-    first = [sum(sizes[number:]) >= limit for number in range(len(sizes))]  # by parameter: is it the last of its bucket
+    # by parameter: is it the last of its bucket
+    first = [sum(sizes[number:]) >= limit for number in range(len(sizes))]
     return [sum(first[number + 1 :]) for number in range(len(sizes))]
 
 
 def full(limit: int, sizes: Sequence[int] = BYTES) -> bool:
     """Tell whether the last bucket is closed."""
     numbers = buckets_of(limit, sizes)
-    return sum(size for size, number in zip(sizes, numbers, strict=True) if number == numbers[0]) >= limit
+    return (
+        sum(size for size, number in zip(sizes, numbers, strict=True) if number == numbers[0])
+        >= limit
+    )
 
 
 def other_buckets(limit: int, bytes: Sequence[int] = BYTES) -> dict[str, list[int]]:
@@ -98,20 +123,24 @@ def other_buckets(limit: int, bytes: Sequence[int] = BYTES) -> dict[str, list[in
     return {
         "parameters are dealt out from the first one on": buckets_of(limit, bytes[::-1])[::-1],
         "elements are counted instead of bytes": buckets_of(limit, SIZES),
-        "a bucket is closed only when it holds more than the limit": buckets_of(limit, bytes, strictly=True),
+        "a bucket is closed only when it holds more than the limit": buckets_of(
+            limit, bytes, strictly=True
+        ),
         "the bytes are not counted from 0 again when a bucket is closed": never_reset(limit, bytes),
         "the bucket that is still open at the end is left out": [
             -1 if number == max(buckets_of(limit, bytes)) and not full(limit, bytes) else number
             for number in buckets_of(limit, bytes)
         ],
         "each parameter has a bucket of its own": list(range(len(bytes)))[::-1],
-        "a bucket is closed before a parameter that would take it beyond the limit: it is closed once it holds the "
-        "limit or more": closed_before(limit, bytes),
+        "a bucket is closed before a parameter that would take it beyond the limit: it is closed "
+        "once it holds the limit or more": closed_before(limit, bytes),
     }
 
 
 def launches_of(bucket: Sequence[int], arrivals: Array) -> list[int]:
-    """Return how many gradients have come when each bucket can be launched, given arrivals [step, parameter]."""
+    """Return how many gradients have come when each bucket can be launched, given arrivals [step,
+    parameter].
+    """
     launches = list[int]()
     for step, of_step in enumerate(arrivals.tolist()):
         for number in range(max(bucket) + 1):
@@ -124,11 +153,19 @@ def judge_assign(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     """Each parameter is in its bucket."""
     limit, found = int(case.given[0]["limit"]), results[0]["buckets"].tolist()
     why = known(other_buckets(limit), partial(eq, found)).removeprefix(": ")
-    expect(0, f"with limit {limit}, parameters of {BYTES} bytes are in", results[0]["buckets"], buckets_of(limit), why)
+    expect(
+        0,
+        f"with limit {limit}, parameters of {BYTES} bytes are in",
+        results[0]["buckets"],
+        buckets_of(limit),
+        why,
+    )
 
 
 def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """All ranks train as one; each bucket was launched when it was complete, and waited for when all were."""
+    """All ranks train as one; each bucket was launched when it was complete, and waited for when
+    all were.
+    """
     given = case.given[0]
     itemsize = given["parameters"].itemsize
     steps, bucket = len(given["inputs"]), buckets_of(int(given["limit"]) * 8 // itemsize)
@@ -145,24 +182,58 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         if given["quiet"] and found and min(found) < min(launches):
             early = [at for at, right in zip(found, launches, strict=False) if at < right]
             raise Wrong(
-                f"rank {rank}: buckets were launched when {early} gradients had come, expected {launches}: in the "
-                "backward before, while synchronising is False, nothing may be launched, nor counted as having come"
+                f"rank {rank}: buckets were launched when {early} gradients had come, expected "
+                f"{launches}: in the backward before, while synchronising is False, nothing may "
+                "be launched, nor counted as having come"
             )
         hint = known(others, partial(eq, found)) if found != launches else ""
         if len(result["launches"]) != len(launches):
             raise Wrong(
-                f"rank {rank}: {len(result['launches'])} buckets were launched in {steps} steps, expected "
-                f"{len(launches)}{hint or HOW_OFTEN}"
+                f"rank {rank}: {len(result['launches'])} buckets were launched in {steps} steps, "
+                f"expected {len(launches)}{hint or HOW_OFTEN}"
             )
         why = "one gradient may complete the bucket that is next and those that waited for it"
-        expect(rank, "buckets that were launched when backward had ended:", result["late"].sum(), 0, why)
-        why = hint.removeprefix(": ") or "a bucket leaves with its last gradient, if those before it have left"
         expect(
-            rank, "bucket by bucket, gradients that had come when it was launched:", result["launches"], launches, why
+            rank,
+            "buckets that were launched when backward had ended:",
+            result["late"].sum(),
+            0,
+            why,
         )
-        waits, when = np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist(), "after backward, once for each"
-        expect(rank, "bucket by bucket, gradients that had come when it was waited for:", result["waits"], waits, when)
-        expect(rank, "messages sent:", result["messages"], 2 * (case.ranks - 1) * len(launches), "one ring a bucket")
-    sent, bytes = sum(result["bytes"] for result in results), 2 * (case.ranks - 1) * sum(SIZES) * itemsize * steps
-    expect(0, "bytes sent, by all ranks:", sent, bytes, f"a number of this model has {itemsize} bytes")
+        why = (
+            hint.removeprefix(": ")
+            or "a bucket leaves with its last gradient, if those before it have left"
+        )
+        expect(
+            rank,
+            "bucket by bucket, gradients that had come when it was launched:",
+            result["launches"],
+            launches,
+            why,
+        )
+        waits, when = (
+            np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist(),
+            "after backward, once for each",
+        )
+        expect(
+            rank,
+            "bucket by bucket, gradients that had come when it was waited for:",
+            result["waits"],
+            waits,
+            when,
+        )
+        expect(
+            rank,
+            "messages sent:",
+            result["messages"],
+            2 * (case.ranks - 1) * len(launches),
+            "one ring a bucket",
+        )
+    sent, bytes = (
+        sum(result["bytes"] for result in results),
+        2 * (case.ranks - 1) * sum(SIZES) * itemsize * steps,
+    )
+    expect(
+        0, "bytes sent, by all ranks:", sent, bytes, f"a number of this model has {itemsize} bytes"
+    )
     judge_trained(case, results)

@@ -1,4 +1,6 @@
-"""Lesson 04, solved with the package. Read `minidist/parallel/data/plain.py`, `data_parallel.py` and `sampler.py`."""
+"""Lesson 04, solved with the package. Read `minidist/parallel/data/plain.py`, `data_parallel.py`
+and `sampler.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.P
 
 
 class BucketedGradients(DDP):
-    """The package's DDP, with rings on the given stream. It waits at the end of backward by itself."""
+    """The package's DDP, with rings on the given stream. It waits at the end of backward by
+    itself.
+    """
 
     def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
         super().__init__(model, comm, op="sum", bucket_bytes=limit, first_bucket_bytes=limit)
@@ -63,7 +67,11 @@ def accumulate(
 ) -> None:
     """Run all microbatches; only the last one synchronises."""
     mine = share(len(inputs), comm.size, comm.rank)
-    parts = zip(inputs[mine].tensor_split(microbatches), targets[mine].tensor_split(microbatches), strict=True)
+    parts = zip(
+        inputs[mine].tensor_split(microbatches),
+        targets[mine].tensor_split(microbatches),
+        strict=True,
+    )
     try:
         for number, (some, wanted) in enumerate(parts, start=1):
             gradients.synchronising = number == microbatches

@@ -1,4 +1,6 @@
-"""Lesson 05, solved by hand from the handout: ZeRO 1 and 2, and the norm of a gradient that lies in slices."""
+"""Lesson 05, solved by hand from the handout: ZeRO 1 and 2, and the norm of a gradient that lies in
+slices.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ def on_every_rank(stage: int, recipe: str) -> tuple[int, int]:
 
 
 def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
-    """Task 1, first half: return how many parameters fit, at most, into `memory` bytes on each of the ranks."""
+    """Task 1, first half: return how many parameters fit, at most, into `memory` bytes on each of
+    the ranks.
+    """
     whole, cut = on_every_rank(stage, recipe)
     return memory * ranks // (whole * ranks + cut)
 
 
 def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
-    """Task 1, second half: return on how many ranks, at least, so many parameters fit; None if on no number of them."""
+    """Task 1, second half: return on how many ranks, at least, so many parameters fit; None if on
+    no number of them.
+    """
     whole, cut = on_every_rank(stage, recipe)
     left = memory - whole * parameters  # for what is cut
     if cut == 0:
@@ -44,7 +50,8 @@ class ZeRO1:
         self.model, self.comm = model, comm
         self.slices: list[nn.Parameter] = []
         for parameter in model.parameters():
-            mine = parameter.detach().view(-1).tensor_split(comm.size)[comm.rank]  # the parameter's own memory
+            # the parameter's own memory
+            mine = parameter.detach().view(-1).tensor_split(comm.size)[comm.rank]
             self.slices.append(nn.Parameter(mine))
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
 
@@ -54,7 +61,9 @@ class ZeRO1:
         self.adamw.zero_grad()
 
     def reduce(self) -> None:
-        """Give each slice its gradient: the sum over the ranks, by one reduce-scatter for each parameter."""
+        """Give each slice its gradient: the sum over the ranks, by one reduce-scatter for each
+        parameter.
+        """
         for parameter, mine in zip(self.model.parameters(), self.slices, strict=True):
             mine.grad = reduce_scatter(parameter.grad.view(-1), self.comm)
 
@@ -86,7 +95,9 @@ class ZeRO2(ZeRO1):
 
 
 def clip(slices: list[nn.Parameter], limit: float, comm: Communicator) -> Tensor:
-    """Task 4: scale the gradients of all slices so that the norm of the whole gradient is at most `limit`."""
+    """Task 4: scale the gradients of all slices so that the norm of the whole gradient is at most
+    `limit`.
+    """
     squares = torch.stack([mine.grad.square().sum() for mine in slices]).sum().reshape(1)
     all_reduce(squares, comm)
     norm = squares.sqrt().squeeze()

@@ -38,17 +38,27 @@ def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             "the next stage is taken": (each, stage + 1),
             "the stage before is taken": (each, stage - 1),
             "everything is cut from stage 1 on": (each, 3 if stage else 0),
-            "there is a master copy in 32 bits, which this recipe does not have": ((each[0], each[1], 12), stage),
+            "there is a master copy in 32 bits, which this recipe does not have": (
+                (each[0], each[1], 12),
+                stage,
+            ),
             "the master copy is forgotten": ((each[0], each[1], each[2] - 4), stage),
             "the moments take 4 bytes each": ((each[0], each[1], 12), stage),
             "it is always the text's recipe": (BYTES["mixed"], stage),
             "gradients are not counted": ((each[0], 0, each[2]), stage),
             "parameters are not counted": ((0, each[1], each[2]), stage),
             "optimizer state is not counted": ((each[0], each[1], 0), stage),
-            "only one moment is counted, and there are two": ((each[0], each[1], each[2] - moment(name)), stage),
+            "only one moment is counted, and there are two": (
+                (each[0], each[1], each[2] - moment(name)),
+                stage,
+            ),
             "gradients take 4 bytes each": ((each[0], 4, each[2]), stage),
             "parameters take 4 bytes each": ((4, each[1], each[2]), stage),
-            **{f"it is counted as in stage {other}": (each, other) for other in range(4) if abs(other - stage) > 1},
+            **{
+                f"it is counted as in stage {other}": (each, other)
+                for other in range(4)
+                if abs(other - stage) > 1
+            },
         }
         total = sum(each)
         sizes = {
@@ -58,7 +68,11 @@ def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             "what is cut is divided by P - 1": fitting(memory, max(1, ranks - 1), each, stage),
         }
         fits = partial(fitting, memory, ranks)
-        if not fits(each, stage, Fraction(-1, 10**12)) <= size <= fits(each, stage, Fraction(1, 10**12)):
+        if (
+            not fits(each, stage, Fraction(-1, 10**12))
+            <= size
+            <= fits(each, stage, Fraction(1, 10**12))
+        ):
             right = fits(each, stage)
             found = sizes | {how: fits(*other) for how, other in wrong.items()}
             story = known(found, lambda other, size=size: abs(other - size) <= 1).removeprefix(": ")
@@ -71,12 +85,18 @@ def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             right = enough(each, stage)
             counts = {how: enough(*other) for how, other in wrong.items()}
             counts["all is cut, whatever the stage is"] = -(-parameters * total // memory)
-            counts["the number of ranks is rounded up to a power of two"] = 1 << max(0, right - 1).bit_length()
+            counts["the number of ranks is rounded up to a power of two"] = (
+                1 << max(0, right - 1).bit_length()
+            )
             story = known(counts, partial(operator.eq, many)).removeprefix(": ")
             none = "what is not cut leaves no room on any number of ranks"
-            none += ", which is None and not 0" * (many == 0) + f": {story}" * bool(many > 0 and story)
+            none += ", which is None and not 0" * (many == 0) + f": {story}" * bool(
+                many > 0 and story
+            )
             story = none if right < 0 else story
-            story = "with one rank less it does not fit: round up" if 0 <= many == right - 1 else story
+            story = (
+                "with one rank less it does not fit: round up" if 0 <= many == right - 1 else story
+            )
             said = [None if each < 0 else each for each in (many, right)]
             question = f"fewest_ranks({parameters}, {memory}, {stage}, {name!r})"
             raise Wrong(f"{question} is {said[0]}, expected {said[1]}" + f": {story}" * bool(story))
@@ -93,13 +113,17 @@ def whole_and_cut(each: tuple[int, ...], stage: int) -> tuple[int, int]:
     return sum(each) - cut, cut
 
 
-def fitting(memory: int, ranks: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
+def fitting(
+    memory: int, ranks: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)
+) -> int:
     """Return how many parameters fit, into a little `more` memory perhaps."""
     whole, cut = whole_and_cut(each, stage)
     return floor(memory * (1 + more) / (whole + Fraction(cut, ranks)))
 
 
-def needed(parameters: int, memory: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
+def needed(
+    parameters: int, memory: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)
+) -> int:
     """Return how many ranks are enough, -1 if none are."""
     whole, cut = whole_and_cut(each, stage)
     left = memory * (1 + more) - parameters * whole

@@ -1,4 +1,6 @@
-"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`, `plan/equation.py`."""
+"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`,
+`plan/equation.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
 
 
 def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
-    """Return how many ranks are enough: two ranks halve the bytes that are cut, which tells how many these are."""
-    one, two = (equation.model_states(parameters, ranks, stage, EACH[recipe]).total for ranks in (1, 2))
+    """Return how many ranks are enough: two ranks halve the bytes that are cut, which tells how
+    many these are.
+    """
+    one, two = (
+        equation.model_states(parameters, ranks, stage, EACH[recipe]).total for ranks in (1, 2)
+    )
     cut = 2 * (one - two)
     left = memory - (one - cut)
     if cut == 0:
@@ -39,7 +45,9 @@ class ZeRO1:
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
         self.model = model
-        self.units = [PlainUnit(nn.ParameterList([parameter]), comm) for parameter in model.parameters()]
+        self.units = [
+            PlainUnit(nn.ParameterList([parameter]), comm) for parameter in model.parameters()
+        ]
         self.slices = [unit.shard for unit in self.units]
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
 

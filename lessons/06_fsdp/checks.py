@@ -1,7 +1,8 @@
 """Lesson 06: what is checked, and for how many points.
 
-The expected values are those of one rank that has everything, computed with torch in the grader's process. Memory is
-that of the storages that the parameters have ever had and that are still alive, whoever keeps them.
+The expected values are those of one rank that has everything, computed with torch in the grader's
+process. Memory is that of the storages that the parameters have ever had and that are still alive,
+whoever keeps them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ def shapes(*sizes: tuple[int, tuple[tuple[int, ...], ...]]) -> Draw:
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
         for ranks, each in sizes:
-            given = {f"parameter {number}": rng.normal(size=shape) for number, shape in enumerate(each)}
-            label = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, shapes {', '.join(map(str, each))}"
+            given = {
+                f"parameter {number}": rng.normal(size=shape) for number, shape in enumerate(each)
+            }
+            label = (
+                f"{ranks} {'rank' if ranks == 1 else 'ranks'}, shapes {', '.join(map(str, each))}"
+            )
             cases.append(Case((given,) * ranks, label))
         return cases
 
@@ -53,7 +58,10 @@ def blocks(*sizes: tuple[int, int, int], groups_of: int = 0) -> Draw:
                     weights[f"{unit}.{part}"] = rng.normal(size=shape) / width
             given = [{**weights, "sizes": np.array([units, groups_of])} for _ in range(ranks)]
             for each in given:
-                each["x"], each["gradient"] = rng.normal(size=(2, 3, width)), rng.normal(size=(2, 3, width))
+                each["x"], each["gradient"] = (
+                    rng.normal(size=(2, 3, width)),
+                    rng.normal(size=(2, 3, width)),
+                )
             groups = f" in groups of {groups_of}" if groups_of else ""
             cases.append(Case(tuple(given), f"{ranks} ranks{groups}, units: {units}, of D={width}"))
         return cases
@@ -63,18 +71,47 @@ def blocks(*sizes: tuple[int, int, int], groups_of: int = 0) -> Draw:
 
 SMALL = ((2, 3), (2,), (3, 2))
 CHECKS = [
-    Check(CUT, "cuts, and knows what it holds", 8, shapes((2, SMALL), (4, SMALL)), cutting, judge_cut),
+    Check(
+        CUT, "cuts, and knows what it holds", 8, shapes((2, SMALL), (4, SMALL)), cutting, judge_cut
+    ),
     Check(CUT, "fewer elements than ranks", 3, shapes((4, ((1,), (2, 1)))), cutting, judge_cut),
     Check(CUT, "the same under mpirun", 3, shapes((2, SMALL)), cutting, judge_cut, wire="mpi"),
-    Check(UNIT, "whole, then nothing again", 12, blocks((2, 1, 3), (3, 1, 3)), come_and_go, judge_unit),
+    Check(
+        UNIT, "whole, then nothing again", 12, blocks((2, 1, 3), (3, 1, 3)), come_and_go, judge_unit
+    ),
     Check(UNIT, "one rank alone", 3, blocks((1, 1, 3)), come_and_go, judge_unit),
-    Check(UNIT, "the same under mpirun", 3, blocks((2, 1, 3)), come_and_go, judge_unit_values, wire="mpi"),
-    Check(MODEL, "the serial numbers, from parts", 14, blocks((2, 4, 3), (3, 3, 4)), training, judge_training),
+    Check(
+        UNIT,
+        "the same under mpirun",
+        3,
+        blocks((2, 1, 3)),
+        come_and_go,
+        judge_unit_values,
+        wire="mpi",
+    ),
+    Check(
+        MODEL,
+        "the serial numbers, from parts",
+        14,
+        blocks((2, 4, 3), (3, 3, 4)),
+        training,
+        judge_training,
+    ),
     Check(MODEL, "one unit only", 4, blocks((2, 1, 3)), training, judge_training),
     Check(MODEL, "the same under mpirun", 3, blocks((2, 3, 3)), training, judge_values, wire="mpi"),
-    Check(HYBRID, "two groups of two", 16, blocks((4, 3, 3), groups_of=2), training, judge_training),
+    Check(
+        HYBRID, "two groups of two", 16, blocks((4, 3, 3), groups_of=2), training, judge_training
+    ),
     Check(HYBRID, "one group", 3, blocks((2, 2, 3), groups_of=2), training, judge_training),
-    Check(HYBRID, "under mpirun", 3, blocks((2, 2, 3), groups_of=1), training, judge_values, wire="mpi"),
+    Check(
+        HYBRID,
+        "under mpirun",
+        3,
+        blocks((2, 2, 3), groups_of=1),
+        training,
+        judge_values,
+        wire="mpi",
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -92,6 +129,22 @@ CHECKS += [
     ),
     Check(UNIT, "another size", 4, blocks((4, 1, 5)), come_and_go, judge_unit, hidden=True),
     Check(MODEL, "another size", 7, blocks((3, 4, 5)), training, judge_training, hidden=True),
-    Check(HYBRID, "two groups of three", 4, blocks((6, 3, 2), groups_of=3), training, judge_training, hidden=True),
-    Check(HYBRID, "two groups of one", 4, blocks((2, 4, 4), groups_of=1), training, judge_training, hidden=True),
+    Check(
+        HYBRID,
+        "two groups of three",
+        4,
+        blocks((6, 3, 2), groups_of=3),
+        training,
+        judge_training,
+        hidden=True,
+    ),
+    Check(
+        HYBRID,
+        "two groups of one",
+        4,
+        blocks((2, 4, 4), groups_of=1),
+        training,
+        judge_training,
+        hidden=True,
+    ),
 ]

@@ -1,10 +1,11 @@
-"""Lesson 06 at full scale: PyTorch's fully_shard, and minidist's FSDP, train the same blocks to the same losses.
+"""Lesson 06 at full scale: PyTorch's fully_shard, and minidist's FSDP, train the same blocks to the
+same losses.
 
     torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py              torch.distributed.fsdp.fully_shard
     torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py --minidist   minidist.parallel.FSDP, on the same wires
 
-A regression in float64. Each rank has its own rows and, once the model is wrapped, a part of every block. Both average
-gradients over the ranks. AdamW updates shards, so its state is sharded as well.
+A regression in float64. Each rank has its own rows and, once the model is wrapped, a part of every
+block. Both average gradients over the ranks. AdamW updates shards, so its state is sharded as well.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ def build(device: torch.device) -> nn.Sequential:
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(BLOCKS))).double()
     for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / WIDTH
+        parameter.data = (
+            torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / WIDTH
+        )
     return model.to(device)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, device: torch.device) -> list[float]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, device: torch.device
+) -> list[float]:
     """Train on this rank's rows; return the mean loss of each step over all ranks."""
     generator = torch.Generator().manual_seed(1 + comm.rank)
     inputs = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).to(device)

@@ -1,10 +1,12 @@
-"""Lesson 06: fully sharded data parallelism. A rank keeps 1/P of every parameter, and gathers the rest when needed.
+"""Lesson 06: fully sharded data parallelism. A rank keeps 1/P of every parameter, and gathers the
+rest when needed.
 
     forward     gather 1, use 1, free 1     gather 2, use 2, free 2     ...
     backward    gather 2, use 2, free 2, reduce-scatter its gradients   gather 1, ...
 
-Fill in the functions and classes; their docstrings are the contract. You need torch, `comm.rank`, `comm.size`,
-`comm.split`, and three collectives of earlier lessons. All ranks must call them in the same order:
+Fill in the functions and classes; their docstrings are the contract. You need torch, `comm.rank`,
+`comm.size`, `comm.split`, and three collectives of earlier lessons. All ranks must call them in the
+same order:
 
     all_gather(shard, comm, counts=[...])   returns every rank's shard, one after the other, in a new tensor; counts
                                             says how many elements the shard of each rank has
@@ -31,33 +33,37 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa:
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Task 1, first half: return (shard, held): this rank's part of `parameters`, and where it lies. Send nothing.
+    """Task 1, first half: return (shard, held): this rank's part of `parameters`, and where it
+    lies. Send nothing.
 
     Parameters
     ----------
     parameters : sequence of tensors
-        At least one, all of one dtype, of any shapes. Flatten them, lay them end to end, and cut the result as
-        `torch.tensor_split` does for `comm.size` ranks: as evenly as possible, longer parts first.
+        At least one, all of one dtype, of any shapes. Flatten them, lay them end to end, and cut
+        the result as `torch.tensor_split` does for `comm.size` ranks: as evenly as possible, longer
+        parts first.
 
     Returns
     -------
     shard : Tensor
-        One-dimensional, with its own memory: a view would keep all of the parameters alive. It requires no gradient.
+        One-dimensional, with its own memory: a view would keep all of the parameters alive. It
+        requires no gradient.
     held : list of (first, last)
-        For each parameter: the shard has the elements first <= i < last of this parameter, flattened. If it has none,
-        first == last.
+        For each parameter: the shard has the elements first <= i < last of this parameter,
+        flattened. If it has none, first == last.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def views_into(whole: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Task 1, second half: return, for each parameter, a view of `whole` that has the shape of the parameter.
+    """Task 1, second half: return, for each parameter, a view of `whole` that has the shape of the
+    parameter.
 
     Parameters
     ----------
     whole : Tensor
-        One-dimensional, as long as all parameters together, in their order. The views share its memory: they show
-        values that are written into it later.
+        One-dimensional, as long as all parameters together, in their order. The views share its
+        memory: they show values that are written into it later.
     parameters : sequence of tensors
         Use only their shapes.
     """
@@ -65,23 +71,25 @@ def views_into(whole: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ShardedUnit:
-    """Task 2: a module of which each rank keeps a part; the module is whole from `gather` to `release`.
+    """Task 2: a module of which each rank keeps a part; the module is whole from `gather` to
+    `release`.
 
     Parameters
     ----------
     module : nn.Module
-        The same on every rank. It has at least one parameter; all have one dtype, and all get a gradient. They must
-        stay the same `nn.Parameter` objects with the same shapes; assign to `parameter.data` to change their memory.
+        The same on every rank. It has at least one parameter; all have one dtype, and all get a
+        gradient. They must stay the same `nn.Parameter` objects with the same shapes; assign to
+        `parameter.data` to change their memory.
 
     Attributes
     ----------
     module : nn.Module
     shard : Tensor
-        This rank's part, as `cut` returns it. The caller changes it in place to train; the next `gather` must bring the
-        new values.
+        This rank's part, as `cut` returns it. The caller changes it in place to train; the next
+        `gather` must bring the new values.
 
-    Before `gather` and after `release`, also when the constructor has returned, only the shard has memory. (While
-    `gather` runs, the gathered values may exist twice for a moment.)
+    Before `gather` and after `release`, also when the constructor has returned, only the shard has
+    memory. (While `gather` runs, the gathered values may exist twice for a moment.)
     """
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
@@ -90,26 +98,31 @@ class ShardedUnit:
     def gather(self) -> None:
         """Make all parameters whole, with one all-gather that sends (P - 1)/P of their bytes.
 
-        Tensors that autograd saved before a `release` must become valid again. So the new values have to be in the same
-        storage as the old ones. Keep one tensor for the whole unit, and let the parameters be views of it. Allocate its
-        memory again with `tensor.untyped_storage().resize_(tensor.nbytes)`, and copy the gathered values into it. (Do
-        not pass this tensor to a collective: numpy would take a view of its memory, and then torch can no longer resize
-        it.)
+        Tensors that autograd saved before a `release` must become valid again. So the new values
+        have to be in the same storage as the old ones. Keep one tensor for the whole unit, and let
+        the parameters be views of it. Allocate its memory again with
+        `tensor.untyped_storage().resize_(tensor.nbytes)`, and copy the gathered values into it. (Do
+        not pass this tensor to a collective: numpy would take a view of its memory, and then torch
+        can no longer resize it.)
         """
         raise NotImplementedError("task 2 is not started")
 
     def release(self) -> None:
-        """Free all parameters except the shard, also those that autograd has saved: `untyped_storage().resize_(0)`."""
+        """Free all parameters except the shard, also those that autograd has saved:
+        `untyped_storage().resize_(0)`.
+        """
         raise NotImplementedError("task 2 is not started")
 
 
 class ShardedModel:
-    """Task 3: modules that are called one after the other, each a unit that is whole only while it is needed.
+    """Task 3: modules that are called one after the other, each a unit that is whole only while it
+    is needed.
 
     Parameters
     ----------
     modules : sequence of nn.Module
-        Each takes the output of the one before. `x` and all outputs are floating point. The same on every rank.
+        Each takes the output of the one before. `x` and all outputs are floating point. The same on
+        every rank.
     comm : Communicator
         The ranks over which the parameters are sharded.
 
@@ -134,22 +147,25 @@ class ShardedModel:
         raise NotImplementedError("task 3 is not started")
 
     def backward(self, gradient: Tensor) -> list[Tensor]:
-        """Return this rank's shard of each module's gradients, summed over the ranks, in the order of the modules.
+        """Return this rank's shard of each module's gradients, summed over the ranks, in the order
+        of the modules.
 
         Parameters
         ----------
         gradient : Tensor
-            The gradient of the output that the last `forward` returned on this rank. On a single rank without sharding
-            you would call `output.backward(gradient)`.
+            The gradient of the output that the last `forward` returned on this rank. On a single
+            rank without sharding you would call `output.backward(gradient)`.
 
-        Gather every unit once more before its backward. After its backward, reduce-scatter its gradients and drop the
-        whole gradients: set `parameter.grad` to None. When this method returns, no parameter has a `.grad`. At any time
-        before, the parameters of at most two modules have one.
+        Gather every unit once more before its backward. After its backward, reduce-scatter its
+        gradients and drop the whole gradients: set `parameter.grad` to None. When this method
+        returns, no parameter has a `.grad`. At any time before, the parameters of at most two
+        modules have one.
 
         A way without hooks: `forward` cuts the graph at each module. It calls each module with
-        `x.detach().requires_grad_()`, and keeps the input and the output. Then you can call `backward` on each module's
-        output separately; the gradient of its input is the gradient of the output of the module before. The caller
-        calls `forward` once before each call of `backward`.
+        `x.detach().requires_grad_()`, and keeps the input and the output. Then you can call
+        `backward` on each module's output separately; the gradient of its input is the gradient of
+        the output of the module before. The caller calls `forward` once before each call of
+        `backward`.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -162,15 +178,16 @@ class HybridModel(ShardedModel):
     modules, comm
         As for `ShardedModel`.
     shard_ranks : int
-        The number of ranks of a group, for example those of a node; it divides `comm.size`. Group g has the
-        `shard_ranks` ranks from g * shard_ranks on. The parameters are sharded over the ranks of one group, so the
-        first ranks of all groups hold the same shard, and so on.
+        The number of ranks of a group, for example those of a node; it divides `comm.size`. Group g
+        has the `shard_ranks` ranks from g * shard_ranks on. The parameters are sharded over the
+        ranks of one group, so the first ranks of all groups hold the same shard, and so on.
 
-    `forward` and `backward` return the same as in task 3, with gradients summed over *all* ranks. But parameters are
-    gathered only inside the group. Between groups, only ranks that hold the same shard exchange messages: one
-    all-reduce of this shard of the gradients for each unit. (One for each unit, so that the first ones could run while
-    backward goes on.) `comm.split(color)` returns the communicator of all ranks that give the same color, ordered by
-    rank. A rank may call it four times.
+    `forward` and `backward` return the same as in task 3, with gradients summed over *all* ranks.
+    But parameters are gathered only inside the group. Between groups, only ranks that hold the same
+    shard exchange messages: one all-reduce of this shard of the gradients for each unit. (One for
+    each unit, so that the first ones could run while backward goes on.) `comm.split(color)` returns
+    the communicator of all ranks that give the same color, ordered by rank. A rank may call it four
+    times.
     """
 
     def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int) -> None:
@@ -202,7 +219,9 @@ def main() -> None:
     def step(model: ShardedModel) -> str:
         output = model.forward(torch.full((1, 2), 1.0 + comm.rank, dtype=torch.float64))
         gradients = model.backward(torch.ones_like(output))
-        return f"the output is {output.tolist()}, the first shard's gradient {gradients[0].tolist()}"
+        return (
+            f"the output is {output.tolist()}, the first shard's gradient {gradients[0].tolist()}"
+        )
 
     def task_3() -> str:
         return step(ShardedModel(modules(), comm))

@@ -20,7 +20,9 @@ def end_to_end(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def shard_lengths(elements: int, ranks: int) -> list[int]:
-    """Return the length of each rank's part, as `torch.tensor_split` cuts: the first ones are longer by one."""
+    """Return the length of each rank's part, as `torch.tensor_split` cuts: the first ones are
+    longer by one.
+    """
     shorter, longer = divmod(elements, ranks)
     return [shorter + (rank < longer) for rank in range(ranks)]
 
@@ -41,7 +43,9 @@ def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[
 
 
 def views_into(whole: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Task 1, too: return for each parameter a tensor of its shape that lies in the memory of `whole`."""
+    """Task 1, too: return for each parameter a tensor of its shape that lies in the memory of
+    `whole`.
+    """
     ends = accumulate(parameter.numel() for parameter in parameters)
     return [
         whole[end - parameter.numel() : end].view(parameter.shape)
@@ -50,7 +54,9 @@ def views_into(whole: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ShardedUnit:
-    """Task 2: a module of which a rank keeps a part, and which is whole from `gather` to `release`."""
+    """Task 2: a module of which a rank keeps a part, and which is whole from `gather` to
+    `release`.
+    """
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
         self.module, self.comm = module, comm
@@ -75,7 +81,9 @@ class ShardedUnit:
 
 
 class ShardedModel:
-    """Task 3: modules that are called one after the other, each a unit that is whole only while it is needed."""
+    """Task 3: modules that are called one after the other, each a unit that is whole only while it
+    is needed.
+    """
 
     shards: list[Tensor]
 
@@ -83,7 +91,8 @@ class ShardedModel:
         self.comm = comm
         self.units = [ShardedUnit(module, comm) for module in modules]
         self.shards = [unit.shard for unit in self.units]
-        self.ends: list[tuple[Tensor, Tensor]] = []  # of each module, what went in and what came out
+        # of each module, what went in and what came out
+        self.ends: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the modules make of this rank's `x`."""
@@ -98,7 +107,9 @@ class ShardedModel:
         return x.detach()
 
     def backward(self, gradient: Tensor) -> list[Tensor]:
-        """Return this rank's shard of each module's gradients, summed over the ranks, in the order of the modules."""
+        """Return this rank's shard of each module's gradients, summed over the ranks, in the order
+        of the modules.
+        """
         shards = []
         for unit in reversed(self.units):
             x, output = self.ends.pop()
@@ -111,7 +122,9 @@ class ShardedModel:
         return shards[::-1]
 
     def reduce(self, unit: ShardedUnit) -> Tensor:
-        """Take the gradients off a unit's parameters, and return this rank's shard of their sum over the ranks."""
+        """Take the gradients off a unit's parameters, and return this rank's shard of their sum
+        over the ranks.
+        """
         gradients = []
         for parameter in unit.module.parameters():
             unused = torch.zeros(parameter.shape, dtype=parameter.dtype)
@@ -160,7 +173,9 @@ def main() -> None:
     def step(model: ShardedModel) -> str:
         output = model.forward(torch.full((1, 2), 1.0 + comm.rank, dtype=torch.float64))
         gradients = model.backward(torch.ones_like(output))
-        return f"the output is {output.tolist()}, the first shard's gradient {gradients[0].tolist()}"
+        return (
+            f"the output is {output.tolist()}, the first shard's gradient {gradients[0].tolist()}"
+        )
 
     def task_3() -> str:
         return step(ShardedModel(modules(), comm))

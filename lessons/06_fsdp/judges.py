@@ -31,12 +31,16 @@ RATE = 0.5
 
 
 class Block(nn.Module):
-    """A unit: x + tanh(x W1ᵀ + b1) W2ᵀ, which calls `look` in the midst of its forward and of its backward."""
+    """A unit: x + tanh(x W1ᵀ + b1) W2ᵀ, which calls `look` in the midst of its forward and of its
+    backward.
+    """
 
     def __init__(self, weights: Sequence[Array], look: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.look = look
-        self.first, self.bias, self.second = (nn.Parameter(torch.tensor(weight)) for weight in weights)
+        self.first, self.bias, self.second = (
+            nn.Parameter(torch.tensor(weight)) for weight in weights
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, D] of [B, D]."""
@@ -48,7 +52,9 @@ class Block(nn.Module):
 
 
 class Memory:
-    """The whole parameters of modules: all storages that they had at some time, as far as these are alive."""
+    """The whole parameters of modules: all storages that they had at some time, as far as these are
+    alive.
+    """
 
     def __init__(self, weights: Sequence[Sequence[Array]]) -> None:
         self.modules = [Block(each, self.look) for each in weights]
@@ -59,13 +65,21 @@ class Memory:
         self.bytes()
 
     def bytes(self) -> int:
-        """Return what is held now. A storage of one number, which stands in for a whole tensor, does not count."""
-        self.seen.update(p.untyped_storage() for module in self.modules for p in module.parameters())
+        """Return what is held now. A storage of one number, which stands in for a whole tensor,
+        does not count.
+        """
+        self.seen.update(
+            p.untyped_storage() for module in self.modules for p in module.parameters()
+        )
         return sum(storage.nbytes() for storage in self.seen if storage.nbytes() > 8)
 
     def look(self) -> None:
         """Note what is held in the midst of a unit."""
-        whole = [module for module in self.modules if any(p._grad is not None for p in module.parameters())]
+        whole = [
+            module
+            for module in self.modules
+            if any(p._grad is not None for p in module.parameters())
+        ]
         self.most = [max(self.most[0], self.bytes()), max(self.most[1], len(whole))]
 
     def mark(self, comm: Communicator) -> None:
@@ -76,7 +90,9 @@ class Memory:
 
 def parts(given: Arrays) -> list[list[Array]]:
     """Return the weights of each block."""
-    return [[given[f"{unit}.{part}"] for part in range(3)] for unit in range(int(given["sizes"][0]))]
+    return [
+        [given[f"{unit}.{part}"] for part in range(3)] for unit in range(int(given["sizes"][0]))
+    ]
 
 
 def cutting(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -84,17 +100,23 @@ def cutting(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     parameters = [nn.Parameter(torch.tensor(value)) for value in given.values()]
     shard, held = exercise.cut(parameters, comm)
     if shard.requires_grad:
-        raise Wrong("the shard requires a gradient, expected none: detach it, or autograd follows every use of it")
+        raise Wrong(
+            "the shard requires a gradient, expected none: detach it, or autograd follows every "
+            "use of it"
+        )
     whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
     views = exercise.views_into(whole, parameters)
-    whole.copy_(torch.cat([parameter.detach().flatten() for parameter in parameters]))  # views show it, copies do not
+    # views show it, copies do not
+    whole.copy_(torch.cat([parameter.detach().flatten() for parameter in parameters]))
     found = {f"parameter {number}": view.detach().numpy() for number, view in enumerate(views)}
     found |= {"shard": shard.detach().numpy(), "held": np.array(held).reshape(len(parameters), 2)}
     return found | {"its memory": shard.untyped_storage().nbytes()}
 
 
 def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 2: build, gather, use, release, gather, backward, release, change the shard, gather, release."""
+    """Run task 2: build, gather, use, release, gather, backward, release, change the shard, gather,
+    release.
+    """
     memory = Memory(parts(given))
     block, parameters = memory.modules[0], list(memory.modules[0].parameters())
     unit = exercise.ShardedUnit(block, comm)
@@ -121,7 +143,9 @@ def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
 def expect_same(block: Block, parameters: Sequence[nn.Parameter]) -> None:
     """Raise `Wrong` unless the block still has these parameters, and in float64."""
     if any(now is not before for now, before in zip(block.parameters(), parameters, strict=True)):
-        raise Wrong("the module has other nn.Parameter objects now: an optimizer would step the old ones")
+        raise Wrong(
+            "the module has other nn.Parameter objects now: an optimizer would step the old ones"
+        )
     if found := [parameter.dtype for parameter in parameters if parameter.dtype != torch.float64]:
         raise Wrong(f"after gather a parameter is {found[0]}, expected torch.float64, as before")
 
@@ -129,7 +153,11 @@ def expect_same(block: Block, parameters: Sequence[nn.Parameter]) -> None:
 def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run two steps of task 3, or of task 4 if there are groups."""
     memory, found = Memory(parts(given)), {}
-    kind, sizes = (exercise.HybridModel, [int(given["sizes"][1])]) if given["sizes"][1] else (exercise.ShardedModel, [])
+    kind, sizes = (
+        (exercise.HybridModel, [int(given["sizes"][1])])
+        if given["sizes"][1]
+        else (exercise.ShardedModel, [])
+    )
     model = kind(list(memory.modules), comm, *sizes)
     memory.mark(comm)
     for step in range(2):
@@ -142,8 +170,13 @@ def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
             found[f"shard {step}.{unit}"] = shard.detach().clone().numpy()
             if gradient.shape != shard.shape:
                 whole = sum(parameter.numel() for parameter in memory.modules[unit].parameters())
-                said = ": that is the whole gradient, not this rank's shard" * (gradient.numel() == whole)
-                shapes = f"{tuple(gradient.shape)} for unit {unit}, whose shard has shape {tuple(shard.shape)}"
+                said = ": that is the whole gradient, not this rank's shard" * (
+                    gradient.numel() == whole
+                )
+                shapes = (
+                    f"{tuple(gradient.shape)} for unit {unit}, whose shard has shape "
+                    f"{tuple(shard.shape)}"
+                )
                 raise Wrong(f"backward returned a gradient of shape {shapes}{said}")
             found[f"gradient {step}.{unit}"] = gradient.detach().numpy()
             with torch.no_grad():
@@ -153,58 +186,93 @@ def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
 
 def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The shards are `array_split`'s, own their memory, and say what they hold; views show what is written."""
+    """The shards are `array_split`'s, own their memory, and say what they hold; views show what is
+    written.
+    """
     whole = np.concatenate([value.ravel() for value in case.given[0].values()])
     shards = np.array_split(whole, case.ranks)
     for rank, result in enumerate(results):
-        start = sum(map(len, shards[:rank]))  # of the shard among all elements, then within each parameter
+        # of the shard among all elements, then within each parameter
+        start = sum(map(len, shards[:rank]))
         most = -(-len(whole) // case.ranks)
-        each = [np.array_split(value.ravel(), case.ranks)[rank] for value in case.given[rank].values()]
+        each = [
+            np.array_split(value.ravel(), case.ranks)[rank] for value in case.given[rank].values()
+        ]
         instead = {
-            "all parts but the last are rounded up, as by torch.chunk": whole[rank * most : (rank + 1) * most],
+            "all parts but the last are rounded up, as by torch.chunk": whole[
+                rank * most : (rank + 1) * most
+            ],
             "each parameter is cut for itself, not all of them end to end": np.concatenate(each),
         }
         least = len(whole) // case.ranks
         instead["all parts are rounded down, and the last one has what is left"] = whole[
             rank * least : (rank + 1) * least if rank < case.ranks - 1 else None
         ]
-        instead["all parts are rounded down, and what is left is in none"] = whole[rank * least : (rank + 1) * least]
+        instead["all parts are rounded down, and what is left is in none"] = whole[
+            rank * least : (rank + 1) * least
+        ]
         instead["elements are dealt out one by one, like cards"] = whole[rank :: case.ranks]
-        expect_equal(rank, "the shard", result["shard"], shards[rank], instead=instead, others=shards)
+        expect_equal(
+            rank, "the shard", result["shard"], shards[rank], instead=instead, others=shards
+        )
         if (found := int(result["its memory"])) > (most := max(shards[rank].nbytes, 8)):
-            raise Wrong(f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no copy")
+            raise Wrong(
+                f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no "
+                "copy"
+            )
         for number, value in enumerate(case.given[rank].values()):
             first, last = (min(max(at, 0), value.size) for at in (start, start + len(shards[rank])))
             pair = result["held"][number].tolist()
             if pair != [first, last] and (first < last or pair[0] != pair[1]):
                 known_pairs = {
-                    "the second number is how many it holds, not where they end": [first, last - first],
-                    "the second number is the last element that it has, not the first that it has not": [
+                    "the second number is how many it holds, not where they end": [
+                        first,
+                        last - first,
+                    ],
+                    "the second number is the last element that it has, not the first that it "
+                    "has not": [
                         first,
                         last - 1,
                     ],
                     "they are counted from 1": [first + 1, last + 1],
-                    "they are not kept between 0 and the parameter's size": [start, start + len(shards[rank])],
-                    "they are counted from the beginning of all parameters": [start, start + len(shards[rank])],
+                    "they are not kept between 0 and the parameter's size": [
+                        start,
+                        start + len(shards[rank]),
+                    ],
+                    "they are counted from the beginning of all parameters": [
+                        start,
+                        start + len(shards[rank]),
+                    ],
                     "they are places in the shard, not in the parameter": [
                         max(0, -start),
                         max(0, -start) + last - first,
                     ],
                 }
                 hint = known(known_pairs, pair.__eq__)
-                says = f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}"
+                says = (
+                    f"rank {rank} says that it holds {pair} of parameter {number}, expected "
+                    f"{[first, last]}"
+                )
                 raise Wrong(says + hint)
             found, begins = (
                 result[f"parameter {number}"],
                 sum(one.size for one in list(case.given[rank].values())[:number]),
             )
-            instead = {"views are copies, which do not show what is written into the whole later": np.zeros_like(value)}
+            instead = {
+                "views are copies, which do not show what is written into the whole later": np.zeros_like(
+                    value
+                )
+            }
             if found.size == value.size:
                 for at in range(len(whole) - value.size + 1):
                     story = f"the view begins at element {at} of the whole, not at {begins}"
-                    instead[story] = whole[at : at + value.size].reshape(found.shape) if at != begins else value
+                    instead[story] = (
+                        whole[at : at + value.size].reshape(found.shape) if at != begins else value
+                    )
                 instead["the view is flat, and has not the parameter's shape"] = value.ravel()
-            expect_equal(rank, f"view {number}, after its whole was written,", found, value, instead=instead)
+            expect_equal(
+                rank, f"view {number}, after its whole was written,", found, value, instead=instead
+            )
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:
         raise Wrong(f"rank {sent[0].rank} sent a message ({sent[0].line}): cutting needs none")
@@ -216,28 +284,45 @@ def judge_unit(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     expected = (case.ranks - 1) * sum(weight.nbytes for weight in parts(case.given[0])[0])
     for stage in range(3):
         if (found := sent_between(results, notes, stage).sum()) != expected:
-            twice = ": an all-reduce sends twice what an all-gather does" * bool(found == 2 * expected)
+            twice = ": an all-reduce sends twice what an all-gather does" * bool(
+                found == 2 * expected
+            )
             raise Wrong(
-                f"in gather number {stage + 1} all ranks together sent {found} bytes, expected {expected}{twice}"
+                f"in gather number {stage + 1} all ranks together sent {found} bytes, "
+                f"expected {expected}{twice}"
             )
 
 
 def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Shards and wholes are right, at first and after the change; nothing is held between uses; backward works."""
+    """Shards and wholes are right, at first and after the change; nothing is held between uses;
+    backward works.
+    """
     before = np.concatenate([weight.ravel() for weight in parts(case.given[0])[0]])
     for rank, result in enumerate(results):
         expect_equal(rank, "the shard", result["shard"], np.array_split(before, case.ranks)[rank])
         for stage, expected in enumerate((before, before, before + 1)):
-            name, old = f"what gather number {stage + 1} brought", {"the shard is gathered as it was at first": before}
+            name, old = (
+                f"what gather number {stage + 1} brought",
+                {"the shard is gathered as it was at first": before},
+            )
             parts_of, own = np.array_split(expected, case.ranks), np.zeros(len(expected), bool)
             np.array_split(own, case.ranks)[rank][:] = True
             old["only the rank's own shard is copied into the whole"] = np.where(own, expected, 0)
             for order in permutations(range(case.ranks)) if case.ranks <= 4 else ():
-                story = f"shards are put together in the order of ranks {', '.join(map(str, order))}"
+                story = (
+                    f"shards are put together in the order of ranks {', '.join(map(str, order))}"
+                )
                 if list(order) != sorted(order):
                     old[story] = np.concatenate([parts_of[other] for other in order])
             expect_equal(rank, name, result[f"whole {stage}"], expected, instead=old)
-        expect_free(rank, result, "the constructor", "the first release", "the second release", "the last release")
+        expect_free(
+            rank,
+            result,
+            "the constructor",
+            "the first release",
+            "the second release",
+            "the last release",
+        )
         block = Block(parts(case.given[rank])[0])
         run(block, case.given[rank])
         expected = flat(parameter.grad for parameter in block.parameters())
@@ -253,26 +338,43 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     inside = group_of[:, None] == group_of
     for stage, name in enumerate(("forward", "backward") * 2):
         sent, backward = sent_between(results, notes, stage), name == "backward"
-        within, across = (2 if backward else 1) * groups * (group - 1), (2 if backward else 0) * (groups - 1)
-        for where, among, times in (("inside their groups", inside, within), ("to other groups", ~inside, across)):
+        within, across = (
+            (2 if backward else 1) * groups * (group - 1),
+            (2 if backward else 0) * (groups - 1),
+        )
+        for where, among, times in (
+            ("inside their groups", inside, within),
+            ("to other groups", ~inside, across),
+        ):
             if (found := sent[among].sum()) != times * whole:
-                raise Wrong(f"in {name} all ranks sent {found} bytes {where}, expected {times} times {whole}")
+                raise Wrong(
+                    f"in {name} all ranks sent {found} bytes {where}, expected {times} times "
+                    f"{whole}"
+                )
         for rank, theirs in enumerate(messages_between(results, notes, stage)):
-            crossing, units = sum(group_of[note.to] != group_of[rank] for note in theirs), len(parts(case.given[0]))
+            crossing, units = (
+                sum(group_of[note.to] != group_of[rank] for note in theirs),
+                len(parts(case.given[0])),
+            )
             if backward and groups > 1 and crossing < units:
                 sent_once = f"sends {crossing} messages to other groups, for {units} units"
-                raise Wrong(f"in backward rank {rank} {sent_once}: each unit has an all-reduce of its own")
+                raise Wrong(
+                    f"in backward rank {rank} {sent_once}: each unit has an all-reduce of its own"
+                )
     return figures
 
 
 def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
-    """Outputs, shards and gradients are those of one rank that has everything; memory comes and goes."""
+    """Outputs, shards and gradients are those of one rank that has everything; memory comes and
+    goes.
+    """
     group = int(case.given[0]["sizes"][1]) or case.ranks
     model = nn.Sequential(*(Block(weights) for weights in parts(case.given[0])))
     groups = case.ranks // group
     for step in range(2):
         model.zero_grad()
-        upto = [[np.zeros(sum(p.numel() for p in block.parameters())) for block in model]]  # gradients of ranks < r
+        # gradients of ranks < r
+        upto = [[np.zeros(sum(p.numel() for p in block.parameters())) for block in model]]
         for rank, given in enumerate(case.given):
             output = run(model, given, step)
             expect_close(
@@ -286,53 +388,98 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         for rank, result in enumerate(results):
             first = rank - rank % group
             for unit, block in enumerate(model):
-                shards = [np.array_split(each, group) for each in (flat(block.parameters()), upto[-1][unit])]
-                of_group = np.array_split(upto[first + group][unit] - upto[first][unit], group)[rank % group]
-                of_rank = np.array_split(upto[rank + 1][unit] - upto[rank][unit], group)[rank % group]
+                shards = [
+                    np.array_split(each, group)
+                    for each in (flat(block.parameters()), upto[-1][unit])
+                ]
+                of_group = np.array_split(upto[first + group][unit] - upto[first][unit], group)[
+                    rank % group
+                ]
+                of_rank = np.array_split(upto[rank + 1][unit] - upto[rank][unit], group)[
+                    rank % group
+                ]
                 for name, every in zip(("shard", "gradient"), shards, strict=True):
                     found, instead = result[f"{name} {step}.{unit}"], {}
                     if groups > 1:
                         all_of = np.concatenate(every)
-                        story = "`shard_ranks` is taken for the number of groups, not for the ranks of each"
+                        story = (
+                            "`shard_ranks` is taken for the number of groups, not for the ranks "
+                            "of each"
+                        )
                         instead[story] = np.array_split(all_of, groups)[rank % groups]
                         if name == "gradient" and len({*map(len, every)}) == 1:
-                            story = "the all-reduce goes over all ranks, not only those that hold the same shard"
+                            story = (
+                                "the all-reduce goes over all ranks, not only those that hold the "
+                                "same shard"
+                            )
                             instead[story] = sum(every)
                         if name == "gradient":
-                            instead["gradients are divided by the number of groups"] = every[rank % group] / groups
-                        instead[f"the ranks of a group lie {groups} apart, not side by side"] = every[rank // groups]
-                        instead["all ranks share out one replica"] = np.array_split(np.concatenate(every), case.ranks)[
-                            rank
-                        ]
+                            instead["gradients are divided by the number of groups"] = (
+                                every[rank % group] / groups
+                            )
+                        instead[f"the ranks of a group lie {groups} apart, not side by side"] = (
+                            every[rank // groups]
+                        )
+                        instead["all ranks share out one replica"] = np.array_split(
+                            np.concatenate(every), case.ranks
+                        )[rank]
                     if name == "gradient":
-                        instead["gradients are averaged over the ranks"] = every[rank % group] / case.ranks
+                        instead["gradients are averaged over the ranks"] = (
+                            every[rank % group] / case.ranks
+                        )
                         if groups > 1:
-                            instead["gradients are divided by the ranks of a group"] = every[rank % group] / group
-                        alike = np.array_split(begun_alike(model, case, step)[unit], group)[rank % group]
-                        instead["backward of each unit begins with the gradient of the last output"] = alike
+                            instead["gradients are divided by the ranks of a group"] = (
+                                every[rank % group] / group
+                            )
+                        alike = np.array_split(begun_alike(model, case, step)[unit], group)[
+                            rank % group
+                        ]
+                        instead[
+                            "backward of each unit begins with the gradient of the last output"
+                        ] = alike
                         instead["each rank keeps its part of its own gradients"] = of_rank
                         instead["gradients are summed inside the group only"] = of_group
                         turned = np.array_split(upto[-1][-1 - unit], group)[rank % group]
                         if len(model) > 1:
-                            instead["they come in the order of backward, those of the last module first"] = turned
+                            instead[
+                                "they come in the order of backward, those of the last module first"
+                            ] = turned
                     what = f"step {step}: the {name} of unit {unit}"
                     expect_close(rank, what, found, every[rank % group], instead=instead)
             if left := int(result[f"gradients left {step}"]):
-                raise Wrong(f"rank {rank}: after backward {left} parameters still have a whole .grad, expected None")
+                raise Wrong(
+                    f"rank {rank}: after backward {left} parameters still have a whole .grad, "
+                    "expected None"
+                )
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= RATE * parameter.grad
     most = MOST_WHOLE * sum(weight.nbytes for weight in parts(case.given[0])[0])
     for rank, result in enumerate(results):
-        expect_free(rank, result, "the constructor", "forward", "backward", "the second forward", "the second backward")
+        expect_free(
+            rank,
+            result,
+            "the constructor",
+            "forward",
+            "backward",
+            "the second forward",
+            "the second backward",
+        )
         held, gradients = map(int, result["most"])
         if held > most:
-            said = f"rank {rank} held {held} bytes of whole parameters at a time, expected at most {most}"
-            raise Wrong(f"{said}: {held * MOST_WHOLE // most} units are whole at once, expected {MOST_WHOLE} at most")
+            said = (
+                f"rank {rank} held {held} bytes of whole parameters at a time, expected at most "
+                f"{most}"
+            )
+            raise Wrong(
+                f"{said}: {held * MOST_WHOLE // most} units are whole at once, expected "
+                f"{MOST_WHOLE} at most"
+            )
         if gradients > MOST_WHOLE:
             raise Wrong(
-                f"rank {rank} held whole gradients of {gradients} units at a time, expected {MOST_WHOLE} at most: "
-                "reduce those of a unit after its backward, and set them to None"
+                f"rank {rank} held whole gradients of {gradients} units at a time, expected "
+                f"{MOST_WHOLE} at most: reduce those of a unit after its backward, and set them "
+                "to None"
             )
     return {"peak bytes of whole parameters": max(int(result["most"][0]) for result in results)}
 
@@ -342,14 +489,18 @@ def partial_outputs(model: nn.Sequential, given: Arrays, step: int) -> dict[str,
     found, x = {}, torch.tensor(given["x"][step])
     with torch.no_grad():
         for unit, block in enumerate(model):
-            found[f"it is the {'input' if not unit else 'output'} of unit {max(0, unit - 1)}"] = x.numpy()
+            found[f"it is the {'input' if not unit else 'output'} of unit {max(0, unit - 1)}"] = (
+                x.numpy()
+            )
             x = block(x)
     return found
 
 
 def begun_alike(model: nn.Sequential, case: Case, step: int) -> list[Array]:
     """Return the summed gradients of each unit if each gets the gradient of the last output."""
-    copy = nn.Sequential(*(Block([p.detach().numpy() for p in block.parameters()]) for block in model))
+    copy = nn.Sequential(
+        *(Block([p.detach().numpy() for p in block.parameters()]) for block in model)
+    )
     for given in case.given:
         x = torch.tensor(given["x"][step])
         for block in copy:
@@ -362,7 +513,10 @@ def expect_free(rank: int, result: Arrays, *moments: str) -> None:
     """Raise `Wrong` unless no whole parameters were held at these moments."""
     for moment, held in zip(moments, result["held"].tolist(), strict=True):
         if held:
-            raise Wrong(f"rank {rank}: after {moment} whole parameters still have {held} bytes, expected 0{HELD}")
+            raise Wrong(
+                f"rank {rank}: after {moment} whole parameters still have {held} bytes, expected "
+                f"0{HELD}"
+            )
 
 
 def sent_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> Array:
@@ -374,17 +528,23 @@ def sent_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -
     return sent
 
 
-def messages_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> list[list[Note]]:
+def messages_between(
+    results: Sequence[Arrays], notes: Sequence[Note], stage: int
+) -> list[list[Note]]:
     """Return the messages that each rank sent between two marks."""
     found = []
     for rank, result in enumerate(results):
-        messages = [note for note in notes if note.rank == rank and note.kind in ("send", "barrier")]
+        messages = [
+            note for note in notes if note.rank == rank and note.kind in ("send", "barrier")
+        ]
         found.append(messages[slice(*result["marks"][stage : stage + 2].tolist())])
     return found
 
 
 def run(model: nn.Module, given: Arrays, step: int = 0) -> Array:
-    """Return the output of what one rank is given; its gradients are added to those that are there."""
+    """Return the output of what one rank is given; its gradients are added to those that are
+    there.
+    """
     output = model(torch.tensor(given["x"][step]))
     output.backward(torch.tensor(given["gradient"][step]))
     return output.detach().numpy()
@@ -392,4 +552,6 @@ def run(model: nn.Module, given: Arrays, step: int = 0) -> Array:
 
 def flat(tensors: Iterable[Tensor | None]) -> Array:
     """Return tensors end to end."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors if tensor is not None]).numpy()
+    return torch.cat(
+        [tensor.detach().flatten() for tensor in tensors if tensor is not None]
+    ).numpy()

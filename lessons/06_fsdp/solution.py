@@ -1,4 +1,6 @@
-"""Lesson 06, solved: the plain page of `minidist/parallel/sharded`, `plain.py`, and its `fsdp.py` for the last task."""
+"""Lesson 06, solved: the plain page of `minidist/parallel/sharded`, `plain.py`, and its `fsdp.py`
+for the last task.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[
     own = [nn.Parameter(parameter) for parameter in parameters]
     place = Shard(own, {parameter: str(number) for number, parameter in enumerate(own)}, comm)
     end_to_end = torch.cat([parameter.detach().flatten() for parameter in own])
-    held = [(place.placements[parameter].start, place.placements[parameter].stop) for parameter in own]
+    held = [
+        (place.placements[parameter].start, place.placements[parameter].stop) for parameter in own
+    ]
     return end_to_end[place.start : place.stop].clone(), held
 
 
@@ -67,10 +71,17 @@ class ShardedModel:
 
 
 class HybridModel:
-    """Shards inside groups of ranks, replicas across them: FSDP, which gathers and reduces beside computing."""
+    """Shards inside groups of ranks, replicas across them: FSDP, which gathers and reduces beside
+    computing.
+    """
 
     def __init__(
-        self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, op: str = "sum", **options: Any
+        self,
+        modules: Sequence[nn.Module],
+        comm: Communicator,
+        shard_ranks: int,
+        op: str = "sum",
+        **options: Any,
     ) -> None:
         options |= {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
         self.model = FSDP(nn.Sequential(*modules), comm, op, **options)
@@ -90,5 +101,7 @@ class HybridModel:
 
 
 def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:
-    """Return memory that is not registered: an all-gather then sends messages, which can be counted."""
+    """Return memory that is not registered: an all-gather then sends messages, which can be
+    counted.
+    """
     return torch.zeros(count, dtype=dtype)

@@ -1,7 +1,8 @@
 """Lesson 07: what is checked, and for how many points.
 
-Everything is float64. The judges compute with whole matrices, on one rank; a trace tells which collectives an answer
-called in forward and in backward. Values of task 1 are whole numbers and compared bit by bit.
+Everything is float64. The judges compute with whole matrices, on one rank; a trace tells which
+collectives an answer called in forward and in backward. Values of task 1 are whole numbers and
+compared bit by bit.
 """
 
 from __future__ import annotations
@@ -38,30 +39,49 @@ def terms(rng: np.random.Generator, ranks: int) -> Case:
 
 def mlp(rng: np.random.Generator, ranks: int, hidden: int, channels: int) -> Case:
     """Draw an MLP."""
-    shapes = dict(zip(CUTS["mlp"], ((channels, hidden), channels, (hidden, channels), hidden), strict=True))
+    shapes = dict(
+        zip(CUTS["mlp"], ((channels, hidden), channels, (hidden, channels), hidden), strict=True)
+    )
     return layer_case(rng, ranks, hidden, shapes, {}, f"{channels} channels")
 
 
 def attention(rng: np.random.Generator, ranks: int, heads: int, head_dim: int) -> Case:
     """Draw an attention layer."""
-    shapes = dict.fromkeys(("query", "key", "value"), (heads * head_dim, 6)) | {"output": (6, heads * head_dim)}
-    return layer_case(rng, ranks, 6, shapes, {"heads": heads, "head_dim": head_dim}, f"{heads} heads")
+    shapes = dict.fromkeys(("query", "key", "value"), (heads * head_dim, 6)) | {
+        "output": (6, heads * head_dim)
+    }
+    return layer_case(
+        rng, ranks, 6, shapes, {"heads": heads, "head_dim": head_dim}, f"{heads} heads"
+    )
 
 
 def layer_case(
-    rng: np.random.Generator, ranks: int, hidden: int, shapes: Mapping[str, Any], facts: Mapping[str, int], label: str
+    rng: np.random.Generator,
+    ranks: int,
+    hidden: int,
+    shapes: Mapping[str, Any],
+    facts: Mapping[str, int],
+    label: str,
 ) -> Case:
     """Draw weights, an input and a gradient, the same for every rank."""
     given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     given |= {name: rng.normal(size=(2, 3, hidden)) for name in ("x", "gradient")}
-    return Case(({**given, **{name: np.array(fact) for name, fact in facts.items()}},) * ranks, f"P = {ranks}, {label}")
+    return Case(
+        ({**given, **{name: np.array(fact) for name, fact in facts.items()}},) * ranks,
+        f"P = {ranks}, {label}",
+    )
 
 
 def words(rng: np.random.Generator, ranks: int, vocabulary: int, largest: float = 1.0) -> Case:
-    """Draw a table, tokens with the first and the last word among them, and logits up to about `largest`."""
+    """Draw a table, tokens with the first and the last word among them, and logits up to about
+    `largest`.
+    """
     tokens = rng.permutation(np.concatenate([[0, vocabulary - 1], rng.integers(0, vocabulary, 10)]))
     given = {"table": rng.normal(size=(vocabulary, 5)), "tokens": tokens}
-    given |= {"gradient": rng.normal(size=(3, 4, 5)), "logits": largest * rng.normal(size=(12, vocabulary))}
+    given |= {
+        "gradient": rng.normal(size=(3, 4, 5)),
+        "logits": largest * rng.normal(size=(12, vocabulary)),
+    }
     return Case((given,) * ranks, f"P = {ranks}, {vocabulary} words")
 
 
@@ -93,8 +113,12 @@ CHECKS = [
 CHECKS += [
     Check(BORDERS, "f on other rank counts", 3, each(terms, (1,), (3,), (5,)), *ENTER, hidden=True),
     Check(BORDERS, "g on other rank counts", 2, each(terms, (1,), (5,)), *LEAVE, hidden=True),
-    Check(MLP, "other sizes and rank counts", 5, each(mlp, (1, 3, 5), (5, 3, 7)), *A_MLP, hidden=True),
+    Check(
+        MLP, "other sizes and rank counts", 5, each(mlp, (1, 3, 5), (5, 3, 7)), *A_MLP, hidden=True
+    ),
     Check(ATTENTION, "other heads", 5, each(attention, (1, 2, 3), (3, 6, 3)), *HEADS, hidden=True),
     Check(EMBEDDING, "other vocabularies", 2, each(words, (1, 5), (4, 9)), *TABLE, hidden=True),
-    Check(LOSS, "other vocabularies", 3, each(words, (1, 5, 10.0), (4, 9, 10.0)), *LOGITS, hidden=True),
+    Check(
+        LOSS, "other vocabularies", 3, each(words, (1, 5, 10.0), (4, 9, 10.0)), *LOGITS, hidden=True
+    ),
 ]

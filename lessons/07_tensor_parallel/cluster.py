@@ -37,8 +37,12 @@ class Block(nn.Module):
         return self.head(x + self.down(F.gelu(self.up(x))))
 
 
-def train(device: torch.device, split: Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]) -> list[float]:
-    """Train a model. `split` cuts it in place, and returns what runs one backward and returns the mean loss."""
+def train(
+    device: torch.device, split: Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]
+) -> list[float]:
+    """Train a model. `split` cuts it in place, and returns what runs one backward and returns the
+    mean loss.
+    """
     generator = torch.Generator().manual_seed(0)
     model = Block().double()
     with torch.no_grad():
@@ -59,7 +63,12 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     """Cut by torch: parameters become DTensors, of which each rank holds a piece."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        loss_parallel,
+        parallelize_module,
+    )
 
     def split(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         plan = {"embedding": RowwiseParallel(input_layouts=Replicate()), "up": ColwiseParallel()}

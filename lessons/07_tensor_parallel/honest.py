@@ -19,7 +19,9 @@ from minidist.model.gpt import causal_attention  # task 3 says what it does
 
 
 def part(size: int, rank: int, ranks: int) -> range:
-    """Return which of `size` a rank holds, as `numpy.array_split` cuts: 10 over 4 ranks are 3, 3, 2 and 2."""
+    """Return which of `size` a rank holds, as `numpy.array_split` cuts: 10 over 4 ranks are 3, 3, 2
+    and 2.
+    """
     counts = cut(size, ranks)
     start = sum(counts[:rank])
     return range(start, start + counts[rank])
@@ -65,7 +67,9 @@ class Leave(torch.autograd.Function):
 
 
 def copy_to(x: Tensor, comm: Communicator) -> Tensor:
-    """Task 1, f: enter a region in which every rank computes something else with its copy of `x`."""
+    """Task 1, f: enter a region in which every rank computes something else with its copy of
+    `x`.
+    """
     result: Tensor = Enter.apply(x, comm)
     return result
 
@@ -93,7 +97,9 @@ def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, 
 
 
 def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Task 2: return, on every rank, the whole down(gelu(up(x))): forward and gradients as without ranks."""
+    """Task 2: return, on every rank, the whole down(gelu(up(x))): forward and gradients as without
+    ranks.
+    """
     hidden = F.gelu(F.linear(copy_to(x, comm), mine["up.weight"], mine["up.bias"]))  # [B, T, C/P]
     return reduce_from(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
 
@@ -101,8 +107,12 @@ def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> T
 # ---------------------------------------------------------------- task 3: attention
 
 
-def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int) -> dict[str, Tensor]:
-    """Task 3: return what `rank` of `ranks` holds of an attention layer: some heads, none of them cut."""
+def attention_slices(
+    whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int
+) -> dict[str, Tensor]:
+    """Task 3: return what `rank` of `ranks` holds of an attention layer: some heads, none of them
+    cut.
+    """
     if heads % ranks:
         raise ValueError(f"{heads} heads cannot be shared out evenly among {ranks} ranks")
     head_dim = len(whole["query"]) // heads
@@ -113,12 +123,17 @@ def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: 
     return {name: tensor.detach().clone() for name, tensor in mine.items()}
 
 
-def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator) -> Tensor:
-    """Task 3: return, on every rank, the whole causal attention of x [B, T, D]: forward and gradients."""
+def parallel_attention(
+    x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator
+) -> Tensor:
+    """Task 3: return, on every rank, the whole causal attention of x [B, T, D]: forward and
+    gradients.
+    """
     x = copy_to(x, comm)
 
     def heads_of(name: str) -> Tensor:
-        return F.linear(x, mine[name]).unflatten(-1, (-1, head_dim)).transpose(1, 2)  # [B, H/P, T, d]
+        # [B, H/P, T, d]
+        return F.linear(x, mine[name]).unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
     attended = causal_attention(heads_of("query"), heads_of("key"), heads_of("value"))
     return reduce_from(F.linear(attended.transpose(1, 2).flatten(2), mine["output"]), comm)
@@ -128,7 +143,9 @@ def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, com
 
 
 def local_words(words: Tensor, vocabulary: int, comm: Communicator) -> tuple[Tensor, Tensor]:
-    """Return the place of each word among this rank's, 0 for those of other ranks, and which are this rank's."""
+    """Return the place of each word among this rank's, 0 for those of other ranks, and which are
+    this rank's.
+    """
     here = part(vocabulary, comm.rank, comm.size)
     is_here = (words >= here.start) & (words < here.stop)
     return torch.where(is_here, words - here.start, 0), is_here
@@ -141,7 +158,9 @@ def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Comm
     return reduce_from(vectors, comm)
 
 
-def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
+def parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator
+) -> Tensor:
     """Task 5: return, on every rank, the mean over tokens of -log softmax(all logits)[target]."""
     largest = logits.detach().amax(dim=1)
     all_reduce(largest, comm, op="max")
@@ -169,34 +188,58 @@ def main() -> None:
         term = torch.full((2,), float(comm.rank), requires_grad=True)
         total = reduce_from(copy_to(term, comm), comm)
         total.sum().backward()
-        return f"the sum of 0, 1, ... is {total.tolist()}, and its gradient, summed by f, {term.grad}"
+        return (
+            f"the sum of 0, 1, ... is {total.tolist()}, and its gradient, summed by f, {term.grad}"
+        )
 
     def task_2() -> str:
-        whole = {"up.weight": draw(10, 8), "up.bias": draw(10), "down.weight": draw(8, 10), "down.bias": draw(8)}
-        expected = F.linear(F.gelu(F.linear(x, whole["up.weight"], whole["up.bias"])), *list(whole.values())[2:])
+        whole = {
+            "up.weight": draw(10, 8),
+            "up.bias": draw(10),
+            "down.weight": draw(8, 10),
+            "down.bias": draw(8),
+        }
+        expected = F.linear(
+            F.gelu(F.linear(x, whole["up.weight"], whole["up.bias"])), *list(whole.values())[2:]
+        )
         found = parallel_mlp(x, mlp_slices(whole, comm.rank, comm.size), comm)
         return f"the MLP differs from the whole one by {float((found - expected).abs().max()):.0e}"
 
     def task_3() -> str:
         heads = 2 * comm.size
-        whole = {name: draw(2 * heads, 8) for name in ("query", "key", "value")} | {"output": draw(8, 2 * heads)}
+        whole = {name: draw(2 * heads, 8) for name in ("query", "key", "value")} | {
+            "output": draw(8, 2 * heads)
+        }
         mine = attention_slices(whole, heads, comm.rank, comm.size)
-        query, key, value = (F.linear(x, whole[n]).view(1, 3, -1, 2).transpose(1, 2) for n in ("query", "key", "value"))
-        expected = F.linear(causal_attention(query, key, value).transpose(1, 2).flatten(2), whole["output"])
+        query, key, value = (
+            F.linear(x, whole[n]).view(1, 3, -1, 2).transpose(1, 2)
+            for n in ("query", "key", "value")
+        )
+        expected = F.linear(
+            causal_attention(query, key, value).transpose(1, 2).flatten(2), whole["output"]
+        )
         found = parallel_attention(x, mine, head_dim=2, comm=comm)
-        return f"attention differs from the whole one by {float((found - expected).abs().max()):.0e}"
+        return (
+            f"attention differs from the whole one by {float((found - expected).abs().max()):.0e}"
+        )
 
     def task_4() -> str:
         table, tokens = draw(11, 4), torch.tensor([[0, 5, 10]])
         here = part(11, comm.rank, comm.size)
         vectors = parallel_embedding(tokens, table[here.start : here.stop], 11, comm)
-        return f"the vectors differ from the table's by {float((vectors - table[tokens]).abs().max()):.0e}"
+        return (
+            "the vectors differ from the table's by "
+            f"{float((vectors - table[tokens]).abs().max()):.0e}"
+        )
 
     def task_5() -> str:
         logits, targets = draw(5, 11), torch.tensor([0, 3, 5, 8, 10])
         here = part(11, comm.rank, comm.size)
         loss = parallel_cross_entropy(logits[:, here.start : here.stop], targets, 11, comm)
-        return f"the loss is {float(loss):.6f}, of the whole logits {float(F.cross_entropy(logits, targets)):.6f}"
+        return (
+            f"the loss is {float(loss):.6f}, of the whole logits "
+            f"{float(F.cross_entropy(logits, targets)):.6f}"
+        )
 
     for number, task in enumerate((task_1, task_2, task_3, task_4, task_5), start=1):
         try:

@@ -23,7 +23,10 @@ def whole_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 def whole_attention(x: Tensor, weights: Mapping[str, Tensor], heads: int) -> Tensor:
     """Attention on one rank: softmax(QKᵀ/√d) V, as it is written."""
-    q, k, v = ((x @ weights[name].T).view(2, 3, heads, -1).transpose(1, 2) for name in ("query", "key", "value"))
+    q, k, v = (
+        (x @ weights[name].T).view(2, 3, heads, -1).transpose(1, 2)
+        for name in ("query", "key", "value")
+    )
     later = torch.ones(3, 3, dtype=torch.bool).triu(1)
     scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights["output"].T
@@ -48,7 +51,9 @@ def wrong_slices(case: Case, rank: int, whole: Array, dim: int | None) -> dict[s
         "the last rank takes what is left over": np.arange(
             rank * fewest, size if rank == ranks - 1 else (rank + 1) * fewest
         ),
-        "all parts but the last are rounded up, as by torch.chunk": np.arange(size)[rank * most : (rank + 1) * most],
+        "all parts but the last are rounded up, as by torch.chunk": np.arange(size)[
+            rank * most : (rank + 1) * most
+        ],
         "the channels are dealt out one by one, like cards": np.arange(rank, size, ranks),
     }
     if heads:
@@ -59,7 +64,9 @@ def wrong_slices(case: Case, rank: int, whole: Array, dim: int | None) -> dict[s
     found["it is turned by reshape, which mixes rows and columns"] = np.array_split(
         whole.T.reshape(whole.shape), ranks, axis=dim
     )[rank]
-    return found | {"the other dimension is cut": np.array_split(whole, ranks, axis=whole.ndim - 1 - dim)[rank]}
+    return found | {
+        "the other dimension is cut": np.array_split(whole, ranks, axis=whole.ndim - 1 - dim)[rank]
+    }
 
 
 ACTIVATIONS = {
@@ -81,7 +88,9 @@ def other_mlps(x: Tensor, slices: Sequence[Mapping[str, Tensor]]) -> dict[str, T
         return torch.stack(products).sum(0)
 
     right = down([F.gelu(up) for up in ups])
-    found = {story: down([function(up) for up in ups]) + bias for story, function in ACTIVATIONS.items()}
+    found = {
+        story: down([function(up) for up in ups]) + bias for story, function in ACTIVATIONS.items()
+    }
     return found | {
         "up.bias is left out": down([F.gelu(up) for up in without]) + bias,
         "down.bias is left out": right,
@@ -95,8 +104,12 @@ def other_mlps(x: Tensor, slices: Sequence[Mapping[str, Tensor]]) -> dict[str, T
     }
 
 
-def other_attentions(x: Tensor, slices: Sequence[Mapping[str, Tensor]], heads: int) -> dict[str, Tensor]:
-    """Return what comes out of attention by mistake, given all ranks' slices, of so many heads each."""
+def other_attentions(
+    x: Tensor, slices: Sequence[Mapping[str, Tensor]], heads: int
+) -> dict[str, Tensor]:
+    """Return what comes out of attention by mistake, given all ranks' slices, of so many heads
+    each.
+    """
     size = len(slices[0]["query"]) // heads
     names = ("query", "key", "value")
 
@@ -111,7 +124,10 @@ def other_attentions(x: Tensor, slices: Sequence[Mapping[str, Tensor]], heads: i
         total = torch.zeros_like(x)
         for each in slices:
             flat = (x @ each[name].T for name in read)
-            split = [one.unflatten(-1, (size, -1)).mT if turned else one.unflatten(-1, (-1, size)) for one in flat]
+            split = [
+                one.unflatten(-1, (size, -1)).mT if turned else one.unflatten(-1, (-1, size))
+                for one in flat
+            ]
             q, k, v = (one.transpose(1, 2) for one in split)
             scores = q @ k.transpose(-1, -2) / scale
             if masked is not None:
@@ -140,7 +156,9 @@ def other_attentions(x: Tensor, slices: Sequence[Mapping[str, Tensor]], heads: i
 
 
 def judge_layer(kind: str) -> Judge:
-    """Compare slices, output and gradients with the whole layer's, and what slices keep alive with their size."""
+    """Compare slices, output and gradients with the whole layer's, and what slices keep alive with
+    their size.
+    """
 
     def judge(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
         given = case.given[0]
@@ -157,7 +175,9 @@ def judge_layer(kind: str) -> Judge:
         with torch.no_grad():
             inputs = torch.tensor(given["x"])
             others = (
-                other_mlps(inputs, slices) if kind == "mlp" else other_attentions(inputs, slices, heads // case.ranks)
+                other_mlps(inputs, slices)
+                if kind == "mlp"
+                else other_attentions(inputs, slices, heads // case.ranks)
             )
         for rank, result in enumerate(results):
             for name, dim in CUTS[kind].items():
@@ -165,27 +185,38 @@ def judge_layer(kind: str) -> Judge:
                 found, expected = result[f"the slice of {name}"], every[rank][name]
                 others_have = [own[name] for own in every]
                 what = f"the slice of {name}"
-                contract.expect_equal(rank, what, found, expected, instead=instead, others=others_have)
+                contract.expect_equal(
+                    rank, what, found, expected, instead=instead, others=others_have
+                )
         for rank, result in enumerate(results):
             own, needed = slices[rank], sum(array.nbytes for array in every[rank].values())
             alone = torch.tensor(given["x"], requires_grad=True)
-            term = whole_mlp(alone, own) if kind == "mlp" else whole_attention(alone, own, heads // case.ranks)
+            term = (
+                whole_mlp(alone, own)
+                if kind == "mlp"
+                else whole_attention(alone, own, heads // case.ranks)
+            )
             term.backward(torch.tensor(given["gradient"]))
             instead = {"each rank keeps its own term, so g is missing": term.detach().numpy()}
             if kind == "mlp":
                 more = out.detach().numpy() + (case.ranks - 1) * given["down.bias"]
                 instead["every rank adds down.bias before the sum"] = more
             instead |= {story: value.numpy() for story, value in others.items()}
-            contract.expect_close(rank, "what forward returns", result["out"], out.detach().numpy(), instead=instead)
+            contract.expect_close(
+                rank, "what forward returns", result["out"], out.detach().numpy(), instead=instead
+            )
             for name, dim in CUTS[kind].items():
                 gradient = cut(weights[name].grad.numpy(), case.ranks, dim)[rank]
                 found = result[f"the gradient of {name}"]
                 instead = {
-                    "backward of g sums the gradient, which every rank has whole": gradient * case.ranks,
+                    "backward of g sums the gradient, which every rank has whole": gradient
+                    * case.ranks,
                     "backward divides by the number of ranks": gradient / case.ranks,
                     "it is used on another rank only": 0 * gradient,
                 }
-                contract.expect_close(rank, f"the gradient of {name}", found, gradient, instead=instead)
+                contract.expect_close(
+                    rank, f"the gradient of {name}", found, gradient, instead=instead
+                )
             instead = {"each rank keeps its own term, so f is missing": alone.grad.numpy()}
             found = result["the gradient of x"]
             contract.expect_close(rank, "the gradient of x", found, x.grad.numpy(), instead=instead)
@@ -193,7 +224,10 @@ def judge_layer(kind: str) -> Judge:
                 found = f"the slices keep {int(result['alive'])} bytes alive, expected {needed}"
                 raise Wrong(f"rank {rank}: {found}: a view keeps all of its matrix")
             if many := int(result["refused"]):
-                raise Wrong(f"rank {rank}: {heads} heads on {many} ranks: attention_slices raised no ValueError")
+                raise Wrong(
+                    f"rank {rank}: {heads} heads on {many} ranks: attention_slices raised no "
+                    "ValueError"
+                )
         expect_reduced(results, notes, out.numel(), 1, 1)
 
     return judge

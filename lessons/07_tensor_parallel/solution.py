@@ -1,4 +1,6 @@
-"""Lesson 07, solved: the package's own. Read it in `parallel/adjoint.py`, `parallel/tensor/` of `minidist`."""
+"""Lesson 07, solved: the package's own. Read it in `parallel/adjoint.py`, `parallel/tensor/` of
+`minidist`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> T
     return reduce_from(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
 
 
-def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int) -> dict[str, Tensor]:
+def attention_slices(
+    whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int
+) -> dict[str, Tensor]:
     """Give each rank its heads."""
     if heads % ranks:
         raise ValueError(f"{heads} heads cannot be dealt out evenly to {ranks} ranks")
@@ -49,7 +53,9 @@ def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Comm
     return vectors
 
 
-def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
+def parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator
+) -> Tensor:
     """Reduce three numbers for each token."""
     return vocabulary_parallel_cross_entropy_sum(logits, targets, comm, vocabulary) / len(targets)
 

@@ -38,13 +38,19 @@ class Model(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def train(device: torch.device, split: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> list[float]:
-    """Train a model. `split` cuts it in place, and returns what runs it and returns all tokens on every rank."""
+def train(
+    device: torch.device, split: Callable[[nn.Module], Callable[[Tensor], Tensor]]
+) -> list[float]:
+    """Train a model. `split` cuts it in place, and returns what runs it and returns all tokens on
+    every rank.
+    """
     generator = torch.Generator().manual_seed(0)
     model = Model().double()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.3, generator=generator)
-    inputs, targets = torch.randn(2, 4, TIME, HIDDEN, dtype=torch.float64, generator=generator).to(device)
+    inputs, targets = torch.randn(2, 4, TIME, HIDDEN, dtype=torch.float64, generator=generator).to(
+        device
+    )
     forward = split(model.to(device))
     losses = []
     for _ in range(STEPS):

@@ -2,17 +2,18 @@
 
     x [B, T/P, D] ─ norm ─▶ all-gather ─▶ column-parallel, gelu, row-parallel ─▶ reduce-scatter ─▶ + ─▶ [B, T/P, D]
 
-Rank r has the tokens r T/P to (r + 1) T/P; P always divides T. Fill in the functions; their docstrings are the
-contract. You need the following from the package. All collectives work along the *first* axis, on contiguous tensors:
+Rank r has the tokens r T/P to (r + 1) T/P; P always divides T. Fill in the functions; their
+docstrings are the contract. You need the following from the package. All collectives work along the
+*first* axis, on contiguous tensors:
 
     comm.rank, comm.size
     all_reduce(tensor, comm)                      the sum over all ranks, in place
     all_gather(shard, comm, counts=[n] * P)       returns the shards of all ranks, n rows each, one after the other
     reduce_scatter(full, comm)                    returns this rank's rows of the sum over all ranks
 
-For another axis, move this axis to the front with `x.movedim(dim, 0).contiguous()`, and back afterwards. On one rank
-the collectives send nothing, so you need no special case. You are building what `minidist.parallel` does, so calling it
-scores nothing.
+For another axis, move this axis to the front with `x.movedim(dim, 0).contiguous()`, and back
+afterwards. On one rank the collectives send nothing, so you need no special case. You are building
+what `minidist.parallel` does, so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 08             points, and what is still wrong
@@ -44,9 +45,9 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """Task 1: return the tokens of all ranks [B, T, D]; `x` [B, T/P, D] are this rank's tokens.
 
-    After this, every rank computes something different with all tokens. So on each rank, backward gets one term of
-    their gradient [B, T, D], and returns this rank's tokens [B, T/P, D] of the sum of all terms. Write a
-    `torch.autograd.Function`.
+    After this, every rank computes something different with all tokens. So on each rank, backward
+    gets one term of their gradient [B, T, D], and returns this rank's tokens [B, T/P, D] of the sum
+    of all terms. Write a `torch.autograd.Function`.
 
     Messages: one all-gather in forward, one reduce-scatter in backward.
     """
@@ -67,23 +68,25 @@ def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Task 2: return this rank's tokens of x + down(gelu(up(norm(x)))), with torch's exact gelu, `F.gelu(...)`.
+    """Task 2: return this rank's tokens of x + down(gelu(up(norm(x)))), with torch's exact gelu,
+    `F.gelu(...)`.
 
     Parameters
     ----------
     x : Tensor
         [B, T/P, D]: this rank's tokens.
     mine
-        `norm.weight` [D] and `down.bias` [D], whole; and this rank's slices of the C channels: `up.weight` [C/P, D],
-        `up.bias` [C/P], `down.weight` [D, C/P].
+        `norm.weight` [D] and `down.bias` [D], whole; and this rank's slices of the C channels:
+        `up.weight` [C/P, D], `up.bias` [C/P], `down.weight` [D, C/P].
 
-    Use `rms_norm`. After backward, the gradients of `norm.weight` and `down.bias` have only the terms of this rank's
-    tokens; task 3 sums them.
+    Use `rms_norm`. After backward, the gradients of `norm.weight` and `down.bias` have only the
+    terms of this rank's tokens; task 3 sums them.
 
-    Messages: one all-gather and one reduce-scatter of B T D numbers in forward, and the same in backward.
+    Messages: one all-gather and one reduce-scatter of B T D numbers in forward, and the same in
+    backward.
 
-    Held for backward: one tensor [B, T, D] with all tokens, the gathered input of `up`. All other tensors of width D
-    that autograd keeps have T/P tokens.
+    Held for backward: one tensor [B, T, D] with all tokens, the gathered input of `up`. All other
+    tensors of width D that autograd keeps have T/P tokens.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -92,17 +95,19 @@ def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) ->
 
 
 def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -> None:
-    """Task 3: after backward of task 2, replace each incomplete gradient by its sum over the ranks, in place.
+    """Task 3: after backward of task 2, replace each incomplete gradient by its sum over the ranks,
+    in place.
 
     Parameters
     ----------
     gradients
-        The gradients of all parameters of task 2, by their names. A gradient is incomplete if it is a sum over tokens
-        and this rank has added only its own tokens. You have to find out which ones are. The others are complete: do
-        not change them.
+        The gradients of all parameters of task 2, by their names. A gradient is incomplete if it is
+        a sum over tokens and this rank has added only its own tokens. You have to find out which
+        ones are. The others are complete: do not change them.
 
-    Messages: one all-reduce for all incomplete gradients together (`torch.cat`). Write the sums into the tensors
-    (`gradient.copy_(...)`): a new tensor in the dictionary would not be the gradient of any parameter. Return nothing.
+    Messages: one all-reduce for all incomplete gradients together (`torch.cat`). Write the sums
+    into the tensors (`gradient.copy_(...)`): a new tensor in the dictionary would not be the
+    gradient of any parameter. Return nothing.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -132,16 +137,25 @@ def main() -> None:
     def task_2() -> str:
         up, down, bias = draw(4 * comm.size, 4), draw(4, 4 * comm.size), draw(4)
         expected = x + F.linear(F.gelu(F.linear(rms_norm(x, torch.ones(4)), up)), down, bias)
-        mine = {"norm.weight": torch.ones(4).double(), "up.weight": own(up, 0), "up.bias": torch.zeros(4).double()}
+        mine = {
+            "norm.weight": torch.ones(4).double(),
+            "up.weight": own(up, 0),
+            "up.bias": torch.zeros(4).double(),
+        }
         mine |= {"down.weight": own(down, 1), "down.bias": bias}
         found = sequence_block(own(x, 1), mine, comm)
-        return f"the block differs from the whole one by {float((found - own(expected, 1)).abs().max()):.0e}"
+        return (
+            "the block differs from the whole one by "
+            f"{float((found - own(expected, 1)).abs().max()):.0e}"
+        )
 
     def task_3() -> str:
         names = ("norm.weight", "up.weight", "up.bias", "down.weight", "down.bias")
         gradients = {name: torch.ones(1) for name in names}
         sum_partial_gradients(gradients, comm)
-        return f"ones have become { ({name: int(gradient) for name, gradient in gradients.items()}) }"
+        return (
+            f"ones have become { ({name: int(gradient) for name, gradient in gradients.items()}) }"
+        )
 
     for number, task in enumerate((task_1, task_2, task_3), start=1):
         try:

@@ -27,7 +27,11 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 def join(x: Tensor, comm: Communicator) -> Tensor:
     """All-gather along the tokens: [B, T/P, D] to [B, T, D]."""
     tokens_first = x.movedim(1, 0).contiguous()
-    return all_gather(tokens_first, comm, counts=[len(tokens_first)] * comm.size).movedim(0, 1).contiguous()
+    return (
+        all_gather(tokens_first, comm, counts=[len(tokens_first)] * comm.size)
+        .movedim(0, 1)
+        .contiguous()
+    )
 
 
 def sum_and_cut(x: Tensor, comm: Communicator) -> Tensor:
@@ -84,7 +88,8 @@ def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) ->
     """Task 2: return this rank's tokens of  x + down(gelu(up(norm(x))))."""
     every = gather_tokens(rms_norm(x, mine["norm.weight"]), comm)  # [B, T, D]
     hidden = F.gelu(F.linear(every, mine["up.weight"], mine["up.bias"]))  # [B, T, C/P]
-    return x + scatter_tokens(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]  # [B, T/P, D]
+    # [B, T/P, D]
+    return x + scatter_tokens(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
 
 
 # ---------------------------------------------------------------- task 3: gradients that are only a part
@@ -95,7 +100,9 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
     partial = [gradients["norm.weight"], gradients["down.bias"]]
     together = torch.cat([gradient.flatten() for gradient in partial])
     all_reduce(together, comm)
-    for gradient, total in zip(partial, together.split([gradient.numel() for gradient in partial]), strict=True):
+    for gradient, total in zip(
+        partial, together.split([gradient.numel() for gradient in partial]), strict=True
+    ):
         gradient.copy_(total.view_as(gradient))
 
 
@@ -124,16 +131,25 @@ def main() -> None:
     def task_2() -> str:
         up, down, bias = draw(4 * comm.size, 4), draw(4, 4 * comm.size), draw(4)
         expected = x + F.linear(F.gelu(F.linear(rms_norm(x, torch.ones(4)), up)), down, bias)
-        mine = {"norm.weight": torch.ones(4).double(), "up.weight": own(up, 0), "up.bias": torch.zeros(4).double()}
+        mine = {
+            "norm.weight": torch.ones(4).double(),
+            "up.weight": own(up, 0),
+            "up.bias": torch.zeros(4).double(),
+        }
         mine |= {"down.weight": own(down, 1), "down.bias": bias}
         found = sequence_block(own(x, 1), mine, comm)
-        return f"the block differs from the whole one by {float((found - own(expected, 1)).abs().max()):.0e}"
+        return (
+            "the block differs from the whole one by "
+            f"{float((found - own(expected, 1)).abs().max()):.0e}"
+        )
 
     def task_3() -> str:
         names = ("norm.weight", "up.weight", "up.bias", "down.weight", "down.bias")
         gradients = {name: torch.ones(1) for name in names}
         sum_partial_gradients(gradients, comm)
-        return f"ones have become { ({name: int(gradient) for name, gradient in gradients.items()}) }"
+        return (
+            f"ones have become { ({name: int(gradient) for name, gradient in gradients.items()}) }"
+        )
 
     for number, task in enumerate((task_1, task_2, task_3), start=1):
         try:

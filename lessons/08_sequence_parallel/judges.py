@@ -41,10 +41,13 @@ def border(name: str) -> Program:
 
 
 def run_block(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 2, and count what autograd saves besides parameters and the input, each storage once."""
+    """Run task 2, and count what autograd saves besides parameters and the input, each storage
+    once.
+    """
     x = own(given["x"], comm)
     mine = {
-        name: torch.tensor(given[name]) if dim is None else own(given[name], comm, dim) for name, dim in CUTS.items()
+        name: torch.tensor(given[name]) if dim is None else own(given[name], comm, dim)
+        for name, dim in CUTS.items()
     }
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *mine.values())}
     saved: dict[int, Any] = {}
@@ -67,18 +70,27 @@ def run_partial(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     comm.trace = trace = Trace()
     gradients = {name: torch.tensor(array) for name, array in given.items()}
     exercise.sum_partial_gradients(dict(gradients), comm)
-    return {**{name: gradient.numpy() for name, gradient in gradients.items()}, "sum_partial_gradients": calls(trace)}
+    return {
+        **{name: gradient.numpy() for name, gradient in gradients.items()},
+        "sum_partial_gradients": calls(trace),
+    }
 
 
-def expect_calls(results: Sequence[Arrays], notes: Sequence[Note], bytes: int, **expected: Sequence[str]) -> None:
-    """Raise `Wrong` unless just these collectives were called, of so many bytes each. Alone, none of them sends."""
+def expect_calls(
+    results: Sequence[Arrays], notes: Sequence[Note], bytes: int, **expected: Sequence[str]
+) -> None:
+    """Raise `Wrong` unless just these collectives were called, of so many bytes each. Alone, none
+    of them sends.
+    """
     expect_collectives(notes)
     for rank, result in enumerate(results if len(results) > 1 else ()):
         for phase, names in expected.items():
             found = spelled(result[phase])
             wanted = ", ".join(f"{name} of {bytes} bytes" for name in names)
             if found != wanted:
-                raise Wrong(f"rank {rank} of {len(results)}: {phase} calls {found}, expected {wanted}")
+                raise Wrong(
+                    f"rank {rank} of {len(results)}: {phase} calls {found}, expected {wanted}"
+                )
 
 
 def part(array: Array, case: Case, rank: int, dim: int | None = TIME) -> Array:
@@ -92,10 +104,14 @@ def judge_border(gathers: bool) -> Judge:
     def judge(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
         xs, gradients = ([given[name] for given in case.given] for name in ("x", "gradient"))
         slices, terms = (xs, gradients) if gathers else (gradients, xs)
-        every = np.concatenate([part(array, case, rank) for rank, array in enumerate(slices)], axis=TIME)
+        every = np.concatenate(
+            [part(array, case, rank) for rank, array in enumerate(slices)], axis=TIME
+        )
         for rank, result in enumerate(results):
             own, alone = part(np.sum(terms, axis=0), case, rank), part(terms[rank], case, rank)
-            rows = np.concatenate([part(array, case, number) for number, array in enumerate(slices)])
+            rows = np.concatenate(
+                [part(array, case, number) for number, array in enumerate(slices)]
+            )
             of_sum = {"each rank keeps its tokens of its own term, and adds nobody else's": alone}
             of_all = {"the first axis is gathered, which is the batch": rows.reshape(every.shape)}
             found = result["out"], result["the gradient of x"]
@@ -108,19 +124,30 @@ def judge_border(gathers: bool) -> Judge:
             pieces = [part(array, case, number) for number, array in enumerate(slices)]
             for order in permutations(range(case.ranks)) if case.ranks <= 4 else ():
                 if list(order) != sorted(order):
-                    story = f"tokens are put together in the order of ranks {', '.join(map(str, order))}"
+                    story = (
+                        "tokens are put together in the order of ranks "
+                        f"{', '.join(map(str, order))}"
+                    )
                     of_all[story] = np.concatenate([pieces[other] for other in order], axis=TIME)
             total = np.sum(terms, axis=0)
             of_sum |= {"the mean over the ranks is taken, not the sum": own / case.ranks}
             of_sum |= {"it is multiplied by the number of ranks": own * case.ranks}
             of_sum |= {"all tokens are kept, and not only the rank's own": total}
-            of_sum |= {"the first axis is cut, which is the batch": np.array_split(total, case.ranks)[rank]}
-            of_sum |= {"the last axis is cut, which is the channels": np.array_split(total, case.ranks, axis=-1)[rank]}
+            of_sum |= {
+                "the first axis is cut, which is the batch": np.array_split(total, case.ranks)[rank]
+            }
+            of_sum |= {
+                "the last axis is cut, which is the channels": np.array_split(
+                    total, case.ranks, axis=-1
+                )[rank]
+            }
             others = [part(total, case, other) for other in range(case.ranks)]
             each = [part(term, case, rank) for term in terms]
             names = ("what forward returns", "the gradient of x")[:: 1 if gathers else -1]
             contract.expect_equal(rank, names[0], joined, every, instead=of_all)
-            contract.expect_equal(rank, names[1], summed, own, instead=of_sum, others=others, parts=each)
+            contract.expect_equal(
+                rank, names[1], summed, own, instead=of_sum, others=others, parts=each
+            )
         both = ["all_gather"], ["reduce_scatter"]
         forward, backward = both if gathers else both[::-1]
         expect_calls(results, notes, xs[0].nbytes, forward=forward, backward=backward)
@@ -131,11 +158,19 @@ def judge_border(gathers: bool) -> Judge:
 def other_blocks(x: Tensor, weights: Mapping[str, Tensor], ranks: int) -> dict[str, Tensor]:
     """Return what comes out of a whole block by mistake."""
 
-    def norm(x: Tensor, scaled: bool = True, over: tuple[int, ...] = (-1,), root: bool = True) -> Tensor:
+    def norm(
+        x: Tensor, scaled: bool = True, over: tuple[int, ...] = (-1,), root: bool = True
+    ) -> Tensor:
         square = x.square().mean(over, keepdim=True) + 1e-5
-        return x * (square.rsqrt() if root else 1 / square) * (weights["norm.weight"] if scaled else 1.0)
+        return (
+            x
+            * (square.rsqrt() if root else 1 / square)
+            * (weights["norm.weight"] if scaled else 1.0)
+        )
 
-    def branch(x: Tensor, function: Callable[[Tensor], Tensor] = F.gelu, biased: bool = True) -> Tensor:
+    def branch(
+        x: Tensor, function: Callable[[Tensor], Tensor] = F.gelu, biased: bool = True
+    ) -> Tensor:
         up = F.linear(x, weights["up.weight"], weights["up.bias"] if biased else None)
         return F.linear(function(up), weights["down.weight"])
 
@@ -146,8 +181,12 @@ def other_blocks(x: Tensor, weights: Mapping[str, Tensor], ranks: int) -> dict[s
         "x is added twice": 2 * x + right + bias,
         "the norm is left out": x + branch(x) + bias,
         "the norm does not scale by its weight": x + branch(norm(x, scaled=False)) + bias,
-        "the norm takes the mean over tokens and channels": x + branch(norm(x, over=(-2, -1))) + bias,
-        "the norm divides by the mean square, and not by its root": x + branch(norm(x, root=False)) + bias,
+        "the norm takes the mean over tokens and channels": x
+        + branch(norm(x, over=(-2, -1)))
+        + bias,
+        "the norm divides by the mean square, and not by its root": x
+        + branch(norm(x, root=False))
+        + bias,
         "the norm comes after the sum with x, not before up": norm(x + branch(x) + bias),
         "the norm comes after down, not before up": x + norm(branch(x) + bias),
         "up.bias is left out": x + branch(norm(x), biased=False) + bias,
@@ -173,12 +212,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """As the whole block; of what is kept for backward, one tensor of all tokens and a few of this rank's."""
+    """As the whole block; of what is kept for backward, one tensor of all tokens and a few of this
+    rank's.
+    """
     given = case.given[0]
     x = torch.tensor(given["x"], requires_grad=True)
     weights = {name: torch.tensor(given[name]) for name in CUTS}
     for name in ("norm.weight", "down.bias"):
-        weights[name] = weights[name].expand(x.shape).clone()  # a copy for each token, so that its terms can be told
+        # a copy for each token, so that its terms can be told
+        weights[name] = weights[name].expand(x.shape).clone()
     for weight in weights.values():
         weight.requires_grad_()
     normed = weights["norm.weight"] * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))
@@ -188,12 +230,15 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     wide, tokens = x.nbytes, x[..., 0].nbytes
     most = wide + (3 * wide + 2 * hidden.nbytes + 4 * tokens) // case.ranks
     more = {
-        f"{name} is added before the reduce-scatter, {case.ranks} times": out.detach().numpy() + (case.ranks - 1) * what
+        f"{name} is added before the reduce-scatter, {case.ranks} times": out.detach().numpy()
+        + (case.ranks - 1) * what
         for name, what in (("down.bias", given["down.bias"]), ("x", given["x"]))
     }
     with torch.no_grad():
         plain = {name: torch.tensor(given[name]) for name in CUTS}
-        more |= {story: wrong.numpy() for story, wrong in other_blocks(x, plain, case.ranks).items()}
+        more |= {
+            story: wrong.numpy() for story, wrong in other_blocks(x, plain, case.ranks).items()
+        }
     slopes = {
         "no gradient comes back through norm, up and down, as behind a detach": given["gradient"],
         "no gradient comes back through the residual": x.grad.numpy() - given["gradient"],
@@ -205,20 +250,37 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         ),
     }
     for rank, result in enumerate(results):
-        expected, instead = part(out.detach().numpy(), case, rank), {k: part(v, case, rank) for k, v in more.items()}
-        contract.expect_close(rank, "what forward returns", result["out"], expected, instead=instead)
-        of_x, mistakes = part(x.grad.numpy(), case, rank), {story: part(v, case, rank) for story, v in slopes.items()}
-        contract.expect_close(rank, "the gradient of x", result["the gradient of x"], of_x, instead=mistakes)
+        expected, instead = (
+            part(out.detach().numpy(), case, rank),
+            {k: part(v, case, rank) for k, v in more.items()},
+        )
+        contract.expect_close(
+            rank, "what forward returns", result["out"], expected, instead=instead
+        )
+        of_x, mistakes = (
+            part(x.grad.numpy(), case, rank),
+            {story: part(v, case, rank) for story, v in slopes.items()},
+        )
+        contract.expect_close(
+            rank, "the gradient of x", result["the gradient of x"], of_x, instead=mistakes
+        )
         if (saved := int(result["saved"])) > most:
             raise Wrong(
-                f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: all tokens of what is D "
-                f"wide ({wide} bytes) once, the rest for this rank's tokens only"
+                f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: all "
+                f"tokens of what is D wide ({wide} bytes) once, the rest for this rank's tokens "
+                "only"
             )
         for name, dim in CUTS.items():
-            gradient, instead = part(weights[name].grad.numpy(), case, rank, TIME if dim is None else dim), {}
+            gradient, instead = (
+                part(weights[name].grad.numpy(), case, rank, TIME if dim is None else dim),
+                {},
+            )
             if dim is None:
                 of_all = weights[name].grad.numpy().sum((0, 1))
-                gradient, inside = gradient.sum((0, 1)), f"{name} is used inside the region, where all tokens are"
+                gradient, inside = (
+                    gradient.sum((0, 1)),
+                    f"{name} is used inside the region, where all tokens are",
+                )
                 instead = {inside: of_all, f"{inside}, divided by the ranks": of_all / case.ranks}
                 instead[f"{inside}, on another rank only"] = 0 * of_all
             found = result[f"the gradient of {name}"]
@@ -235,16 +297,29 @@ def judge_partial(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             total, name = np.sum(every, axis=0), f"the gradient of {name}"
             if dim is None:
                 instead = {
-                    "the sum is never written into the tensor, or it is not counted as incomplete": every[rank],
+                    "the sum is never written into the tensor, or it is not counted as incomplete": every[
+                        rank
+                    ],
                     "the mean is taken, not the sum": total / case.ranks,
-                    "the sum is added to what is there, which is in it already": every[rank] + total,
+                    "the sum is added to what is there, which is in it already": every[rank]
+                    + total,
                     "the largest is taken, not the sum": np.max(every, axis=0),
                 }
-                for other in (other for other, cut in CUTS.items() if cut is None and not name.endswith(other)):
-                    instead[f"it gets the sum of {other}"] = np.sum([given[other] for given in case.given], axis=0)
-                contract.expect_equal(rank, name, result[name.split()[-1]], total, instead=instead, parts=every)
+                for other in (
+                    other for other, cut in CUTS.items() if cut is None and not name.endswith(other)
+                ):
+                    instead[f"it gets the sum of {other}"] = np.sum(
+                        [given[other] for given in case.given], axis=0
+                    )
+                contract.expect_equal(
+                    rank, name, result[name.split()[-1]], total, instead=instead, parts=every
+                )
             else:
-                instead = {"it is summed as well, though it is complete, of other channels on each rank": total}
-                contract.expect_equal(rank, name, result[name.split()[-1]], every[rank], instead=instead)
+                instead = {
+                    "it is summed as well, though it is complete, of other channels on each rank": total
+                }
+                contract.expect_equal(
+                    rank, name, result[name.split()[-1]], every[rank], instead=instead
+                )
     numbers = 2 * len(case.given[0]["norm.weight"])
     expect_calls(results, notes, 8 * numbers, sum_partial_gradients=["all_reduce"])

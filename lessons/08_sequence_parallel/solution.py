@@ -29,17 +29,23 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Norm and residual on this rank's tokens, the products on all tokens of this rank's channels."""
+    """Norm and residual on this rank's tokens, the products on all tokens of this rank's
+    channels.
+    """
     every = gather_tokens(rms_norm(x, mine["norm.weight"]), comm)  # [B, T, D]
     hidden = F.gelu(F.linear(every, mine["up.weight"], mine["up.bias"]))  # [B, T, C/P]
     return x + scatter_tokens(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
 
 
 def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -> None:
-    """Sum the gradients of parameters that are whole on every rank and were used on a slice of the tokens."""
+    """Sum the gradients of parameters that are whole on every rank and were used on a slice of the
+    tokens.
+    """
     partial = [gradients["norm.weight"], gradients["down.bias"]]
     sums = adjoint.reduce_from(torch.cat(partial), comm)
-    for gradient, total in zip(partial, sums.split([len(gradient) for gradient in partial]), strict=True):
+    for gradient, total in zip(
+        partial, sums.split([len(gradient) for gradient in partial]), strict=True
+    ):
         gradient.copy_(total)
 
 

@@ -1,10 +1,11 @@
-"""Lesson 09 at full scale: 1F1B by torch.distributed.pipelining, and by minidist's plan and executor.
+"""Lesson 09 at full scale: 1F1B by torch.distributed.pipelining, and by minidist's plan and
+executor.
 
     torchrun --nproc-per-node 4 lessons/09_pipeline/cluster.py              torch's Schedule1F1B
     torchrun --nproc-per-node 4 lessons/09_pipeline/cluster.py --minidist   the plan of this lesson, on the same wires
 
-A regression in float64: eight layers, two on each of four ranks, and eight microbatches. Only the last rank has a loss,
-which it broadcasts.
+A regression in float64: eight layers, two on each of four ranks, and eight microbatches. Only the
+last rank has a loss, which it broadcasts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(
+            nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64) for _ in range(LAYERS)
+        )
         for layer in self.layers:
             nn.init.normal_(layer.weight, std=WIDTH**-0.5, generator=generator)
 
@@ -47,15 +50,23 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
 
 
 def train(
-    comm: Communicator, stage: nn.Module, device: torch.device, step: Callable[[Tensor, Tensor], Tensor]
+    comm: Communicator,
+    stage: nn.Module,
+    device: torch.device,
+    step: Callable[[Tensor, Tensor], Tensor],
 ) -> list[float]:
-    """Train with `step(inputs, targets)`, which returns the loss on the last rank; return the losses on every rank."""
+    """Train with `step(inputs, targets)`, which returns the loss on the last rank; return the
+    losses on every rank.
+    """
     optimizer = torch.optim.SGD(stage.parameters(), lr=RATE)
-    data = torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    data = torch.randn(
+        2, ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).to(device)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = step(data[0], data[1]).double().reshape(1)  # zero on ranks without a loss, of any dtype
+        # zero on ranks without a loss, of any dtype
+        loss = step(data[0], data[1]).double().reshape(1)
         optimizer.step()
         broadcast(loss, comm, root=comm.size - 1)
         losses.append(loss.item())
@@ -64,7 +75,9 @@ def train(
 
 def stage_of(comm: Communicator, device: torch.device) -> nn.Module:
     """Return this rank's stage."""
-    return take_stages(Model(), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank].to(device)
+    return take_stages(Model(), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank].to(
+        device
+    )
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:
@@ -76,7 +89,9 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
         last = comm.rank == comm.size - 1
-        schedule.step(*([inputs] if comm.rank == 0 else []), target=targets if last else None, losses=losses)
+        schedule.step(
+            *([inputs] if comm.rank == 0 else []), target=targets if last else None, losses=losses
+        )
         return torch.stack(losses).sum().detach() if last else inputs.new_zeros(())
 
     return train(comm, module, device, step)
@@ -87,7 +102,12 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     module = stage_of(comm, device)
     schedule = with_communication(plan("1f1b", comm.size, MICROBATCHES))
     pipeline = Pipeline({comm.rank: module}, comm, schedule, loss_of, torch.empty_like)
-    return train(comm, module, device, lambda x, t: pipeline.step(x.chunk(MICROBATCHES), t.chunk(MICROBATCHES)))
+    return train(
+        comm,
+        module,
+        device,
+        lambda x, t: pipeline.step(x.chunk(MICROBATCHES), t.chunk(MICROBATCHES)),
+    )
 
 
 if __name__ == "__main__":

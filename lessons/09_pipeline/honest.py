@@ -13,13 +13,17 @@ import minidist
 from minidist import Communicator
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-UnderWay = tuple[Any, Tensor]  # a request, and the tensor that must stay as it is until the request has been waited for
+# a request, and the tensor that must stay as it is until the request has been waited for
+UnderWay = tuple[Any, Tensor]
 
 
 def cut_layers(costs: Sequence[float], stages: int) -> list[range]:
-    """Task 1: return which layers each stage gets, so that the most expensive stage is as cheap as it can be."""
+    """Task 1: return which layers each stage gets, so that the most expensive stage is as cheap as
+    it can be.
+    """
     layers = len(costs)
-    best: dict[int, tuple[float, list[range]]] = {0: (-math.inf, [])}  # by how many layers are in stages already
+    # by how many layers are in stages already
+    best: dict[int, tuple[float, list[range]]] = {0: (-math.inf, [])}
     for stage in range(1, stages + 1):
         longer: dict[int, tuple[float, list[range]]] = {}
         for stop in range(stage, layers + 1):
@@ -46,14 +50,18 @@ def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) 
     while moved:
         moved = False
         for rank, row in enumerate(rows):
-            while done[rank] < len(row) and all(need in ended for need in needed(rank, row[done[rank]])):
+            while done[rank] < len(row) and all(
+                need in ended for need in needed(rank, row[done[rank]])
+            ):
                 word = row[done[rank]]
                 begin = max([clocks[rank], *(ended[need] for need in needed(rank, word))])
                 clocks[rank] = ended[rank, word] = begin + (forward if word[0] == "F" else backward)
                 done[rank] += 1
                 moved = True
     stuck = [
-        f"rank {rank} at {row[at]}" for rank, (row, at) in enumerate(zip(rows, done, strict=True)) if at < len(row)
+        f"rank {rank} at {row[at]}"
+        for rank, (row, at) in enumerate(zip(rows, done, strict=True))
+        if at < len(row)
     ]
     if stuck:
         raise ValueError("the ranks are stuck: " + ", ".join(stuck))
@@ -61,12 +69,16 @@ def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) 
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 3: return the words of `rank` under GPipe: all forwards, in order, then all backwards, in order."""
+    """Task 3: return the words of `rank` under GPipe: all forwards, in order, then all backwards,
+    in order.
+    """
     return [f"{kind}{m}" for kind in "FB" for m in range(microbatches)]
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 4: return the words of `rank` under 1F1B: after a warm-up, one forward and one backward in turn."""
+    """Task 4: return the words of `rank` under 1F1B: after a warm-up, one forward and one backward
+    in turn.
+    """
     ahead = min(ranks - rank - 1, microbatches)
     words = [f"F{m}" for m in range(ahead)]
     for m in range(microbatches):
@@ -84,10 +96,13 @@ def run_step(
     targets: Sequence[Tensor],
     comm: Communicator,
 ) -> float:
-    """Task 5: carry out this rank's words; afterwards, every parameter of `stage` has its gradient in `.grad`."""
+    """Task 5: carry out this rank's words; afterwards, every parameter of `stage` has its gradient
+    in `.grad`.
+    """
     rank, microbatches = comm.rank, len(inputs)
     is_first, is_last = rank == 0, rank == comm.size - 1
-    kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output (on the last rank, loss) between F and B
+    # input and output (on the last rank, loss) between F and B
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
     outputs: dict[int, UnderWay] = {}  # on their way to the next rank
     gradients: list[UnderWay] = []  # on their way to the rank before
     losses = []
@@ -135,24 +150,34 @@ def main() -> None:
         return f"6 layers in 3 stages: {cut_layers([4, 1, 1, 1, 1, 4], 3)}"
 
     def task_2() -> str:
-        return f"two ranks, one microbatch: {step_length([['F0', 'B0'], ['F0', 'B0']], 1, 2)}, expected 6"
+        return (
+            f"two ranks, one microbatch: {step_length([['F0', 'B0'], ['F0', 'B0']], 1, 2)}, "
+            "expected 6"
+        )
 
     def task_3() -> str:
         return f"rank 0 of {comm.size}, 4 microbatches: {' '.join(gpipe(0, comm.size, 4))}"
 
     def task_4() -> str:
-        return f"rank 0 of {comm.size}, 4 microbatches: {' '.join(one_forward_one_backward(0, comm.size, 4))}"
+        return (
+            f"rank 0 of {comm.size}, 4 microbatches: "
+            f"{' '.join(one_forward_one_backward(0, comm.size, 4))}"
+        )
 
     def task_5() -> str:
-        words = [f"{kind}{m}" for m in range(3) for kind in "FB"]  # one microbatch after the other: it needs no task 4
+        # one microbatch after the other: it needs no task 4
+        words = [f"{kind}{m}" for m in range(3) for kind in "FB"]
         stage = nn.Linear(2, 2, dtype=torch.float64)
         nn.init.eye_(stage.weight)
         nn.init.ones_(stage.bias)  # each stage adds 1
-        inputs, targets = [[torch.full((1, 2), value, dtype=torch.float64)] * 3 for value in (0.0, comm.size + 2.0)]
+        inputs, targets = [
+            [torch.full((1, 2), value, dtype=torch.float64)] * 3 for value in (0.0, comm.size + 2.0)
+        ]
         run_step(words, stage, nn.functional.mse_loss, inputs, targets, comm)
-        return f"the gradient of rank 0's bias: {None if stage.bias.grad is None else stage.bias.grad.tolist()}" + (
-            ", expected [-2.0, -2.0]"
-        )
+        return (
+            "the gradient of rank 0's bias: "
+            f"{None if stage.bias.grad is None else stage.bias.grad.tolist()}"
+        ) + (", expected [-2.0, -2.0]")
 
     for number, task in enumerate((task_1, task_2, task_3, task_4, task_5), start=1):
         try:

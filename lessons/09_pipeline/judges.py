@@ -10,7 +10,14 @@ import numpy as np
 
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong
-from minidist.parallel.pipeline import Plan, ScheduleError, check, peak_activations, read_plan, simulate
+from minidist.parallel.pipeline import (
+    Plan,
+    ScheduleError,
+    check,
+    peak_activations,
+    read_plan,
+    simulate,
+)
 
 
 def packed(text: str) -> Array:
@@ -25,7 +32,10 @@ def unpacked(array: Array) -> str:
 def cut(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1."""
     parts = exercise.cut_layers(given["costs"].tolist(), int(given["stages"]))
-    return {"layers": [layer for part in parts for layer in part], "lengths": [len(part) for part in parts]}
+    return {
+        "layers": [layer for part in parts for layer in part],
+        "lengths": [len(part) for part in parts],
+    }
 
 
 def clock(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -38,7 +48,9 @@ def clock(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 
 
 def bare(line: str) -> list[str]:
-    """Return the words without the stage in front, as the exercise has them: its number is the rank's."""
+    """Return the words without the stage in front, as the exercise has them: its number is the
+    rank's.
+    """
     return [word.lstrip("0123456789") for word in line.split()]
 
 
@@ -52,49 +64,76 @@ def all_1f1b(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     return rows_of(exercise.one_forward_one_backward, *given["sizes"].tolist())
 
 
-def rows_of(schedule: Callable[[int, int, int], Sequence[str]], ranks: int, microbatches: int) -> dict[str, Any]:
+def rows_of(
+    schedule: Callable[[int, int, int], Sequence[str]], ranks: int, microbatches: int
+) -> dict[str, Any]:
     """Ask a function for every rank's words."""
     rows = []
     for rank in range(ranks):
         words = schedule(rank, ranks, microbatches)
         if isinstance(words, str):
-            raise Wrong(f"rank {rank} returned one text, {words!r}, expected a list of words, such as ['F0', 'B0']")
+            raise Wrong(
+                f"rank {rank} returned one text, {words!r}, expected a list of words, such as "
+                "['F0', 'B0']"
+            )
         for word in words:
             if not (isinstance(word, str) and word[:1] in ("F", "B") and word[1:].isdecimal()):
                 raise Wrong(
-                    f"rank {rank} returned the word {word!r}, expected only F or B and a microbatch, as in 'F3'"
+                    f"rank {rank} returned the word {word!r}, expected only F or B and a "
+                    "microbatch, as in 'F3'"
                 )
         rows.append(" ".join(f"{rank}{word}" for word in words))
     return {"schedule": packed("\n".join(rows))}
 
 
 def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """All layers once and in order, at least one each, and no cut has a cheaper most expensive stage."""
+    """All layers once and in order, at least one each, and no cut has a cheaper most expensive
+    stage.
+    """
     costs, stages = case.given[0]["costs"], int(case.given[0]["stages"])
     lengths, layers = results[0]["lengths"].tolist(), results[0]["layers"].tolist()
     if layers != list(range(len(costs))) or len(lengths) != stages or min(lengths) < 1:
         raise Wrong(
-            f"the layers, one stage after the other, are {layers} in stages of {lengths}, expected 0 to "
-            f"{len(costs) - 1} in {stages} stages of at least one{badly_cut(layers, lengths, stages)}"
+            f"the layers, one stage after the other, are {layers} in stages of {lengths}, "
+            f"expected 0 to {len(costs) - 1} in {stages} stages of at least "
+            f"one{badly_cut(layers, lengths, stages)}"
         )
     upto = np.concatenate([[0.0], np.cumsum(costs)])
-    best = np.where(upto > 0, upto, np.inf)  # the most expensive stage, of the first k layers in one stage
+    # the most expensive stage, of the first k layers in one stage
+    best = np.where(upto > 0, upto, np.inf)
     for _ in range(stages - 1):
-        best = np.array([min([np.inf, *np.maximum(best[:k], upto[k] - upto[:k])]) for k in range(len(upto))])
+        best = np.array(
+            [min([np.inf, *np.maximum(best[:k], upto[k] - upto[:k])]) for k in range(len(upto))]
+        )
     each = np.diff(upto[np.cumsum([0, *lengths])])
     if max(each) > best[-1]:
         squares = np.where(upto > 0, upto**2, np.inf)  # the same, of the smallest sum of squares
         for _ in range(stages - 1):
-            squares = np.array([min([np.inf, *squares[:k] + (upto[k] - upto[:k]) ** 2]) for k in range(len(upto))])
+            squares = np.array(
+                [min([np.inf, *squares[:k] + (upto[k] - upto[:k]) ** 2]) for k in range(len(upto))]
+            )
         even = [len(part) for part in np.array_split(costs, stages)]
-        hint = ": that is the smallest sum of squares" if np.isclose((each**2).sum(), squares[-1]) else ""
+        hint = (
+            ": that is the smallest sum of squares"
+            if np.isclose((each**2).sum(), squares[-1])
+            else ""
+        )
         hint = ": that is as many layers in each, whatever they cost" if lengths == even else hint
         hint = hint or next(
-            (f": {story}" for story, cut in quick_cuts(costs.tolist(), stages).items() if cut == lengths), ""
+            (
+                f": {story}"
+                for story, cut in quick_cuts(costs.tolist(), stages).items()
+                if cut == lengths
+            ),
+            "",
         )
-        hint = hint or ": where a stage ends cannot be settled from the layers before it alone, so try every last stage"
+        hint = hint or (
+            ": where a stage ends cannot be settled from the layers before it alone, so try every "
+            "last stage"
+        )
         raise Wrong(
-            f"stages of {lengths} layers: the most expensive costs {max(each):g}, but {best[-1]:g} is possible{hint}"
+            f"stages of {lengths} layers: the most expensive costs {max(each):g}, but "
+            f"{best[-1]:g} is possible{hint}"
         )
 
 
@@ -125,11 +164,17 @@ def quick_cuts(costs: Sequence[float], stages: int) -> dict[str, list[int]]:
         found[f"that is what comes out if {story}"] = np.diff([0, *ends, len(costs)]).tolist()
     parts = [(0, len(costs))]
     while len(parts) < stages:
-        first, last = max((one for one in parts if one[1] - one[0] > 1), key=lambda one: sum(costs[slice(*one)]))
-        middle = min(range(first + 1, last), key=lambda at: max(sum(costs[first:at]), sum(costs[at:last])))
+        first, last = max(
+            (one for one in parts if one[1] - one[0] > 1), key=lambda one: sum(costs[slice(*one)])
+        )
+        middle = min(
+            range(first + 1, last), key=lambda at: max(sum(costs[first:at]), sum(costs[at:last]))
+        )
         at = parts.index((first, last))
         parts[at : at + 1] = [(first, middle), (middle, last)]
-    found["that is what comes out if the dearest stage is cut in two, again and again"] = [b - a for a, b in parts]
+    found["that is what comes out if the dearest stage is cut in two, again and again"] = [
+        b - a for a, b in parts
+    ]
     return found
 
 
@@ -141,7 +186,9 @@ def in_rounds(timeline: Any, forward: float, backward: float) -> float:
         for rank, row in enumerate(rows):
             if at[rank] < len(row):
                 word = str(row[at[rank]]).lstrip("0123456789")
-                before = [f"{rank - 1}{word}"] * (rank > 0) if word[0] == "F" else [f"{rank}F{word[1:]}"]
+                before = (
+                    [f"{rank - 1}{word}"] * (rank > 0) if word[0] == "F" else [f"{rank}F{word[1:]}"]
+                )
                 before += [f"{rank + 1}{word}"] * (word[0] == "B" and rank < len(rows) - 1)
                 if done.issuperset(before):
                     begun.append((rank, word))
@@ -162,76 +209,123 @@ def judge_clock(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     except ScheduleError as error:
         if found == found:
             why = str(error).splitlines()[0]
-            raise Wrong(f"step_length is {found:.6g}, expected ValueError: these ranks get stuck ({why})") from None
+            raise Wrong(
+                f"step_length is {found:.6g}, expected ValueError: these ranks get stuck ({why})"
+            ) from None
         return
     expected, ranks, microbatches = timeline.length, timeline.plan.ranks, timeline.plan.microbatches
     if found != found:
-        raise Wrong(f"step_length raised ValueError, but the schedule can be run, in {expected:.6g}")
+        raise Wrong(
+            f"step_length raised ValueError, but the schedule can be run, in {expected:.6g}"
+        )
     if not abs(found - expected) <= 1e-9 * expected:
         instead = {
             "that is when the last rank is done, but others still work": timeline.end[-1][-1],
             "that is when rank 0 is done": timeline.end[0][-1],
-            "that is the formula for GPipe and 1F1B": (microbatches + ranks - 1) * (forward + backward),
-            "that is the work of one rank, without any waiting": microbatches * (forward + backward),
-            "that is the work of all ranks together, one after the other": ranks * microbatches * (forward + backward),
-            "F takes the time of B, and B that of F": simulate(timeline.plan, backward, forward).length,
+            "that is the formula for GPipe and 1F1B": (microbatches + ranks - 1)
+            * (forward + backward),
+            "that is the work of one rank, without any waiting": microbatches
+            * (forward + backward),
+            "that is the work of all ranks together, one after the other": ranks
+            * microbatches
+            * (forward + backward),
+            "F takes the time of B, and B that of F": simulate(
+                timeline.plan, backward, forward
+            ).length,
             "B takes the time of F": simulate(timeline.plan, forward, forward).length,
             "F takes the time of B": simulate(timeline.plan, backward, backward).length,
             "all ranks wait for each other after each word": in_rounds(timeline, forward, backward),
-            "that is a first microbatch through all ranks and back, and the dearer of F and B for each other": (
+            "that is a first microbatch through all ranks and back, and the dearer of F and B "
+            "for each other": (
                 ranks * (forward + backward) + (microbatches - 1) * max(forward, backward)
             ),
         }
-        hint = next((f": {story}" for story, value in instead.items() if abs(found - value) <= 1e-9 * value), "")
+        hint = next(
+            (
+                f": {story}"
+                for story, value in instead.items()
+                if abs(found - value) <= 1e-9 * value
+            ),
+            "",
+        )
         raise Wrong(
-            f"step_length is {found:.6g} if F takes {forward:.6g} and B {backward:.6g}, expected {expected:.6g}{hint}"
+            f"step_length is {found:.6g} if F takes {forward:.6g} and B {backward:.6g}, "
+            f"expected {expected:.6g}{hint}"
         )
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
-    """Return the answer's schedule; raise `Wrong` unless it can be run, in order, and is no longer than GPipe's."""
+    """Return the answer's schedule; raise `Wrong` unless it can be run, in order, and is no longer
+    than GPipe's.
+    """
     ranks, microbatches = case.given[0]["sizes"].tolist()
     try:
         schedule = read_plan(unpacked(results[0]["schedule"]))
         check(schedule)
     except ScheduleError as error:
-        raise Wrong(in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches) + str(error)) from None
+        raise Wrong(
+            in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches) + str(error)
+        ) from None
     if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
         few = ": the last ones are left out" * (schedule.microbatches < microbatches)
-        said = f"{schedule.ranks} ranks do {schedule.microbatches} microbatches, expected {ranks}, {microbatches}"
+        said = (
+            f"{schedule.ranks} ranks do {schedule.microbatches} microbatches, expected {ranks}, "
+            f"{microbatches}"
+        )
         raise Wrong(said + few)
     for rank, row in enumerate(schedule.actions):
         for kind in "FB":
             order = [action.microbatch for action in row if action.kind == kind]
             if order != list(range(microbatches)):
-                how = "from the last to the first" if order == sorted(order, reverse=True) else "not from 0 on"
-                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}, {how}")
+                how = (
+                    "from the last to the first"
+                    if order == sorted(order, reverse=True)
+                    else "not from 0 on"
+                )
+                raise Wrong(
+                    f"rank {rank} takes the microbatches of its {kind} in the order {order}, {how}"
+                )
     for forward, backward in ((1, 2), (0.7, 1.9)):
-        found, expected = simulate(schedule, forward, backward).bubble, (ranks - 1) / (microbatches + ranks - 1)
+        found, expected = (
+            simulate(schedule, forward, backward).bubble,
+            (ranks - 1) / (microbatches + ranks - 1),
+        )
         if found > expected + 1e-9:
             costs = f"F takes {forward:g}, B {backward:g}"
             said = f"the bubble is {found:.1%} of the step ({costs}), expected {expected:.1%}"
-            why = in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches).removesuffix(": ")
+            why = in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches).removesuffix(
+                ": "
+            )
             raise Wrong(said + f": {why}" * bool(why))
     return schedule
 
 
 def in_the_words(text: str, ranks: int, microbatches: int) -> str:
-    """Return what can be seen in the words of a schedule without running it, with a colon behind it."""
+    """Return what can be seen in the words of a schedule without running it, with a colon behind
+    it.
+    """
     rows = [bare(line) for line in text.splitlines()]
     numbers = {int(word[1:]) for row in rows for word in row}
     if numbers == set(range(1, microbatches + 1)):
         return "microbatches are counted from 1, expected from 0: "
-    for kind, other, what in (("F", "B", "forwards behind"), ("B", "F", "backwards behind the last forward")):
+    for kind, other, what in (
+        ("F", "B", "forwards behind"),
+        ("B", "F", "backwards behind the last forward"),
+    ):
         for rank, row in enumerate(rows):
-            done, missing = [{int(word[1:]) for word in row if word[0] == each} for each in (kind, other)]
+            done, missing = [
+                {int(word[1:]) for word in row if word[0] == each} for each in (kind, other)
+            ]
             if missing - done:
                 return f"rank {rank} lacks {kind}{min(missing - done)}: are the {what} left out? "
     ahead = [next((at for at, word in enumerate(row) if word[0] == "B"), len(row)) for row in rows]
     right = [min(ranks - rank, microbatches) for rank in range(ranks)]
     if ahead not in (right, [microbatches] * ranks):
         mixed = ", the ranks the wrong way round" * (ahead == right[::-1])
-        return f"rank by rank {ahead} forwards stand before the first backward, where 1F1B has {right}{mixed}: "
+        return (
+            f"rank by rank {ahead} forwards stand before the first backward, where 1F1B has "
+            f"{right}{mixed}: "
+        )
     return ""
 
 
@@ -253,4 +347,7 @@ def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         most = min(schedule.ranks - rank, schedule.microbatches)
         if found > most:
             raise Wrong(f"rank {rank} holds up to {found} microbatches, expected at most {most}")
-    return {"bubble of 1F1B": simulate(schedule, 1, 2).bubble, "microbatches held by 1F1B": max(held)}
+    return {
+        "bubble of 1F1B": simulate(schedule, 1, 2).bubble,
+        "microbatches held by 1F1B": max(held),
+    }

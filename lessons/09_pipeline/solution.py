@@ -1,4 +1,6 @@
-"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/parallel/pipeline` and `minidist/parallel`."""
+"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/parallel/pipeline` and
+`minidist/parallel`.
+"""
 
 from __future__ import annotations
 
@@ -62,4 +64,7 @@ def text_of(rows: Sequence[Sequence[str]]) -> str:
 
 def words_of(name: str, rank: int, ranks: int, microbatches: int) -> list[str]:
     """Return a rank's words of one of the package's schedules."""
-    return [f"{action.kind}{action.microbatch}" for action in plan(name, ranks, microbatches).actions[rank]]
+    return [
+        f"{action.kind}{action.microbatch}"
+        for action in plan(name, ranks, microbatches).actions[rank]
+    ]

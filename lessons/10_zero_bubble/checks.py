@@ -1,7 +1,8 @@
 """Lesson 10: what is checked, and for how many points.
 
-Schedules travel as text, are held against the package's checker and simulator in the grader's process, and carried out
-on a small model by the package's executor; gradients are held against autograd on the whole model.
+Schedules travel as text, are held against the package's checker and simulator in the grader's
+process, and carried out on a small model by the package's executor; gradients are held against
+autograd on the whole model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from minidist.course.grader.contract import Case, Check, Draw, Task
 SCHEDULES, WIRES = "minidist.parallel.pipeline.schedules", "minidist.collectives"
 PLACE = Task(1, "placement and warm-up", (SCHEDULES,))
 CHUNKS = Task(2, "interleaved 1F1B", (SCHEDULES, WIRES))
-SPLIT = Task(3, "a backward in two halves", ("minidist.parallel", "torch.autograd.graph", "torch._functorch"))
+SPLIT = Task(
+    3, "a backward in two halves", ("minidist.parallel", "torch.autograd.graph", "torch._functorch")
+)
 FILL = Task(4, "W fills the bubble", (SCHEDULES, WIRES))
 
 
@@ -45,8 +48,16 @@ def models(*cases: tuple[int, int, int]) -> Draw:
     def draw(rng: np.random.Generator) -> list[Case]:
         found = []
         for p, m, v in cases:
-            data, weights = rng.normal(size=(2, m, ROWS, WIDTH)), rng.normal(size=(p * v, WIDTH, WIDTH))
-            given = {"sizes": np.array([p, m, v]), "inputs": data[0], "targets": data[1], "weights": weights}
+            data, weights = (
+                rng.normal(size=(2, m, ROWS, WIDTH)),
+                rng.normal(size=(p * v, WIDTH, WIDTH)),
+            )
+            given = {
+                "sizes": np.array([p, m, v]),
+                "inputs": data[0],
+                "targets": data[1],
+                "weights": weights,
+            }
             found.append(Case((given,) * p, label_of(p, m, v)))
         return found
 
@@ -54,14 +65,22 @@ def models(*cases: tuple[int, int, int]) -> Draw:
 
 
 def stages(*cases: tuple[int, int]) -> Draw:
-    """Draw a stage of (rows, layers): weights of several shapes, activations, the gradient of the output."""
+    """Draw a stage of (rows, layers): weights of several shapes, activations, the gradient of the
+    output.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         found = []
         for rows, layers in cases:
             widths = rng.integers(rows + 1, 12, layers + 1)
-            given = {f"weight {k}": rng.normal(size=(widths[k + 1], widths[k])) / 3 for k in range(layers)}
-            given |= {"x": rng.normal(size=(rows, widths[0])), "gradient": rng.normal(size=(rows, widths[-1]))}
+            given = {
+                f"weight {k}": rng.normal(size=(widths[k + 1], widths[k])) / 3
+                for k in range(layers)
+            }
+            given |= {
+                "x": rng.normal(size=(rows, widths[0])),
+                "gradient": rng.normal(size=(rows, widths[-1])),
+            }
             found.append(Case((given,), f"{layers} layer{'s' * (layers > 1)}, {rows} rows"))
         return found
 
@@ -75,14 +94,44 @@ RUN_CHUNKS, RUN_FILLED = carried_out(all_interleaved), carried_out(all_zb_h1)
 CHECKS = [
     Check(PLACE, "stages and warm-up", 8, sizes((2, 4, 2), (4, 8, 3)), place, judge_place),
     Check(PLACE, "as many microbatches as ranks", 2, sizes((4, 4, 2)), place, judge_place),
-    Check(CHUNKS, "bubble and memory", 12, sizes((2, 4, 2), (3, 6, 2), (4, 8, 3)), all_interleaved, judge_interleaved),
+    Check(
+        CHUNKS,
+        "bubble and memory",
+        12,
+        sizes((2, 4, 2), (3, 6, 2), (4, 8, 3)),
+        all_interleaved,
+        judge_interleaved,
+    ),
     Check(CHUNKS, "gradients and messages", 6, models((3, 3, 2)), RUN_CHUNKS, judge_carried_out),
-    Check(CHUNKS, "the same under mpirun", 4, models((2, 4, 2)), RUN_CHUNKS, judge_carried_out, wire="mpi"),
+    Check(
+        CHUNKS,
+        "the same under mpirun",
+        4,
+        models((2, 4, 2)),
+        RUN_CHUNKS,
+        judge_carried_out,
+        wire="mpi",
+    ),
     Check(SPLIT, "one layer", 6, stages((3, 1)), split, judge_split),
     Check(SPLIT, "several layers", 10, stages((3, 2), (4, 3)), split, judge_split),
-    Check(FILL, "bubble and memory", 15, sizes((2, 4, 1), (3, 3, 1), (4, 8, 1)), all_zb_h1, judge_zb_h1),
+    Check(
+        FILL,
+        "bubble and memory",
+        15,
+        sizes((2, 4, 1), (3, 3, 1), (4, 8, 1)),
+        all_zb_h1,
+        judge_zb_h1,
+    ),
     Check(FILL, "gradients and messages", 5, models((3, 5, 1)), RUN_FILLED, judge_carried_out),
-    Check(FILL, "the same under mpirun", 4, models((2, 3, 1)), RUN_FILLED, judge_carried_out, wire="mpi"),
+    Check(
+        FILL,
+        "the same under mpirun",
+        4,
+        models((2, 3, 1)),
+        RUN_FILLED,
+        judge_carried_out,
+        wire="mpi",
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -110,5 +159,13 @@ CHECKS += [
     Check(CHUNKS, "other sizes", 8, drawn_sizes, all_interleaved, judge_interleaved, hidden=True),
     Check(SPLIT, "other shapes", 6, drawn_stages, split, judge_split, hidden=True),
     Check(FILL, "other sizes", 7, drawn_single, all_zb_h1, judge_zb_h1, hidden=True),
-    Check(FILL, "more ranks on a model", 3, models((4, 6, 1)), RUN_FILLED, judge_carried_out, hidden=True),
+    Check(
+        FILL,
+        "more ranks on a model",
+        3,
+        models((4, 6, 1)),
+        RUN_FILLED,
+        judge_carried_out,
+        hidden=True,
+    ),
 ]

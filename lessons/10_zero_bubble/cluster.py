@@ -1,11 +1,12 @@
-"""Lesson 10 at full scale: interleaved 1F1B, then a zero-bubble schedule, in torch's classes and in minidist's.
+"""Lesson 10 at full scale: interleaved 1F1B, then a zero-bubble schedule, in torch's classes and in
+minidist's.
 
     torchrun --nproc-per-node 4 lessons/10_zero_bubble/cluster.py              torch.distributed.pipelining
     torchrun --nproc-per-node 4 lessons/10_zero_bubble/cluster.py --minidist   the plans of this lesson, same wires
 
-A regression in float64: eight layers, two stages on each rank, and eight microbatches. The first steps interleave the
-stages. The other steps lay them out in a V, and put off the gradients of weights (ZB-V). Only one rank has a loss: the
-last one, or in a V the first. It tells the others.
+A regression in float64: eight layers, two stages on each rank, and eight microbatches. The first
+steps interleave the stages. The other steps lay them out in a V, and put off the gradients of
+weights (ZB-V). Only one rank has a loss: the last one, or in a V the first. It tells the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from minidist import Communicator
 from minidist.collectives import all_reduce
@@ -35,7 +40,9 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target) ** 2).sum() / (ROWS * WIDTH)
 
 
-def train(comm: Communicator, device: torch.device, name: str, step_of: Callable[[Stages], Step]) -> list[float]:
+def train(
+    comm: Communicator, device: torch.device, name: str, step_of: Callable[[Stages], Step]
+) -> list[float]:
     """Train the model anew with a schedule; return the losses, on every rank."""
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64) for _ in range(LAYERS)]
@@ -44,11 +51,14 @@ def train(comm: Communicator, device: torch.device, name: str, step_of: Callable
     parts = balance([1.0] * LAYERS, 2 * comm.size)
     mine = plan(name, comm.size, MICROBATCHES, 2).stages_of(comm.rank)
     stages: Stages = {
-        s: nn.Sequential(*(nn.Sequential(layers[k], nn.Tanh()) for k in parts[s])).to(device) for s in mine
+        s: nn.Sequential(*(nn.Sequential(layers[k], nn.Tanh()) for k in parts[s])).to(device)
+        for s in mine
     }
     data = torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=generator).to(device)
     step, losses = step_of(stages), []
-    optimizer = torch.optim.SGD([p for stage in stages.values() for p in stage.parameters()], lr=RATE)
+    optimizer = torch.optim.SGD(
+        [p for stage in stages.values() for p in stage.parameters()], lr=RATE
+    )
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = step(data[0], data[1]).double().reshape(1)  # zero on ranks without the last stage
@@ -68,13 +78,17 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
         def step(x: Tensor, target: Tensor) -> Tensor:
             losses: list[Tensor] = []
             last = 2 * comm.size - 1 in stages
-            schedule.step(*([x] if 0 in stages else []), target=target if last else None, losses=losses)
+            schedule.step(
+                *([x] if 0 in stages else []), target=target if last else None, losses=losses
+            )
             return torch.stack(losses).sum().detach() if last else x.new_zeros(())
 
         return step
 
     return [
-        loss for name, kind in SCHEDULES for loss in train(comm, device, name, lambda s, kind=kind: step_of(s, kind))
+        loss
+        for name, kind in SCHEDULES
+        for loss in train(comm, device, name, lambda s, kind=kind: step_of(s, kind))
     ]
 
 
@@ -86,7 +100,11 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
         pipeline = Pipeline(stages, comm, schedule, loss_of, torch.empty_like)
         return lambda x, target: pipeline.step(x.chunk(MICROBATCHES), target.chunk(MICROBATCHES))
 
-    return [loss for name, _ in SCHEDULES for loss in train(comm, device, name, lambda s, name=name: step_of(s, name))]
+    return [
+        loss
+        for name, _ in SCHEDULES
+        for loss in train(comm, device, name, lambda s, name=name: step_of(s, name))
+    ]
 
 
 if __name__ == "__main__":

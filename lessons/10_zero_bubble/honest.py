@@ -1,4 +1,6 @@
-"""Lesson 10, an honest answer: interleaved and zero-bubble schedules by hand, from the handout alone."""
+"""Lesson 10, an honest answer: interleaved and zero-bubble schedules by hand, from the handout
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ def stages_of(rank: int, ranks: int, chunks: int) -> list[int]:
 
 
 def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
-    """Task 1: return how many forwards `rank` does before one forward and one backward take turns."""
+    """Task 1: return how many forwards `rank` does before one forward and one backward take
+    turns.
+    """
     return min((chunks - 1) * ranks + 2 * (ranks - rank - 1), chunks * microbatches)
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[str]:
-    """Task 2: return the words of `rank` under interleaved 1F1B: `stage kind microbatch`, such as `4F3` or `0B2`."""
+    """Task 2: return the words of `rank` under interleaved 1F1B: `stage kind microbatch`, such as
+    `4F3` or `0B2`.
+    """
     stages = stages_of(rank, ranks, chunks)
     groups = [range(first, first + ranks) for first in range(0, microbatches, ranks)]
     forwards = [f"{stage}F{m}" for group in groups for stage in stages for m in group]
@@ -36,7 +42,9 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[s
 def backward_for_inputs(
     weights: Sequence[Tensor], activations: Sequence[Tensor], gradient: Tensor
 ) -> tuple[Tensor, Pairs]:
-    """Task 3: the first half of a stage's backward, by hand: what the stage before waits for, and no more."""
+    """Task 3: the first half of a stage's backward, by hand: what the stage before waits for, and
+    no more.
+    """
     pairs: Pairs = []
     with torch.no_grad():
         for layer in reversed(range(len(weights))):
@@ -53,7 +61,9 @@ def backward_for_weights(pairs: Pairs) -> list[Tensor]:
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 4: return the words of `rank` under a schedule that fills the bubble with W: `0F3`, `0I3`, `0W3`."""
+    """Task 4: return the words of `rank` under a schedule that fills the bubble with W: `0F3`,
+    `0I3`, `0W3`.
+    """
     ahead = ranks - rank - 1
     words = [f"{rank}F{m}" for m in range(ahead)]
     for m in range(microbatches):
@@ -72,7 +82,8 @@ def main() -> None:
 
     def task_1() -> str:
         return (
-            f"rank 0 of {ranks}, 2 chunks: stages {stages_of(0, ranks, 2)}, warm-up {warm_up(0, ranks, 2 * ranks, 2)}"
+            f"rank 0 of {ranks}, 2 chunks: stages {stages_of(0, ranks, 2)}, warm-up "
+            f"{warm_up(0, ranks, 2 * ranks, 2)}"
         )
 
     def task_2() -> str:
@@ -83,7 +94,8 @@ def main() -> None:
         activations = [x, torch.tanh(x @ weight.T)]
         gradient, pairs = backward_for_inputs([weight], activations, torch.tensor([[1.0, 3.0]]))
         return (
-            f"{backward_for_weights(pairs)[0].tolist()}, expected [[1.0, 2.0], [3.0, 6.0]]; for x {gradient.tolist()}"
+            f"{backward_for_weights(pairs)[0].tolist()}, expected [[1.0, 2.0], [3.0, 6.0]]; "
+            f"for x {gradient.tolist()}"
         )
 
     def task_4() -> str:

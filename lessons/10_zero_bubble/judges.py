@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
-from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, known, sent_by
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Figures,
+    Note,
+    Wrong,
+    expect_close,
+    known,
+    sent_by,
+)
 from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
@@ -44,7 +54,10 @@ def place(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
         found = list(exercise.stages_of(rank, ranks, chunks))
         if len(found) != chunks:
             why = known(other_stages(rank, ranks, chunks), partial(operator.eq, found))
-            raise Wrong(f"rank {rank} of {ranks} has stages {found}, {len(found)} of them, expected {chunks}{why}")
+            raise Wrong(
+                f"rank {rank} of {ranks} has stages {found}, {len(found)} of them, expected "
+                f"{chunks}{why}"
+            )
     return {
         "stages": [exercise.stages_of(rank, ranks, chunks) for rank in range(ranks)],
         "warm-up": [exercise.warm_up(rank, ranks, microbatches, chunks) for rank in range(ranks)],
@@ -54,13 +67,19 @@ def place(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 def all_interleaved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 for every rank."""
     ranks, microbatches, chunks = given["sizes"].tolist()
-    return {"schedule": packed([exercise.interleaved(rank, ranks, microbatches, chunks) for rank in range(ranks)])}
+    return {
+        "schedule": packed(
+            [exercise.interleaved(rank, ranks, microbatches, chunks) for rank in range(ranks)]
+        )
+    }
 
 
 def all_zb_h1(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4 for every rank."""
     ranks, microbatches, _ = given["sizes"].tolist()
-    return {"schedule": packed([exercise.zb_h1(rank, ranks, microbatches) for rank in range(ranks)])}
+    return {
+        "schedule": packed([exercise.zb_h1(rank, ranks, microbatches) for rank in range(ranks)])
+    }
 
 
 def packed(rows: Sequence[Sequence[str]]) -> Array:
@@ -86,8 +105,13 @@ def carried_out(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
             return answer  # which goes for this as well
         own = {stage: stage_of(given["weights"][stage]) for stage in schedule.stages_of(comm.rank)}
         pipeline = Pipeline(own, comm, schedule, loss_of(given), torch.empty_like)
-        pipeline.step(*([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets")))
-        return {**answer, **{f"gradient {number}": gradient_of(stage) for number, stage in own.items()}}
+        pipeline.step(
+            *([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets"))
+        )
+        return {
+            **answer,
+            **{f"gradient {number}": gradient_of(stage) for number, stage in own.items()},
+        }
 
     return program
 
@@ -111,16 +135,32 @@ def gradient_of(stage: nn.Sequential) -> Array:
 class Products(TorchFunctionMode):
     """Counts matrix products, whatever they are called by."""
 
-    names = ("__matmul__", "__rmatmul__", "matmul", "mm", "bmm", "addmm", "addmm_", "einsum", "tensordot", "linear")
+    names = (
+        "__matmul__",
+        "__rmatmul__",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "addmm_",
+        "einsum",
+        "tensordot",
+        "linear",
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
         if name in ("grad", "backward"):
-            raise Wrong("autograd is called, but is not allowed here: compute the gradients with matrix products")
+            raise Wrong(
+                "autograd is called, but is not allowed here: compute the gradients with matrix "
+                "products"
+            )
         self.count += name in self.names
         return function(*args, **(kwargs or {}))
 
@@ -132,7 +172,10 @@ def split(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     for weight in weights:
         activations.append(torch.tanh(activations[-1] @ weight.T))
     seed = torch.tensor(given["gradient"])
-    handed, before = (*weights, *activations, seed), [each.clone() for each in (*weights, *activations, seed)]
+    handed, before = (
+        (*weights, *activations, seed),
+        [each.clone() for each in (*weights, *activations, seed)],
+    )
     with torch.inference_mode(), Products() as first:  # in which autograd remembers nothing
         gradient, pairs = exercise.backward_for_inputs(weights, activations, seed)
     kept = sum(each.nbytes for pair in pairs for each in pair)
@@ -149,24 +192,39 @@ def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     p, m, v = case.given[0]["sizes"].tolist()
     warm_ups = results[0]["warm-up"].tolist()
     likely = [story for story, values in other_warm_ups(p, m, v).items() if values == warm_ups]
-    likely = [story for story in likely if story.split(",")[0] == story or story.split(",")[0] not in likely][:3]
+    likely = [
+        story
+        for story in likely
+        if story.split(",")[0] == story or story.split(",")[0] not in likely
+    ][:3]
     for rank in range(p):
         stages, forwards = results[0]["stages"][rank].tolist(), warm_ups[rank]
         if stages != [chunk * p + rank for chunk in range(v)]:
             why = known(other_stages(rank, p, v), partial(operator.eq, stages))
-            raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}{why}")
+            raise Wrong(
+                f"rank {rank} of {p} has stages {stages}, expected "
+                f"{[c * p + rank for c in range(v)]}{why}"
+            )
         ahead, back = (v - 1) * p, p - rank - 1
         expected = min(ahead + 2 * back, m * v)
         instead = {
-            f"more than the {m * v} that it has": ahead + 2 * back if ahead + 2 * back > m * v else -1,
+            f"more than the {m * v} that it has": ahead + 2 * back
+            if ahead + 2 * back > m * v
+            else -1,
             "the last of these is the forward of the first turn": expected + 1,
             "the way of the gradient back to this rank is not counted": min(ahead + back, m * v),
             f"the rank has {v} times {m} forwards, not {m}": min(ahead + 2 * back, m),
         }
         if forwards != expected:
             hint = next((f": {story}" for story, value in instead.items() if forwards == value), "")
-            hint = f": that is {', or '.join(likely)}, where it is (v - 1) p + 2 (p - r - 1)" if likely else hint
-            raise Wrong(f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}{hint}")
+            hint = (
+                f": that is {', or '.join(likely)}, where it is (v - 1) p + 2 (p - r - 1)"
+                if likely
+                else hint
+            )
+            raise Wrong(
+                f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}{hint}"
+            )
 
 
 def other_stages(rank: int, ranks: int, chunks: int) -> dict[str, list[int]]:
@@ -180,17 +238,30 @@ def other_stages(rank: int, ranks: int, chunks: int) -> dict[str, list[int]]:
         ),
         "each rank gets neighbouring stages": list(range(rank * chunks, (rank + 1) * chunks)),
         "they lie `chunks` apart, and not `ranks`": list(range(rank, ranks * chunks, chunks)),
-        "they lie `chunks` apart, and `chunks` of them are taken": [rank + chunk * chunks for chunk in range(chunks)],
+        "they lie `chunks` apart, and `chunks` of them are taken": [
+            rank + chunk * chunks for chunk in range(chunks)
+        ],
         "there is one chunk more": [*right, chunks * ranks + rank],
         "there is one chunk less": right[:-1],
-        "ranks are counted from the last one": [chunk * ranks + ranks - 1 - rank for chunk in range(chunks)],
+        "ranks are counted from the last one": [
+            chunk * ranks + ranks - 1 - rank for chunk in range(chunks)
+        ],
         "as many stages as ranks are taken": [rank + stage * ranks for stage in range(ranks)],
     }
 
 
 def other_warm_ups(p: int, m: int, v: int) -> dict[str, list[int]]:
-    """Return all ranks' warm-ups by the formula, all but the right one: forwards of the other chunks, and the way."""
-    chunks = {"(v - 1) p": (v - 1) * p, "v p": v * p, "v - 1": v - 1, "v": v, "(v - 1) m": (v - 1) * m, "v m": v * m}
+    """Return all ranks' warm-ups by the formula, all but the right one: forwards of the other
+    chunks, and the way.
+    """
+    chunks = {
+        "(v - 1) p": (v - 1) * p,
+        "v p": v * p,
+        "v - 1": v - 1,
+        "v": v,
+        "(v - 1) m": (v - 1) * m,
+        "v m": v * m,
+    }
     chunks |= {"no": 0, "p": p, "(v - 2) p": (v - 2) * p, "2 (v - 1) p": 2 * (v - 1) * p}
     ways = {
         "2 (p - r - 1)": [2 * (p - r - 1) for r in range(p)],
@@ -213,9 +284,11 @@ def other_warm_ups(p: int, m: int, v: int) -> dict[str, list[int]]:
 
 
 def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
-    """Return what can be seen in the words of a schedule without running it, with a colon behind it.
+    """Return what can be seen in the words of a schedule without running it, with a colon behind
+    it.
 
-    `kinds` are the kinds of which each rank has each microbatch once, the one first that ends the warm-up.
+    `kinds` are the kinds of which each rank has each microbatch once, the one first that ends the
+    warm-up.
     """
     rows = [line.split() for line in text.splitlines()]
     if any(word[:1] in "FBIW" for row in rows for word in row):
@@ -225,7 +298,10 @@ def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
     for rank, row in enumerate(rows):
         have = {word[len(word.rstrip("0123456789")) - 1 :] for word in row}
         if kinds == "IW" and any(word[0] == "B" for word in have):
-            return f"rank {rank} has words of kind B: here I and W stand for it, each in its own place: "
+            return (
+                f"rank {rank} has words of kind B: here I and W stand for it, each in its own "
+                "place: "
+            )
         stages = range(rank, p * v, p)
         if v > 1 and {int(re.split("[FB]", word)[0]) for word in row} == set(range(v)):
             return "stages are numbered from 0 on each rank, as chunks are: "
@@ -234,32 +310,58 @@ def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
             return f"rank {rank} has no {missing[0]}: "
         for kind in "FB" * (kinds == "B"):
             order = stages if kind == "F" else stages[::-1]
-            right = [f"{s}{kind}{k}" for first in range(0, m, p) for s in order for k in range(first, first + p)]
+            right = [
+                f"{s}{kind}{k}"
+                for first in range(0, m, p)
+                for s in order
+                for k in range(first, first + p)
+            ]
             if (found := [word for word in row if kind in word]) != right:
-                at = next(at for at, pair in enumerate(zip(found, right, strict=False)) if pair[0] != pair[1])
-                said = f"number {at + 1} of the {kind} of rank {rank} is {found[at]}, expected {right[at]}"
-                return f"{said}: p microbatches through a chunk, in order, then the same through the next: "
-    before = [row[: next((at for at, word in enumerate(row) if kinds[0] in word), len(row))] for row in rows]
+                at = next(
+                    at
+                    for at, pair in enumerate(zip(found, right, strict=False))
+                    if pair[0] != pair[1]
+                )
+                said = (
+                    f"number {at + 1} of the {kind} of rank {rank} is {found[at]}, expected "
+                    f"{right[at]}"
+                )
+                return (
+                    f"{said}: p microbatches through a chunk, in order, then the same through the "
+                    "next: "
+                )
+    before = [
+        row[: next((at for at, word in enumerate(row) if kinds[0] in word), len(row))]
+        for row in rows
+    ]
     ahead = [sum("F" in word for word in row) for row in before]
     right = [min(m * v, (v - 1) * p + (2 if v > 1 else 1) * (p - r - 1) + 1) for r in range(p)]
     if ahead != right:
         turn = ", as if the backward came first in each turn"
         turn *= all(found == most - 1 for found, most in zip(ahead, right, strict=True))
-        return f"rank by rank {ahead} forwards stand before the first {kinds[0]}, expected {right}{turn}: "
+        return (
+            f"rank by rank {ahead} forwards stand before the first {kinds[0]}, expected "
+            f"{right}{turn}: "
+        )
     return ""
 
 
 def owed_at_the_end(text: str) -> str:
     """Return how many W stand behind the last I, rank by rank, with a colon behind it."""
     rows = [line.split() for line in text.splitlines()]
-    owed = [len(row) - 1 - max((at for at, word in enumerate(row) if "I" in word), default=0) for row in rows]
+    owed = [
+        len(row) - 1 - max((at for at, word in enumerate(row) if "I" in word), default=0)
+        for row in rows
+    ]
     most = list(range(len(rows)))
     what = "W stand behind the last I, where rank r can fill r waits in the end"
     return f"rank by rank {owed} {what}: " if owed != most else ""
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
-    """Return the answer's schedule; raise `Wrong` unless it can be run, with the placement and the sizes asked for."""
+    """Return the answer's schedule; raise `Wrong` unless it can be run, with the placement and the
+    sizes asked for.
+    """
     p, m, v = case.given[0]["sizes"].tolist()
     try:
         schedule = unpacked(results[0]["schedule"])
@@ -269,22 +371,31 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
         raise Wrong(in_the_words(text, p, m, v, "B" if v > 1 else "IW") + str(error)) from None
     if schedule.rank_of != tuple(range(p)) * v or schedule.microbatches != m:
         raise Wrong(
-            f"there are {schedule.microbatches} microbatches and the stages are on ranks {list(schedule.rank_of)}, "
-            f"expected {m} and {list(range(p)) * v}"
+            f"there are {schedule.microbatches} microbatches and the stages are on ranks "
+            f"{list(schedule.rank_of)}, expected {m} and {list(range(p)) * v}"
         )
     return schedule
 
 
 def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
-    """The bubble is (p - 1)/(v m + p - 1), messages are hidden and no more is held than in Megatron-LM's order."""
+    """The bubble is (p - 1)/(v m + p - 1), messages are hidden and no more is held than in
+    Megatron-LM's order.
+    """
     schedule, (p, m, v) = expect_schedule(case, results), case.given[0]["sizes"].tolist()
     for rank, row in enumerate(schedule.actions):
         stages = range(rank, p * v, p)
         for kind, order in (("F", stages), ("B", stages[::-1])):
-            expected = [f"{s}{kind}{k}" for first in range(0, m, p) for s in order for k in range(first, first + p)]
+            expected = [
+                f"{s}{kind}{k}"
+                for first in range(0, m, p)
+                for s in order
+                for k in range(first, first + p)
+            ]
             if (found := [str(action) for action in row if action.kind == kind]) != expected:
                 orders = (" ".join(each[: 2 * p + 1]) for each in (found, expected))
-                raise Wrong(f"rank {rank} does its {kind} in the order {' ..., expected '.join(orders)} ...")
+                raise Wrong(
+                    f"rank {rank} does its {kind} in the order {' ..., expected '.join(orders)} ..."
+                )
     for forward, backward in ((1, 2), (0.7, 1.9)):
         found, expected = simulate(schedule, forward, backward).bubble, (p - 1) / (v * m + p - 1)
         if found > expected + 1e-9:
@@ -295,10 +406,16 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     for rank, (found, most) in enumerate(held):
         if found > most:
             seen = in_the_words(results[0]["schedule"].tobytes().decode(), p, m, v, "B")
-            raise Wrong(f"{seen}rank {rank} holds up to {found} microbatches of one stage, expected at most {most}")
+            raise Wrong(
+                f"{seen}rank {rank} holds up to {found} microbatches of one stage, expected at "
+                f"most {most}"
+            )
     found, most = (simulate(each, 1, 2, latency=0.1).length for each in (schedule, reference))
     if found > most + 1e-9:
-        raise Wrong(f"F takes 1, B 2 and a message 0.1: the step takes {found:g}, expected {most:g}: warm up longer")
+        raise Wrong(
+            f"F takes 1, B 2 and a message 0.1: the step takes {found:g}, expected {most:g}: warm "
+            "up longer"
+        )
     return {"bubble of interleaved": simulate(schedule, 1, 2).bubble}
 
 
@@ -309,12 +426,17 @@ def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     for rank, row in enumerate(schedule.actions):
         held = max(accumulate({"F": 1, "W": -1, "B": -1}.get(action.kind, 0) for action in row))
         if held > p:
-            raise Wrong(f"{seen}rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
+            raise Wrong(
+                f"{seen}rank {rank} holds {held} microbatches whose F is done and whose W is not, "
+                f"expected {p}"
+            )
         for kind in "FIW":
             order = [action.microbatch for action in row if action.kind == kind]
             if order != sorted(order):
                 why = "each kind takes them in order, from 0 on"
-                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}: {why}")
+                raise Wrong(
+                    f"rank {rank} takes the microbatches of its {kind} in the order {order}: {why}"
+                )
     for forward, input, weight in ((1.0, 1.0, 1.0), (1.0, 1.2, 0.6)):
         most = (p - 1) * (forward + input - weight)
         idle = simulate(schedule, forward, input + weight, input, weight).idle
@@ -322,7 +444,9 @@ def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         if idle[rank] > most + 1e-9:
             costs = f"F takes {forward:g}, I {input:g}, W {weight:g}"
             seen = seen or owed_at_the_end(results[0]["schedule"].tobytes().decode())
-            raise Wrong(f"{seen}rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
+            raise Wrong(
+                f"{seen}rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}"
+            )
     return {"bubble of ZB-H1": simulate(schedule, 1, 2, 1, 1).bubble}
 
 
@@ -335,7 +459,10 @@ def judge_carried_out(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     loss_of(given)(nn.Sequential(*stages)(x), target).backward()
     for rank, result in enumerate(results):
         for stage in range(rank, p * v, p):
-            found, name = result.get(f"gradient {stage}", np.zeros(0)), f"the gradient of stage {stage}"
+            found, name = (
+                result.get(f"gradient {stage}", np.zeros(0)),
+                f"the gradient of stage {stage}",
+            )
             expect_close(rank, name, found, gradient_of(stages[stage]))
     sent = [note for rank in range(p) for note in sent_by(rank, notes)]
     expected, found = 2 * m * (p * v - 1) * MESSAGE, sum(note.bytes for note in sent)

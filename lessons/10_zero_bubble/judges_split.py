@@ -24,26 +24,46 @@ def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     y.backward(torch.tensor(given["gradient"]))
     if result["changed"].any():
         what = ("weights",) * len(names) + ("activations",) * len(passed) + ("gradient",)
-        raise Wrong(f"backward_for_inputs changes the {what[int(result['changed'].argmax())]} that it is given")
+        raise Wrong(
+            f"backward_for_inputs changes the {what[int(result['changed'].argmax())]} that it is "
+            "given"
+        )
     mistaken = known_mistakes(weights, passed)
-    for story, values in other_backwards(list(weights.values()), passed, torch.tensor(given["gradient"])).items():
+    for story, values in other_backwards(
+        list(weights.values()), passed, torch.tensor(given["gradient"])
+    ).items():
         for name, value in zip(("x", *names), values, strict=True):
             mistaken.setdefault(name, {})[story] = value.numpy()
     for name, leaf in {"x": x, **weights}.items():
         if name not in result:
             raise Wrong(f"backward_for_weights gave no gradient of {name}")
         assert leaf.grad is not None
-        expect_close(0, f"the gradient of {name}", result[name], leaf.grad.numpy(), instead=mistaken.get(name))
-    halves = zip(("backward_for_inputs", "backward_for_weights"), result["work"].tolist(), strict=True)
+        expect_close(
+            0,
+            f"the gradient of {name}",
+            result[name],
+            leaf.grad.numpy(),
+            instead=mistaken.get(name),
+        )
+    halves = zip(
+        ("backward_for_inputs", "backward_for_weights"), result["work"].tolist(), strict=True
+    )
     for half, found in halves:
         if found != len(names):
-            raise Wrong(f"{half} does {found} matrix products for {len(names)} layers, expected one for each")
+            raise Wrong(
+                f"{half} does {found} matrix products for {len(names)} layers, expected one for "
+                "each"
+            )
     kept = sum(8 * len(given["x"]) * sum(weight.shape) for weight in weights.values())
     if result["kept"] != kept:
-        raise Wrong(f"the pairs hold {result['kept']} bytes, expected {kept}: an input and a gradient for each layer")
+        raise Wrong(
+            f"the pairs hold {result['kept']} bytes, expected {kept}: an input and a gradient for "
+            "each layer"
+        )
 
 
-SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # by story, of y = tanh(a), from y and the gradient
+# by story, of y = tanh(a), from y and the gradient
+SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh's derivative is taken for 1 - y, not 1 - y²": lambda y, g: g * (1 - y),
     "tanh is applied once more before it is derived": lambda y, g: g * (1 - y.tanh() ** 2),
     "tanh's derivative is taken for y (1 - y), that of a sigmoid": lambda y, g: g * y * (1 - y),
@@ -54,7 +74,9 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # by story, of y = ta
 }
 
 
-def other_backwards(weights: Sequence[Tensor], passed: Sequence[Tensor], seed: Tensor) -> dict[str, list[Tensor]]:
+def other_backwards(
+    weights: Sequence[Tensor], passed: Sequence[Tensor], seed: Tensor
+) -> dict[str, list[Tensor]]:
     """Return by mistake the gradient of x, then those of the weights."""
     found = {}
     rows = len(seed)
@@ -73,29 +95,47 @@ def other_backwards(weights: Sequence[Tensor], passed: Sequence[Tensor], seed: T
                 right, of_x, of_first = pairs, gradient, behind
         products = [before.T @ x for x, before in right]
         found |= {
-            "the mean over the rows is taken, not the sum": [of_x / rows, *(each / rows for each in products)],
+            "the mean over the rows is taken, not the sum": [
+                of_x / rows,
+                *(each / rows for each in products),
+            ],
             "the sign is turned": [-of_x, *(-each for each in products)],
             "the pairs hold a layer's output, not its input": [
                 of_x,
                 *(before.T @ passed[layer + 1] for layer, (_, before) in enumerate(right)),
             ],
-            "rows are summed before they are multiplied": [of_x, *(torch.outer(b.sum(0), x.sum(0)) for x, b in right)],
-            "the last product, with the first layer's weight, is left out": [right[0][1], *products],
+            "rows are summed before they are multiplied": [
+                of_x,
+                *(torch.outer(b.sum(0), x.sum(0)) for x, b in right),
+            ],
+            "the last product, with the first layer's weight, is left out": [
+                right[0][1],
+                *products,
+            ],
             "the gradient of the last layer's argument is returned": [right[-1][1], *products],
             "the gradient of the output is returned as it came": [seed, *products],
-            "the first layer is left out, and the gradient of what it gives is returned": [of_first, *products],
+            "the first layer is left out, and the gradient of what it gives is returned": [
+                of_first,
+                *products,
+            ],
         }
     return found
 
 
-def known_mistakes(weights: dict[str, Tensor], passed: Sequence[Tensor]) -> dict[str, dict[str, Array]]:
-    """Return, by weight, what comes out if tanh's derivative is left out: of the pairs only, or everywhere."""
+def known_mistakes(
+    weights: dict[str, Tensor], passed: Sequence[Tensor]
+) -> dict[str, dict[str, Array]]:
+    """Return, by weight, what comes out if tanh's derivative is left out: of the pairs only, or
+    everywhere.
+    """
     found, flowing = {}, passed[-1].grad
     for number, (name, weight) in reversed(list(enumerate(weights.items()))):
         x, gradient = passed[number].detach(), passed[number + 1].grad
         assert gradient is not None and flowing is not None and weight.grad is not None
         found[name] = {
-            "the pairs hold the gradient for tanh's result, not for what it was applied to": (gradient.T @ x).numpy(),
+            "the pairs hold the gradient for tanh's result, not for what it was applied to": (
+                gradient.T @ x
+            ).numpy(),
             "tanh's derivative is left out": (flowing.T @ x).numpy(),
             "x and the gradient change places": weight.grad.T.numpy(),
         }

@@ -18,21 +18,29 @@ def stages_of(rank: int, ranks: int, chunks: int) -> list[int]:
 
 
 def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
-    """Return how many forwards come before the turns: see `minidist.parallel.pipeline.schedules.interleaved`."""
+    """Return how many forwards come before the turns: see
+    `minidist.parallel.pipeline.schedules.interleaved`.
+    """
     return min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, microbatches * chunks)
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[str]:
     """Return the words of `rank` under interleaved 1F1B."""
-    return [str(action) for action in plan("interleaved", ranks, microbatches, chunks).actions[rank]]
+    return [
+        str(action) for action in plan("interleaved", ranks, microbatches, chunks).actions[rank]
+    ]
 
 
 def backward_for_inputs(
     weights: Sequence[Tensor], activations: Sequence[Tensor], gradient: Tensor
 ) -> tuple[Tensor, Pairs]:
-    """Go back through the layers; `minidist.parallel.pipeline.weight_gradients` has autograd do this."""
+    """Go back through the layers; `minidist.parallel.pipeline.weight_gradients` has autograd do
+    this.
+    """
     pairs: Pairs = []
-    for weight, x, y in reversed(list(zip(weights, activations[:-1], activations[1:], strict=True))):
+    for weight, x, y in reversed(
+        list(zip(weights, activations[:-1], activations[1:], strict=True))
+    ):
         inner = gradient * (1 - y * y)
         pairs.insert(0, (x, inner))
         gradient = inner @ weight

@@ -1,10 +1,12 @@
-"""Lesson 11 at full scale: blocks that are recomputed inside DDP, by torch's checkpoint and by ours.
+"""Lesson 11 at full scale: blocks that are recomputed inside DDP, by torch's checkpoint and by
+ours.
 
     torchrun --nproc-per-node 4 lessons/11_recompute/cluster.py              torch.utils.checkpoint, torch's DDP
     torchrun --nproc-per-node 4 lessons/11_recompute/cluster.py --minidist   minidist's recompute and DDP, same wires
 
-A residual network in float64; each rank has its own rows. Both run the forward of each segment twice in a step. Both
-keep the graph of the plain forward (`use_reentrant=False`), so DDP's hooks see each gradient once.
+A residual network in float64; each rank has its own rows. Both run the forward of each segment
+twice in a step. Both keep the graph of the plain forward (`use_reentrant=False`), so DDP's hooks
+see each gradient once.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ class Block(nn.Module):
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.up = nn.Parameter(torch.randn(4 * WIDTH, WIDTH, dtype=torch.float64, generator=generator) / WIDTH**0.5)
-        self.down = nn.Parameter(torch.randn(WIDTH, 4 * WIDTH, dtype=torch.float64, generator=generator) / WIDTH)
+        self.up = nn.Parameter(
+            torch.randn(4 * WIDTH, WIDTH, dtype=torch.float64, generator=generator) / WIDTH**0.5
+        )
+        self.down = nn.Parameter(
+            torch.randn(WIDTH, 4 * WIDTH, dtype=torch.float64, generator=generator) / WIDTH
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, D]."""
@@ -57,7 +63,10 @@ class Network(nn.Module):
 
 
 def train(
-    comm: Communicator, model: nn.Module, wrap: Callable[[nn.Module], nn.Module], device: torch.device
+    comm: Communicator,
+    model: nn.Module,
+    wrap: Callable[[nn.Module], nn.Module],
+    device: torch.device,
 ) -> list[float]:
     """Train on this rank's rows; return the mean loss of each step."""
     generator = torch.Generator().manual_seed(comm.rank + 1)

@@ -1,4 +1,6 @@
-"""Lesson 11 answered by hand, from the handout alone: plans, checkpoints, and the search for the best plan."""
+"""Lesson 11 answered by hand, from the handout alone: plans, checkpoints, and the search for the
+best plan.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,17 @@ Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 """All blocks in order: a number is stored, those in a tuple are recomputed together."""
 
 
-def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]) -> tuple[int, float]:
-    """Task 1a: return the most bytes that a plan holds at one time, and the seconds that it recomputes."""
+def account(
+    plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]
+) -> tuple[int, float]:
+    """Task 1a: return the most bytes that a plan holds at one time, and the seconds that it
+    recomputes.
+    """
     left, peak, again = 0, 0, 0.0  # left: what the parts up to here keep after their forward
     for part in plan:
         if isinstance(part, tuple):
-            peak = max(peak, left + sum(saved[block] for block in part))  # when backward is in this segment
+            # when backward is in this segment
+            peak = max(peak, left + sum(saved[block] for block in part))
             again += sum(seconds[block] for block in part)
             left += inputs[part[0]]
         else:
@@ -39,7 +46,11 @@ class Again(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, block: nn.Module, generator: torch.Generator | None, x: Tensor, *parameters: Tensor
+        ctx: Any,
+        block: nn.Module,
+        generator: torch.Generator | None,
+        x: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         """Keep the input (and where the generator is), and nothing that the block computes."""
         ctx.block, ctx.generator = block, generator
@@ -63,7 +74,11 @@ class Again(torch.autograd.Function):
                 ctx.generator.set_state(before)
         wanted = [tensor for tensor in (x, *parameters) if tensor.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, gradient, allow_unused=True))
-        return None, None, *(next(found) if tensor.requires_grad else None for tensor in (x, *parameters))
+        return (
+            None,
+            None,
+            *(next(found) if tensor.requires_grad else None for tensor in (x, *parameters)),
+        )
 
 
 def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
@@ -76,13 +91,17 @@ def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -
     return Again.apply(block, generator, x, *block.parameters())
 
 
-def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int) -> Plan:
+def fastest_plan(
+    inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int
+) -> Plan:
     """Task 4: return a plan that fits into the budget and recomputes the fewest seconds."""
     layers = len(saved)
 
     @cache
     def best(first: int, room: int) -> tuple[float, tuple[int | tuple[int, ...], ...]]:
-        """Return the seconds and the plan of the blocks from `first` on; infinitely many if nothing fits."""
+        """Return the seconds and the plan of the blocks from `first` on; infinitely many if nothing
+        fits.
+        """
         if first == layers:
             return 0.0, ()
         found: tuple[float, tuple[int | tuple[int, ...], ...]] = (inf, ())
@@ -105,7 +124,9 @@ def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[
 
 
 def checkpoint_between(parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
-    """Task 5: run `parts` one after the other, recompute all that is silent, and send nothing a second time."""
+    """Task 5: run `parts` one after the other, recompute all that is silent, and send nothing a
+    second time.
+    """
     for communicates, neighbours in groupby(parts, key=lambda part: part[1]):
         modules = [module for module, _ in neighbours]
         if communicates:

@@ -19,7 +19,9 @@ from minidist.parallel.adjoint import copy_to, reduce_from
 
 
 class Part(nn.Module):
-    """A function of x and some matrices that counts its calls, and knows which of its activations are alive."""
+    """A function of x and some matrices that counts its calls, and knows which of its activations
+    are alive.
+    """
 
     def __init__(self, function: Callable[..., Tensor], *matrices: np.ndarray) -> None:
         super().__init__()
@@ -46,20 +48,30 @@ def kept_by(y: Tensor) -> list[Tensor]:
         values = [*getattr(node, "saved_tensors", ()), *getattr(node, "__dict__", {}).values()]
         for value in values:
             several = value if isinstance(value, list | tuple) else (value,)
-            found += [each for each in several if isinstance(each, Tensor) and each.is_floating_point()]
+            found += [
+                each for each in several if isinstance(each, Tensor) and each.is_floating_point()
+            ]
         nodes += [after for after, _ in getattr(node, "next_functions", ()) if after not in nodes]
     return [tensor for tensor in found if not isinstance(tensor, nn.Parameter)]
 
 
 def watch(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Return for each part how often it was called, and the bytes of what it computed inside that are alive."""
+    """Return for each part how often it was called, and the bytes of what it computed inside that
+    are alive.
+    """
     if any(not made.expired() for part in parts for made, _ in part.made):
         gc.collect()  # slow, and seldom needed
-    return [(part.calls, sum(size for made, size in part.made if not made.expired())) for part in parts]
+    return [
+        (part.calls, sum(size for made, size in part.made if not made.expired())) for part in parts
+    ]
 
 
-def residual(note: Any, x: Tensor, up: Tensor, down: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return x + down(dropout(tanh(up(x)))), with dropout if there is a generator to draw from. x is [B, D]."""
+def residual(
+    note: Any, x: Tensor, up: Tensor, down: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return x + down(dropout(tanh(up(x)))), with dropout if there is a generator to draw from. x
+    is [B, D].
+    """
     inner = note(torch.tanh(note(x @ up.T)))
     if generator is not None:
         drawn = torch.rand(inner.shape, generator=generator, dtype=torch.float64)
@@ -101,7 +113,9 @@ class Redrawn(torch.autograd.Function):
     """A block that is computed again with other random numbers, as `how` says."""
 
     @staticmethod
-    def forward(ctx: Any, how: str, block: nn.Module, generator: torch.Generator, x: Tensor, *rest: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, how: str, block: nn.Module, generator: torch.Generator, x: Tensor, *rest: Tensor
+    ) -> Tensor:
         """Remember where the generator stands before, or after."""
         ctx.how, ctx.block, ctx.generator, before = how, block, generator, generator.get_state()
         y = block(x)
@@ -134,14 +148,18 @@ class Redrawn(torch.autograd.Function):
 
 
 DRAWN = {
-    "goes on": "the second run goes on drawing where the generator stands in backward: set the state of forward first",
+    "goes on": "the second run goes on drawing where the generator stands in backward: set the state of "
+    "forward first",
     "state after": "the state is taken after the first run; the second has to begin where the first began",
-    "seed": "the second run begins from the generator's seed, not where the first run of this block began",
+    "seed": "the second run begins from the generator's seed, not where the first run of this block "
+    "began",
     "zero": "the second run begins from a seed of its own",
     "put back in forward": "forward itself leaves no trace in the generator; its first run has to",
-    "ends at the start": "after backward the generator stands where forward began: put back where it stood in backward",
+    "ends at the start": "after backward the generator stands where forward began: put back where it stood in "
+    "backward",
     "ends after forward": "after backward it stands where this block's forward ended: others have drawn since",
-    "draws on": "the second run goes on drawing where the generator stands in backward, and leaves its trace there",
+    "draws on": "the second run goes on drawing where the generator stands in backward, and leaves its trace "
+    "there",
     "rewinds": "the second run leaves its trace: after it, put the generator back where it stood",
 }
 SLIPS = {
@@ -153,26 +171,43 @@ SLIPS = {
 
 
 def run_chain(
-    exercise: Any, comm: Communicator, given: Arrays, needs: bool = True, frozen: bool = False, random: bool = False
+    exercise: Any,
+    comm: Communicator,
+    given: Arrays,
+    needs: bool = True,
+    frozen: bool = False,
+    random: bool = False,
 ) -> dict[str, Any]:
-    """Run task 2 or 3 on one block after the other, forward and backward; note calls, bytes held, and draws."""
+    """Run task 2 or 3 on one block after the other, forward and backward; note calls, bytes held,
+    and draws.
+    """
     generator = torch.Generator().manual_seed(int(given["seed"]))
     function = partial(residual, generator=generator if random else None)
     parts = [Part(function, up, down) for up, down in given["weights"]]
     parts[0].matrices[1].requires_grad_(not frozen)
     x = torch.from_numpy(given["x"].copy()).requires_grad_(needs)
     begin_gradients([x, *(matrix for part in parts for matrix in part.matrices)])
-    inputs, y = [], x + 0.0  # x itself we hold, so whether somebody else does shows in this one only
+    # x itself we hold, so whether somebody else does shows in this one only
+    inputs, y = [], x + 0.0
     for part in parts:
         inputs.append(StorageWeakRef(y.untyped_storage()))
-        y = exercise.checkpoint_random(part, y, generator) if random else exercise.checkpoint(part, y)
-    copies = sum(each.nbytes for each in kept_by(y) if StorageWeakRef(each.untyped_storage()) not in inputs)
+        y = (
+            exercise.checkpoint_random(part, y, generator)
+            if random
+            else exercise.checkpoint(part, y)
+        )
+    copies = sum(
+        each.nbytes for each in kept_by(y) if StorageWeakRef(each.untyped_storage()) not in inputs
+    )
     try:
-        found = forward_and_backward(parts, x, y, lambda: torch.rand(3, generator=generator).numpy())
+        found = forward_and_backward(
+            parts, x, y, lambda: torch.rand(3, generator=generator).numpy()
+        )
     except RuntimeError as error:
         why = next((why for words, why in REFUSED.items() if words in str(error)), "")
         gradients = (
-            f"x [5, 6] {'needs a' if needs else 'needs no'} gradient, {'one' if frozen else 'no'} matrix is frozen"
+            f"x [5, 6] {'needs a' if needs else 'needs no'} gradient, "
+            f"{'one' if frozen else 'no'} matrix is frozen"
         )
         error.args = (f"{error}{why} ({gradients})",)
         raise
@@ -200,23 +235,39 @@ def begin_gradients(tensors: Sequence[Tensor]) -> None:
 
 
 def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions, and a silent tail."""
+    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions, and a silent
+    tail.
+    """
     enter, leave = (lambda note, x: copy_to(x, comm)), (lambda note, x: reduce_from(x, comm))
     parts = []
     for whole in given["weights"]:
         up, down = (np.array_split(matrix, comm.size)[comm.rank] for matrix in whole)
-        bend, flat = (lambda note, x, up: note(torch.tanh(note(x @ up.T)))), (lambda note, x, down: note(x @ down))
-        parts += [(Part(enter), True), (Part(bend, up), False), (Part(flat, down), False), (Part(leave), True)]
+        bend, flat = (
+            (lambda note, x, up: note(torch.tanh(note(x @ up.T)))),
+            (lambda note, x, down: note(x @ down)),
+        )
+        parts += [
+            (Part(enter), True),
+            (Part(bend, up), False),
+            (Part(flat, down), False),
+            (Part(leave), True),
+        ]
     up, down = given["weights"][0]
     parts += [(Part(bend, up), False), (Part(lambda note, x, down: x @ down, down), False)]
     x = torch.from_numpy(given["x"].copy()).requires_grad_()
     begin_gradients([x, *(matrix for part, _ in parts for matrix in part.matrices)])
     y = exercise.checkpoint_between(parts, x)
-    return forward_and_backward([part for part, _ in parts], x, y) | {"sent": comm.traffic.messages_sent}
+    return forward_and_backward([part for part, _ in parts], x, y) | {
+        "sent": comm.traffic.messages_sent
+    }
 
 
-def forward_and_backward(parts: list[Part], x: Tensor, y: Tensor, draw: Callable[[], Any] = tuple) -> dict[str, Any]:
-    """After forward, go back; return numbers drawn, gradients, and of each part its calls and the bytes it holds."""
+def forward_and_backward(
+    parts: list[Part], x: Tensor, y: Tensor, draw: Callable[[], Any] = tuple
+) -> dict[str, Any]:
+    """After forward, go back; return numbers drawn, gradients, and of each part its calls and the
+    bytes it holds.
+    """
     found = {"the output": y.detach().numpy(), "forward": watch(parts)}
     found["what is drawn after forward"] = draw()
     if y.requires_grad:  # else its gradients are None, which the judge says
@@ -226,11 +277,16 @@ def forward_and_backward(parts: list[Part], x: Tensor, y: Tensor, draw: Callable
     found["backward"] = watch(parts)
     named = {
         "x": x,
-        **{f"matrix {i} of part {n}": p for n, part in enumerate(parts) for i, p in enumerate(part.matrices)},
+        **{
+            f"matrix {i} of part {n}": p
+            for n, part in enumerate(parts)
+            for i, p in enumerate(part.matrices)
+        },
     }
     nothing = torch.empty(0)
     return found | {
-        f"the gradient of {name}": (nothing if p.grad is None else p.grad).numpy() for name, p in named.items()
+        f"the gradient of {name}": (nothing if p.grad is None else p.grad).numpy()
+        for name, p in named.items()
     }
 
 
@@ -239,25 +295,40 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **
     for rank, (given, found) in enumerate(zip(case.given, results, strict=True)):
         if any(left := found["inputs left"].tolist()):
             words = (
-                f"rank {rank}: after backward the inputs of blocks {np.flatnonzero(left).tolist()} are still held, as "
+                f"rank {rank}: after backward the inputs of blocks "
+                f"{np.flatnonzero(left).tolist()} are still held, as "
             )
-            raise Wrong(words + "long as somebody has the result: keep x by ctx.save_for_backward, which lets it go")
+            raise Wrong(
+                words
+                + (
+                    "long as somebody has the result: keep x by ctx.save_for_backward, which lets "
+                    "it go"
+                )
+            )
         wrongly = cache(lambda slip, given=given: run_chain(Stored(slip), None, given, **how))
         compare(rank, found, wrongly(""), [2] * len(given["weights"]), wrongly)
         if copies := int(found["copies"]):
             raise Wrong(
-                f"rank {rank}: after forward {copies} bytes are held besides x, a copy of it or y: keep x itself"
+                f"rank {rank}: after forward {copies} bytes are held besides x, a copy of it "
+                "or y: keep x itself"
             )
         if found["quiet"] != 1:
-            raise Wrong(f"rank {rank}: without gradients the block was called {found['quiet']} times, expected 1")
+            raise Wrong(
+                f"rank {rank}: without gradients the block was called {found['quiet']} times, "
+                "expected 1"
+            )
 
 
-def judge_between(case: Case, results: Sequence[Arrays], notes: Sequence[Note], counted: bool = True) -> None:
+def judge_between(
+    case: Case, results: Sequence[Arrays], notes: Sequence[Note], counted: bool = True
+) -> None:
     """Compare with the stored run, whose messages are those that are needed."""
 
     @cache
     def wrongly(slip: str) -> list[Any]:
-        return minidist.run(lambda comm: run_between(Stored(slip), comm, case.given[comm.rank]), case.ranks)
+        return minidist.run(
+            lambda comm: run_between(Stored(slip), comm, case.given[comm.rank]), case.ranks
+        )
 
     expected = wrongly("")
     for rank, found in enumerate(results):
@@ -269,25 +340,37 @@ def judge_between(case: Case, results: Sequence[Arrays], notes: Sequence[Note], 
             lambda slip, rank=rank: wrongly(slip)[rank],
         )
         if counted and (sent := len(sent_by(rank, notes))) != (needed := expected[rank]["sent"]):
-            raise Wrong(f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing")
+            raise Wrong(
+                f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing"
+            )
 
 
 def compare(
-    rank: int, found: Arrays, expected: dict[str, Any], calls: list[int], wrongly: Callable[[str], Arrays]
+    rank: int,
+    found: Arrays,
+    expected: dict[str, Any],
+    calls: list[int],
+    wrongly: Callable[[str], Arrays],
 ) -> None:
-    """Raise `Wrong` unless the numbers agree, the parts were called so often in all, and nothing inside was held."""
+    """Raise `Wrong` unless the numbers agree, the parts were called so often in all, and nothing
+    inside was held.
+    """
     for name, value in expected.items():
         if name.startswith(("the ", "what ")):
             value = np.asarray(value)
             if found[name].size != value.size and not found[name].size * value.size:
-                raise Wrong(f"rank {rank}: {name} is {'None' if value.size else 'there, but it is frozen'}")
+                raise Wrong(
+                    f"rank {rank}: {name} is {'None' if value.size else 'there, but it is frozen'}"
+                )
             instead: dict[str, Any] = {
-                clause: lambda how=how, name=name: wrongly(how)[name] for how, clause in SLIPS.items()
+                clause: lambda how=how, name=name: wrongly(how)[name]
+                for how, clause in SLIPS.items()
             }
             if "gradient" in name:
                 instead = {
                     "it is not added to what .grad held, which is overwritten": value - 1,
-                    "it is added to .grad twice: by the answer itself, and as what backward returns": 2 * value - 1,
+                    "it is added to .grad twice: by the answer itself, and as what backward "
+                    "returns": 2 * value - 1,
                     "no gradient arrives there": np.ones_like(value),
                     **instead,
                 }
@@ -297,24 +380,42 @@ def compare(
             ways = {
                 "nothing is computed again": [1] * len(calls),
                 "everything is computed again, also what communicates": [2] * len(calls),
-                "what communicates is computed again, and the rest is not": [3 - count for count in calls],
+                "what communicates is computed again, and the rest is not": [
+                    3 - count for count in calls
+                ],
             }
             ways["all is computed twice as often as it has to be"] = [2 * count for count in each]
-            ways["the block is computed twice in forward"] = [2] * len(calls) if when == "forward" else []
-            says = f"rank {rank}: after {when} the parts were called {called} times in all, expected {each}"
-            raise Wrong(says + known(dict(reversed(ways.items())) if when == "forward" else ways, called.__eq__))
+            ways["the block is computed twice in forward"] = (
+                [2] * len(calls) if when == "forward" else []
+            )
+            says = (
+                f"rank {rank}: after {when} the parts were called {called} times in all, expected "
+                f"{each}"
+            )
+            raise Wrong(
+                says
+                + known(dict(reversed(ways.items())) if when == "forward" else ways, called.__eq__)
+            )
         if any(held := found[when][:, 1].tolist()):
-            says = f"rank {rank}: after {when} {held} bytes of what each part computed inside are held, expected 0"
+            says = (
+                f"rank {rank}: after {when} {held} bytes of what each part computed inside are "
+                "held, expected 0"
+            )
             raise Wrong(says + who_keeps(found, calls, when))
 
 
 def who_keeps(found: Arrays, calls: list[int], when: str) -> str:
     """Say which parts keep what they should compute again, or nothing."""
     again = found["backward"][:, 0].tolist()
-    stored = [n for n, (count, needed) in enumerate(zip(again, calls, strict=True)) if count < needed]
+    stored = [
+        n for n, (count, needed) in enumerate(zip(again, calls, strict=True)) if count < needed
+    ]
     if when == "backward" or not stored:
         if when == "forward" and 1 in calls:
-            return ": each part is a segment of its own; neighbours form one, which keeps its first input alone"
+            return (
+                ": each part is a segment of its own; neighbours form one, which keeps its first "
+                "input alone"
+            )
         return ": somebody has it still, so it was kept and not only computed again"
     last = max((n for n, needed in enumerate(calls) if needed == 1), default=-1)
     if again == [3 - needed for needed in calls]:

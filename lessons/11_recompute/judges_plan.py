@@ -23,17 +23,30 @@ def run_account(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
 
 
 def run_plan(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 4 with every budget; of each plan return rows (block, part, recomputed?), or nothing if refused."""
+    """Run task 4 with every budget; of each plan return rows (block, part, recomputed?), or nothing
+    if refused.
+    """
     found = {}
     for number, budget in enumerate(given["budgets"].tolist()):
         try:
-            plan = exercise.fastest_plan(*(given[name].tolist() for name in ("inputs", "saved", "seconds")), budget)
+            plan = exercise.fastest_plan(
+                *(given[name].tolist() for name in ("inputs", "saved", "seconds")), budget
+            )
         except ValueError:
             plan = ()
-        if not isinstance(plan, list | tuple) or not all(isinstance(part, int | tuple | list) for part in plan):
-            raise Wrong(f"fastest_plan returns {plan!r}, expected the plan itself, like [0, (1, 2), 3]")
-        rows = [(part, i, 0) if isinstance(part, int) else (list(part), i, 1) for i, part in enumerate(plan)]
-        found[str(number)] = [(b, i, mark) for part, i, mark in rows for b in (part if mark else [part])]
+        if not isinstance(plan, list | tuple) or not all(
+            isinstance(part, int | tuple | list) for part in plan
+        ):
+            raise Wrong(
+                f"fastest_plan returns {plan!r}, expected the plan itself, like [0, (1, 2), 3]"
+            )
+        rows = [
+            (part, i, 0) if isinstance(part, int) else (list(part), i, 1)
+            for i, part in enumerate(plan)
+        ]
+        found[str(number)] = [
+            (b, i, mark) for part, i, mark in rows for b in (part if mark else [part])
+        ]
     return found
 
 
@@ -43,8 +56,14 @@ def judge_account(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     for marks, found in zip(given["marks"].tolist(), results[0]["found"].tolist(), strict=True):
         expected = follow(plan_of(marks), given)
         if tuple(found) != expected:
-            asked, given_lists = plan_of(marks), {name: given[name].tolist() for name in ("inputs", "saved", "seconds")}
-            says = f"account of {asked} is {tuple(found)} (bytes, seconds), expected {expected}, with {given_lists}"
+            asked, given_lists = (
+                plan_of(marks),
+                {name: given[name].tolist() for name in ("inputs", "saved", "seconds")},
+            )
+            says = (
+                f"account of {asked} is {tuple(found)} (bytes, seconds), expected {expected}, "
+                f"with {given_lists}"
+            )
             if found[0] != expected[0]:
                 raise Wrong(says + known(wrong_peaks(asked, given), found[0].__eq__))
             raise Wrong(says + known(wrong_seconds(asked, given), found[1].__eq__))
@@ -57,7 +76,9 @@ def judge_account(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             why = ": of several the smallest k" if alike else ""
             why = why or known({clause: [way(count, *each) for each in asked] for clause, way in LENGTHS.items()},
                                answers.__eq__)  # fmt: skip
-            raise Wrong(f"best_length({count}, {kept}, {saved}) is {length}, expected {expected}{why}")
+            raise Wrong(
+                f"best_length({count}, {kept}, {saved}) is {length}, expected {expected}{why}"
+            )
 
 
 def peaks_of(count: int, kept: int, saved: int) -> list[int]:
@@ -74,18 +95,31 @@ LENGTHS: dict[str, Callable[[int, int, int], float]] = {
     "layers/k is rounded down; a last shorter segment has an input, too": lambda n, c, a: smallest(
         [k * a + n // k * c for k in range(1, n + 1)]
     ),
-    "layers/k is not rounded": lambda n, c, a: smallest([k * a + n / k * c for k in range(1, n + 1)]),
-    "the bytes of an input and those of a block are exchanged": lambda n, c, a: smallest(peaks_of(n, a, c)),
-    "a segment of all layers is never tried": lambda n, c, a: smallest(peaks_of(n, c, a)[: max(1, n - 1)]),
-    "the smallest peak is returned, in bytes, and not its length": lambda n, c, a: min(peaks_of(n, c, a)),
-    "the number of segments is returned, not their length": lambda n, c, a: -(-n // smallest(peaks_of(n, c, a))),
-    "the length counts from 0": lambda n, c, a: smallest(peaks_of(n, c, a)) - 1,
-    "the largest peak is taken": lambda n, c, a: peaks_of(n, c, a).index(max(peaks_of(n, c, a))) + 1,
-    "the largest of several lengths is taken": lambda n, c, a: n - smallest(peaks_of(n, c, a)[::-1]) + 1,
-    "it is the root of layers, whatever a block and its input take": lambda n, c, a: round(n**0.5),
-    "it is the root of layers * input/saved, rounded; with ceil(layers/k) the best may lie beside it": (
-        lambda n, c, a: min(n, max(1, round((n * c / a) ** 0.5)))
+    "layers/k is not rounded": lambda n, c, a: smallest(
+        [k * a + n / k * c for k in range(1, n + 1)]
     ),
+    "the bytes of an input and those of a block are exchanged": lambda n, c, a: smallest(
+        peaks_of(n, a, c)
+    ),
+    "a segment of all layers is never tried": lambda n, c, a: smallest(
+        peaks_of(n, c, a)[: max(1, n - 1)]
+    ),
+    "the smallest peak is returned, in bytes, and not its length": lambda n, c, a: min(
+        peaks_of(n, c, a)
+    ),
+    "the number of segments is returned, not their length": lambda n, c, a: (
+        -(-n // smallest(peaks_of(n, c, a)))
+    ),
+    "the length counts from 0": lambda n, c, a: smallest(peaks_of(n, c, a)) - 1,
+    "the largest peak is taken": lambda n, c, a: (
+        peaks_of(n, c, a).index(max(peaks_of(n, c, a))) + 1
+    ),
+    "the largest of several lengths is taken": lambda n, c, a: (
+        n - smallest(peaks_of(n, c, a)[::-1]) + 1
+    ),
+    "it is the root of layers, whatever a block and its input take": lambda n, c, a: round(n**0.5),
+    "it is the root of layers * input/saved, rounded; with ceil(layers/k) the best may lie "
+    "beside it": (lambda n, c, a: min(n, max(1, round((n * c / a) ** 0.5)))),
 }
 
 
@@ -95,12 +129,21 @@ def judge_plan(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     for number, budget in enumerate(given["budgets"].tolist()):
         rows, best = results[0][str(number)].reshape(-1, 3), least_seconds(given, budget)
         if not len(rows) and best is not None:
-            raise Wrong(f"budget {budget} is refused, but there is a plan that fits" + misplanned(given, results[0]))
+            raise Wrong(
+                f"budget {budget} is refused, but there is a plan that fits"
+                + misplanned(given, results[0])
+            )
         if not len(rows):
             continue
         if rows[:, 0].tolist() != list(range(len(given["saved"]))):
-            why = known({"the plan is turned round": rows[::-1, 0].tolist()}, list(range(len(given["saved"]))).__eq__)
-            raise Wrong(f"budget {budget}: blocks {rows[:, 0].tolist()} are planned, expected each once, in order{why}")
+            why = known(
+                {"the plan is turned round": rows[::-1, 0].tolist()},
+                list(range(len(given["saved"]))).__eq__,
+            )
+            raise Wrong(
+                f"budget {budget}: blocks {rows[:, 0].tolist()} are planned, expected each once, "
+                f"in order{why}"
+            )
         plan = plan_of((rows[:, 1] + 1) * rows[:, 2])
         peak, seconds = follow(plan, given)
         if peak > budget or seconds != best:
@@ -119,12 +162,17 @@ def where_the_peak_is(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> s
     peaks = [follow(plan[: number + 1], given)[0] for number in range(len(plan))]
     part = plan[peaks.index(max(peaks))]
     if isinstance(part, tuple):
-        return f"while backward holds what all blocks of {part} save, and what the parts before it have left"
+        return (
+            f"while backward holds what all blocks of {part} save, and what the parts before it "
+            "have left"
+        )
     return f"with what block {part} and the parts before it have left in forward"
 
 
 def misplanned(given: Arrays, found: Arrays) -> str:
-    """Return which rule makes all these plans the best, in words that go behind the rejection, or nothing."""
+    """Return which rule makes all these plans the best, in words that go behind the rejection, or
+    nothing.
+    """
 
     def same(how: str) -> bool:
         for number, budget in enumerate(given["budgets"].tolist()):
@@ -148,7 +196,8 @@ PLANS = {
     "saves": "a segment leaves all that its blocks save; it leaves the input of its first block",
     "nothing": "a segment leaves nothing; it leaves the input of its first block",
     "blocks": "the fewest blocks are computed again, not the fewest seconds",
-    "single": "each segment has one block, or leaves the inputs of all its blocks; it leaves that of its first",
+    "single": "each segment has one block, or leaves the inputs of all its blocks; it leaves that of its "
+    "first",
     "pairs": "a segment has two blocks at most",
     "one segment": "there is one segment at most",
     "peak of forward": "what a segment computes again is not asked to fit, only what forward leaves",
@@ -159,16 +208,27 @@ PLANS = {
 
 def plan_of(marks: Sequence[int]) -> list[int | tuple[int, ...]]:
     """Return a plan from its marks: 0 is stored, equal neighbours are a segment."""
-    groups = [(mark, [block for block, _ in run]) for mark, run in groupby(enumerate(marks), key=lambda pair: pair[1])]
+    groups = [
+        (mark, [block for block, _ in run])
+        for mark, run in groupby(enumerate(marks), key=lambda pair: pair[1])
+    ]
     return [part for mark, blocks in groups for part in ([tuple(blocks)] if mark else blocks)]
 
 
 def follow(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> tuple[int, float]:
     """Return the peak of bytes and the seconds recomputed."""
     parts = [(part, True) if isinstance(part, tuple) else ((part,), False) for part in plan]
-    left = [given["inputs"][blocks[0]] if again else given["saved"][blocks[0]] for blocks, again in parts]
-    full = [sum(left[:number]) + given["saved"][list(blocks)].sum() for number, (blocks, _) in enumerate(parts)]
-    return int(max(full)), float(sum(given["seconds"][list(blocks)].sum() for blocks, again in parts if again))
+    left = [
+        given["inputs"][blocks[0]] if again else given["saved"][blocks[0]]
+        for blocks, again in parts
+    ]
+    full = [
+        sum(left[:number]) + given["saved"][list(blocks)].sum()
+        for number, (blocks, _) in enumerate(parts)
+    ]
+    return int(max(full)), float(
+        sum(given["seconds"][list(blocks)].sum() for blocks, again in parts if again)
+    )
 
 
 def wrong_peaks(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[str, int]:
@@ -185,9 +245,13 @@ def wrong_peaks(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[st
 
     blocks = [list(part) for part, _ in parts]
     kept = [
-        int(inputs[each].sum() if again else saved[each].sum()) for each, (_, again) in zip(blocks, parts, strict=True)
+        int(inputs[each].sum() if again else saved[each].sum())
+        for each, (_, again) in zip(blocks, parts, strict=True)
     ]
-    last = [int(inputs[each[-1]] if again else saved[each[-1]]) for each, (_, again) in zip(blocks, parts, strict=True)]
+    last = [
+        int(inputs[each[-1]] if again else saved[each[-1]])
+        for each, (_, again) in zip(blocks, parts, strict=True)
+    ]
     return {
         "a segment's own input counts twice": max(twice),
         "what later parts left is still held in backward": sum(left) + max(extra),
@@ -195,7 +259,9 @@ def wrong_peaks(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[st
         "what a segment computes again is forgotten": sum(left),
         "a segment keeps the inputs of all its blocks, not of its first alone": most(kept),
         "a segment keeps the input of its last block, not of its first": most(last),
-        "a segment keeps nothing": most([0 if again else each for each, (_, again) in zip(left, parts, strict=True)]),
+        "a segment keeps nothing": most(
+            [0 if again else each for each, (_, again) in zip(left, parts, strict=True)]
+        ),
         "a stored block never makes the peak": max(
             [sum(left[:i]) + own[i] for i, (_, again) in enumerate(parts) if again], default=0
         ),
@@ -215,17 +281,28 @@ def wrong_seconds(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[
         "stored blocks are computed again, and the others are not": total - each,
         "the first forward counts as well": total + each,
         "a segment is computed twice more": 2 * each,
-        "of a segment only the first block is computed again": sum(float(seconds[part[0]]) for part in again),
-        "of a segment only the last block is computed again": sum(float(seconds[part[-1]]) for part in again),
-        "of a segment the longest block counts alone": sum(float(seconds[list(part)].max()) for part in again),
-        "of all segments the longest counts alone": max([float(seconds[list(p)].sum()) for p in again], default=0.0),
+        "of a segment only the first block is computed again": sum(
+            float(seconds[part[0]]) for part in again
+        ),
+        "of a segment only the last block is computed again": sum(
+            float(seconds[part[-1]]) for part in again
+        ),
+        "of a segment the longest block counts alone": sum(
+            float(seconds[list(part)].max()) for part in again
+        ),
+        "of all segments the longest counts alone": max(
+            [float(seconds[list(p)].sum()) for p in again], default=0.0
+        ),
         "blocks are counted, not seconds": float(sum(map(len, again))),
-        "bytes are counted, not seconds": float(sum(given["saved"][list(part)].sum() for part in again)),
+        "bytes are counted, not seconds": float(
+            sum(given["saved"][list(part)].sum() for part in again)
+        ),
     }
 
 
 def least_seconds(given: Arrays, budget: int, how: str = "") -> float | None:
-    """Return the fewest seconds that a plan within the budget recomputes: for each block, by the bytes left so far.
+    """Return the fewest seconds that a plan within the budget recomputes: for each block, by the
+    bytes left so far.
 
     `how` is one of `PLANS`.
     """
@@ -237,12 +314,16 @@ def least_seconds(given: Arrays, budget: int, how: str = "") -> float | None:
         for end in range(first + 1, len(saved) + 1):
             own, needs = sum(saved[first:end]), sum(saved[first:end])
             leaves = {"saves": own, "nothing": 0}.get(how, inputs[first])
-            needs = {"peak of forward": leaves, "largest block": max(saved[first:end])}.get(how, needs)
+            needs = {"peak of forward": leaves, "largest block": max(saved[first:end])}.get(
+                how, needs
+            )
             needs += inputs[first] if how == "own input" else 0
             for (left, segments), spent in ways.items():
                 ways_on = [(saved[first], own, 0.0, 0)] if end == first + 1 else []
                 if end - first <= longest and not (how == "one segment" and segments):
-                    ways_on.append((leaves, needs, sum(seconds[first:end]), int(how == "one segment")))
+                    ways_on.append(
+                        (leaves, needs, sum(seconds[first:end]), int(how == "one segment"))
+                    )
                 for kept, room, again, more in ways_on:
                     if left + room <= budget:
                         at = (left + kept, segments + more)

@@ -1,4 +1,6 @@
-"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute/plain.py`."""
+"""Lesson 11, solved: the package's own checkpoint. Read it in
+`minidist/memory/recompute/plain.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from minidist.memory.recompute import plain
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 
 
-def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]) -> tuple[int, float]:
+def account(
+    plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]
+) -> tuple[int, float]:
     """Return the peak of bytes and the seconds recomputed."""
     peak, left, again = 0, 0, 0.0
     for part in plan:
@@ -42,8 +46,12 @@ def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -
     return plain.checkpoint(block, x, block.parameters(), generator)
 
 
-def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int) -> Plan:
-    """Plan by dynamic programming. `memory/recompute/chain.py` does so for plans that nest, with gradients."""
+def fastest_plan(
+    inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int
+) -> Plan:
+    """Plan by dynamic programming. `memory/recompute/chain.py` does so for plans that nest, with
+    gradients.
+    """
 
     @cache
     def best(first: int, room: int) -> tuple[float, tuple[int | tuple[int, ...], ...]] | None:
@@ -55,7 +63,9 @@ def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[
             if sum(saved[first:end]) > room:
                 break
             if rest := best(end, room - inputs[first]):
-                candidates.append((sum(seconds[first:end]) + rest[0], (tuple(range(first, end)), *rest[1])))
+                candidates.append(
+                    (sum(seconds[first:end]) + rest[0], (tuple(range(first, end)), *rest[1]))
+                )
         if saved[first] <= room and (rest := best(first + 1, room - saved[first])):
             candidates.append((rest[0], (first, *rest[1])))
         return min(candidates, key=lambda candidate: candidate[0], default=None)

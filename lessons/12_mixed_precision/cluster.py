@@ -1,14 +1,15 @@
-"""Lesson 12 at full scale: PyTorch's MixedPrecisionPolicy and minidist's MixedPrecision, in bfloat16 over float32.
+"""Lesson 12 at full scale: PyTorch's MixedPrecisionPolicy and minidist's MixedPrecision, in
+bfloat16 over float32.
 
     torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py              torch.distributed.fsdp
     torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py --minidist   minidist.parallel.FSDP, same wires
 
-Shards and AdamW's state are float32: the shards are the master weights. Parameters are gathered, and everything is
-computed, in bfloat16; gradients are summed over the ranks in float32. On CUDA, fp16 with torch.amp.GradScaler works in
-the same way; bfloat16 needs no loss scale.
+Shards and AdamW's state are float32: the shards are the master weights. Parameters are gathered,
+and everything is computed, in bfloat16; gradients are summed over the ranks in float32. On CUDA,
+fp16 with torch.amp.GradScaler works in the same way; bfloat16 needs no loss scale.
 
-Four float32 numbers that are summed in another order may give another last bit, and rounding to bfloat16 can turn that
-into 1/256. So the losses agree only to `TOLERANCE`.
+Four float32 numbers that are summed in another order may give another last bit, and rounding to
+bfloat16 can turn that into 1/256. So the losses agree only to `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ TOLERANCE = 2e-3  # relative
 def build(device: torch.device) -> nn.Sequential:
     """Return linear layers with tanh between, in float32, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(BLOCKS)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(BLOCKS))
+    )
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) / WIDTH**0.5
     return model.to(device)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, device: torch.device) -> list[float]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, device: torch.device
+) -> list[float]:
     """Train on this rank's rows; return the mean loss of each step over all ranks."""
     generator = torch.Generator().manual_seed(1 + comm.rank)
     inputs = torch.randn(ROWS, WIDTH, generator=generator).to(device)

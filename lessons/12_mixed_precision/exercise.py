@@ -6,13 +6,15 @@
     float16        1         5        10       65504    1 + 2^-10
     float8 E4M3    1         4         3         448    1 + 2^-3
 
-Fill in the functions and classes; their docstrings are the contract. You need numpy alone, and one collective:
+Fill in the functions and classes; their docstrings are the contract. You need numpy alone, and one
+collective:
 
     all_reduce(array, comm, op="max")      replaces each element of every rank's array by the largest that any rank has
                                            there; the array has at least one dimension
 
-numpy has float16. It has neither bfloat16 nor float8: you compute their numbers from float32 yourself. You are building
-what `minidist.memory` and torch's conversions do, so calling anything of `minidist.memory` or of torch scores nothing.
+numpy has float16. It has neither bfloat16 nor float8: you compute their numbers from float32
+yourself. You are building what `minidist.memory` and torch's conversions do, so calling anything of
+`minidist.memory` or of torch scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 12             points, and what is still wrong
@@ -35,8 +37,9 @@ Array = np.ndarray[Any, Any]
 def to_bfloat16(x: Array) -> Array:
     """Task 1: round each element of `x` to the nearest bfloat16; return their bits.
 
-    The 16 bits of a bfloat16 are the upper half of the 32 bits of a float32: `x.view(np.uint32) >> 16` cuts the lower
-    half off. To round to the nearest, add the right number to the 32 bits before you cut.
+    The 16 bits of a bfloat16 are the upper half of the 32 bits of a float32: `x.view(np.uint32) >>
+    16` cuts the lower half off. To round to the nearest, add the right number to the 32 bits before
+    you cut.
 
     Parameters
     ----------
@@ -49,27 +52,30 @@ def to_bfloat16(x: Array) -> Array:
         The 16 bits of the nearest bfloat16 of each element:
 
         - Where two bfloat16 are equally near, take the one whose last bit is 0.
-        - A number that rounds up beyond the largest bfloat16 becomes infinity. Infinity stays infinity, -0 stays -0.
-        - NaN (not a number) stays NaN, even if only bits of its lower half make it NaN. Any bit pattern of a NaN will
-          do.
+        - A number that rounds up beyond the largest bfloat16 becomes infinity. Infinity stays
+          infinity, -0 stays -0.
+        - NaN (not a number) stays NaN, even if only bits of its lower half make it NaN. Any bit
+          pattern of a NaN will do.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def round_at_random(x: Array, random: np.random.Generator) -> Array:
-    """Task 1, second half: round each element of `x` at random to one of the two bfloat16 around it; return their bits.
+    """Task 1, second half: round each element of `x` at random to one of the two bfloat16 around
+    it; return their bits.
 
-    The probabilities are such that the expected value of the result is `x` itself: a number that lies a quarter of the
-    way from the lower neighbour to the upper one goes up with probability 1/4. A number that is a bfloat16 already
-    stays as it is.
+    The probabilities are such that the expected value of the result is `x` itself: a number that
+    lies a quarter of the way from the lower neighbour to the upper one goes up with probability
+    1/4. A number that is a bfloat16 already stays as it is.
 
     Parameters
     ----------
     x : float32 array
         Finite, and smaller than 1e38 in magnitude.
     random
-        The generator to draw from, as in `random.integers(...)`. Draw an independent number for each element. Do not
-        create or seed a generator: the next call goes on drawing where this one ended.
+        The generator to draw from, as in `random.integers(...)`. Draw an independent number for
+        each element. Do not create or seed a generator: the next call goes on drawing where this
+        one ended.
 
     Returns
     -------
@@ -87,8 +93,9 @@ class LossScaler:
     comm : Communicator
         All ranks that train together.
     scale, growth, backoff, interval
-        `scale`, at least 1, is the first loss scale. After an overflow it is multiplied by `backoff`. After `interval`
-        steps in a row without overflow, counted from its last change, it is multiplied by `growth`.
+        `scale`, at least 1, is the first loss scale. After an overflow it is multiplied by
+        `backoff`. After `interval` steps in a row without overflow, counted from its last change,
+        it is multiplied by `growth`.
 
     Attributes
     ----------
@@ -109,10 +116,11 @@ class LossScaler:
         raise NotImplementedError("task 2 is not started")
 
     def overflowed(self, gradients: Sequence[Array]) -> bool:
-        """Return True if any element of the `gradients` (float16) of any rank is infinite or NaN, else False.
+        """Return True if any element of the `gradients` (float16) of any rank is infinite or NaN,
+        else False.
 
-        Every rank returns the same answer. The call costs one all-reduce of one number, however many gradients there
-        are.
+        Every rank returns the same answer. The call costs one all-reduce of one number, however
+        many gradients there are.
         """
         raise NotImplementedError("task 2 is not started")
 
@@ -127,7 +135,8 @@ class LossScaler:
         Raises
         ------
         FloatingPointError
-            If there is an overflow although the scale is 1 already: then the scale is not the cause.
+            If there is an overflow although the scale is 1 already: then the scale is not the
+            cause.
         """
         raise NotImplementedError("task 2 is not started")
 
@@ -145,7 +154,8 @@ class MasterWeights:
     Attributes
     ----------
     masters : list of float32 arrays
-        At first copies of the weights. After each step the weights are the masters, rounded to the nearest (`astype`).
+        At first copies of the weights. After each step the weights are the masters, rounded to the
+        nearest (`astype`).
     """
 
     masters: list[Array]
@@ -154,16 +164,18 @@ class MasterWeights:
         raise NotImplementedError("task 3 is not started")
 
     def step(self, gradients: Sequence[Array], scale: float, limit: float) -> float:
-        """Update masters and weights; return the joint norm of the unscaled gradients before clipping.
+        """Update masters and weights; return the joint norm of the unscaled gradients before
+        clipping.
 
         Parameters
         ----------
         gradients : sequence of float16 arrays
-            The gradients of the loss times `scale`, one for each weight, all finite. Do not change them. Unscale in
-            float32: an unscaled gradient may be too small for float16.
+            The gradients of the loss times `scale`, one for each weight, all finite. Do not change
+            them. Unscale in float32: an unscaled gradient may be too small for float16.
         limit : float
-            If the joint norm of all unscaled gradients is larger than `limit`, multiply all of them by limit / norm.
-            Compute in float32: the square of a float16 is easily larger than 65504.
+            If the joint norm of all unscaled gradients is larger than `limit`, multiply all of them
+            by limit / norm. Compute in float32: the square of a float16 is easily larger than
+            65504.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -177,10 +189,12 @@ def scale_for(amax: float) -> float:
 
 
 def quantize(x: Array, scale: float) -> Array:
-    """Task 4, second half: return, as float32, the E4M3 number that is nearest to each element of `x * scale`.
+    """Task 4, second half: return, as float32, the E4M3 number that is nearest to each element of
+    `x * scale`.
 
-    E4M3 has the numbers (1 + m/8) 2^e with m = 0 to 7 and e = -6 to 8, up to 448 = (1 + 6/8) 2^8. Below 2^-6 it has the
-    multiples of 2^-9. It also has the negative of all these numbers. It has no infinity.
+    E4M3 has the numbers (1 + m/8) 2^e with m = 0 to 7 and e = -6 to 8, up to 448 = (1 + 6/8) 2^8.
+    Below 2^-6 it has the multiples of 2^-9. It also has the negative of all these numbers. It has
+    no infinity.
 
     - Where two are equally near, take the one with the even m (or the even multiple).
     - For a magnitude beyond 448, take 448 (or -448).
@@ -194,7 +208,8 @@ def quantize(x: Array, scale: float) -> Array:
 
 
 class DelayedScale:
-    """Task 5: the scale of one tensor, computed from its largest magnitudes (amax) in the last steps.
+    """Task 5: the scale of one tensor, computed from its largest magnitudes (amax) in the last
+    steps.
 
     Parameters
     ----------
@@ -210,19 +225,20 @@ class DelayedScale:
     def cast(self, x: Array) -> tuple[Array, float]:
         """Return `quantize(x, scale)` and the scale. No messages.
 
-        The scale is `scale_for(amax)`, where amax is the largest amax of the last `history` steps over all ranks. The
-        present `x` does not influence it, with one exception: before the first `update` there is no past, so amax is
-        then this rank's own amax of this `x`. No amax is 0.
+        The scale is `scale_for(amax)`, where amax is the largest amax of the last `history` steps
+        over all ranks. The present `x` does not influence it, with one exception: before the first
+        `update` there is no past, so amax is then this rank's own amax of this `x`. No amax is 0.
 
         Remember the amax of `x` for `update`. `cast` may be called several times in a step.
         """
         raise NotImplementedError("task 5 is not started")
 
     def update(self) -> None:
-        """End a step: append its amax to the history, and drop the oldest one where there are more than `history`.
+        """End a step: append its amax to the history, and drop the oldest one where there are more
+        than `history`.
 
-        The amax of a step is the largest over all ranks and all casts of this step. The call costs one all-reduce of
-        one number.
+        The amax of a step is the largest over all ranks and all casts of this step. The call costs
+        one all-reduce of one number.
         """
         raise NotImplementedError("task 5 is not started")
 

@@ -1,4 +1,6 @@
-"""Lesson 12 answered by hand, from the handout alone: rounding, the loss scale, master weights and eight bits."""
+"""Lesson 12 answered by hand, from the handout alone: rounding, the loss scale, master weights and
+eight bits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Array = np.ndarray[Any, Any]
 
 
 def to_bfloat16(x: Array) -> Array:
-    """Task 1: return the bits of the bfloat16 that is nearest to each float32 of `x`, ties to even."""
+    """Task 1: return the bits of the bfloat16 that is nearest to each float32 of `x`, ties to
+    even.
+    """
     bits = x.view(np.uint32)
     upper = bits >> 16
     nearest = (bits.astype(np.uint64) + 0x7FFF + (upper & 1)) >> 16
@@ -77,7 +81,9 @@ class MasterWeights:
         self.masters = [weight.astype(np.float32) for weight in weights]
 
     def step(self, gradients: Sequence[Array], scale: float, limit: float) -> float:
-        """Update masters and weights; return the norm of the unscaled gradients before they were clipped."""
+        """Update masters and weights; return the norm of the unscaled gradients before they were
+        clipped.
+        """
         unscaled = [gradient.astype(np.float32) / np.float32(scale) for gradient in gradients]
         norm = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in unscaled))
         factor = limit / norm if norm > limit else 1.0
@@ -89,12 +95,15 @@ class MasterWeights:
 
 def scale_for(amax: float) -> float:
     """Task 4: return the largest power of two that, times `amax`, is at most 448."""
-    mantissa, exponent = math.frexp(amax)  # amax = mantissa * 2^exponent, 1/2 <= mantissa < 1; 448 = 7/8 * 2^9
+    # amax = mantissa * 2^exponent, 1/2 <= mantissa < 1; 448 = 7/8 * 2^9
+    mantissa, exponent = math.frexp(amax)
     return math.ldexp(1.0, 9 - exponent if mantissa <= 7 / 8 else 8 - exponent)
 
 
 def quantize(x: Array, scale: float) -> Array:
-    """Task 4, too: return the number of float8 E4M3 that is nearest to each element of `x * scale`."""
+    """Task 4, too: return the number of float8 E4M3 that is nearest to each element of `x *
+    scale`.
+    """
     scaled = x.astype(np.float64) * scale
     _, exponent = np.frexp(scaled)  # |scaled| is at least 2^(exponent - 1)
     spacing = np.ldexp(1.0, np.maximum(exponent - 1, -6) - 3)

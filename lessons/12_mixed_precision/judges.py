@@ -1,4 +1,6 @@
-"""Lesson 12, tasks 1 to 3: the judges of what the checks' programs found, in the grader's process."""
+"""Lesson 12, tasks 1 to 3: the judges of what the checks' programs found, in the grader's
+process.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,20 @@ from functools import partial
 import numpy as np
 import torch
 
-from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, known
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    expect_close,
+    expect_equal,
+    known,
+)
 
 DRAWS = 4000  # roundings of each number at random
-COPIES = 1_000_000  # of a number that is a bfloat16 already, and is not to be moved once in 65,536 times
+# of a number that is a bfloat16 already, and is not to be moved once in 65,536 times
+COPIES = 1_000_000
 INTERVAL, FIRST_SCALE, HISTORY = 3, 8.0, 3
 
 
@@ -21,14 +33,28 @@ def judge_nearest(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         x = torch.tensor(given["bits"].view(np.float32))
         expected, found = x.bfloat16().view(torch.int16).numpy().view(np.uint16), result["bits"]
         if found.dtype != np.uint16 or found.shape != expected.shape:
-            raise Wrong(f"rank {rank}: bits of {found.dtype} {found.shape}, expected uint16 {expected.shape}")
+            raise Wrong(
+                f"rank {rank}: bits of {found.dtype} {found.shape}, expected uint16 "
+                f"{expected.shape}"
+            )
         nan = x.isnan().numpy()
         instead = roundings(given["bits"], expected)
         for at in np.flatnonzero(np.where(nan, (found & 0x7FFF) <= 0x7F80, found != expected)):
-            says = f"float32 {given['bits'][at]:#010x} ({x[at]:.9g}) became {found[at]:#06x}, expected"
+            says = (
+                f"float32 {given['bits'][at]:#010x} ({x[at]:.9g}) became {found[at]:#06x}, expected"
+            )
             if nan[at]:
-                became = "0" if not found[at] & 0x7FFF else "infinity" if found[at] & 0x7FFF == 0x7F80 else "a number"
-                raise Wrong(f"{says} one that is not a number, and not {became}: perhaps only its lower bits say so")
+                became = (
+                    "0"
+                    if not found[at] & 0x7FFF
+                    else "infinity"
+                    if found[at] & 0x7FFF == 0x7F80
+                    else "a number"
+                )
+                raise Wrong(
+                    f"{says} one that is not a number, and not {became}: perhaps only its lower "
+                    "bits say so"
+                )
             why = known(instead, lambda bits: np.array_equal(found[~nan], bits[~nan]))  # noqa: B023
             raise Wrong(f"{says} {expected[at]:#06x}{why}")
 
@@ -42,7 +68,10 @@ def roundings(bits: Array, expected: Array) -> dict[str, Array]:
         "the lower half is cut off": upper,
         "of two that are equally near the upper is taken": (wide + 0x8000) >> 16,
         "of two that are equally near the lower is taken": (wide + 0x7FFF) >> 16,
-        "of two that are equally near the one is taken whose last bit is 1": (wide + 0x8000 - (upper & 1)) >> 16,
+        "of two that are equally near the one is taken whose last bit is 1": (
+            wide + 0x8000 - (upper & 1)
+        )
+        >> 16,
         "what is between two bfloat16 always goes up": (wide + 0xFFFF) >> 16,
         "the next bfloat16 is always taken": (wide + 0x10000) >> 16,
         "the lower half is kept, and the upper one is cut off": bits & 0xFFFF,
@@ -57,23 +86,37 @@ def roundings(bits: Array, expected: Array) -> dict[str, Array]:
 
 
 def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Each result is a neighbour, and as many are the upper one as there should be, within five deviations."""
+    """Each result is a neighbour, and as many are the upper one as there should be, within five
+    deviations.
+    """
     for given, result in zip(case.given, results, strict=True):
         bits = result["bits"].astype(np.uint32).reshape(len(given["x"]), DRAWS)
         x = given["x"].astype(np.float32)
-        below, parts = x.view(np.uint32) >> 16, (x.view(np.uint32) & 0xFFFF) / 65536  # below: towards zero
-        for which in np.flatnonzero((bits == bits[:, :1]).all(axis=1) & (parts > 0.01) & (parts < 0.99)):
+        # below: towards zero
+        below, parts = x.view(np.uint32) >> 16, (x.view(np.uint32) & 0xFFFF) / 65536
+        for which in np.flatnonzero(
+            (bits == bits[:, :1]).all(axis=1) & (parts > 0.01) & (parts < 0.99)
+        ):
             words = f"all {DRAWS} elements that were {x[which]:.9g} became {bits[which, 0]:#06x}"
             rule = "draw one number for each element, and not one for all, or none"
             if np.array_equal(result["bits"], result["second"]):
                 rule = "nothing is drawn, or the noise is far too small; it goes from 0 to 0xFFFF"
             elif not (bits == bits[:, :1]).all():  # others did not all go one way
-                rule = f"it lies {parts[which]:.3f} of the way up, and the noise, from 0 to 0xFFFF, has to reach as far"
+                rule = (
+                    f"it lies {parts[which]:.3f} of the way up, and the noise, from 0 to 0xFFFF, "
+                    "has to reach as far"
+                )
             raise Wrong(f"{words}: {rule}")
         if np.array_equal(result["bits"], result["second"]):
-            raise Wrong("a second call with the same generator draws the numbers of the first: it is seeded anew")
+            raise Wrong(
+                "a second call with the same generator draws the numbers of the first: it is "
+                "seeded anew"
+            )
         if not np.array_equal(result["bits"], result["again"]):
-            raise Wrong("a generator of the same seed gives other numbers: draw from `random` and nothing else")
+            raise Wrong(
+                "a generator of the same seed gives other numbers: draw from `random` and nothing "
+                "else"
+            )
         if result["exact"].tolist() != [int(np.float32(given["x"][0]).view(np.uint32)) >> 16]:
             words = f"of {COPIES} times {given['x'][0]:g}, a bfloat16, some became another"
             inexact = parts > 0
@@ -81,14 +124,22 @@ def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             ways = {
                 "it goes up half of the time, wherever the number lies": np.full(len(more), 0.5),
                 "the chances of up and down are exchanged": 1 - more,
-                "noise is added, and then the sum is rounded to the nearest, not cut off": np.clip(more + 0.5, 0, 2),
+                "noise is added, and then the sum is rounded to the nearest, not cut off": np.clip(
+                    more + 0.5, 0, 2
+                ),
             }
             near = known(ways, lambda part: np.abs(found - np.minimum(part, 1)).max() < 0.05)  # noqa: B023
             raise Wrong(words + (near or ": the noise is too large, it ends at 0xFFFF"))
         for each, row, lower, part in zip(x, bits, below.tolist(), parts, strict=True):
             if astray := set(np.unique(row).tolist()) - {lower, lower + (part > 0)}:
-                raise Wrong(f"{each:.9g} became {astray.pop():#06x}: its neighbours are {lower:#06x} and the one after")
-        found, deviations = (bits != below[:, None]).mean(axis=1), (parts * (1 - parts) / DRAWS) ** 0.5
+                raise Wrong(
+                    f"{each:.9g} became {astray.pop():#06x}: its neighbours are {lower:#06x} and "
+                    "the one after"
+                )
+        found, deviations = (
+            (bits != below[:, None]).mean(axis=1),
+            (parts * (1 - parts) / DRAWS) ** 0.5,
+        )
         for which in np.flatnonzero(np.abs(found - parts) > 5 * deviations):
             instead = {
                 "it goes up half of the time, wherever the number lies": 0.5 * (parts > 0),
@@ -108,37 +159,57 @@ def judge_scaling(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     scales = scales_of(skipped)
     for rank, result in enumerate(results):
         expect_equal(
-            rank, "whether to skip, at step", result["skipped"], np.array(skipped), instead=skips_of(case.given, rank)
+            rank,
+            "whether to skip, at step",
+            result["skipped"],
+            np.array(skipped),
+            instead=skips_of(case.given, rank),
         )
         instead = {clause: partial(scales_of, skipped, how) for how, clause in SCALED.items()}
         if (refused := np.flatnonzero(result["scales"] < 0)).size:
-            says = f"rank {rank}: update raises FloatingPointError in step {refused[0]}, where the scale is not 1"
+            says = (
+                f"rank {rank}: update raises FloatingPointError in step {refused[0]}, where the "
+                "scale is not 1"
+            )
             raise Wrong(says + known(instead, partial(np.array_equal, result["scales"])))
         expect_close(rank, "the scale after step", result["scales"], scales, instead=instead)
         if (last := result["last"].tolist()) != [8.0, 2.0, 1.0, 0.0]:
             named = {0.0: "FloatingPointError", -1.0: "another error"}
             words = ", ".join(named.get(scale, f"{scale:g}") for scale in last)
-            why = "raised above 1" if last[-1] == 0 and last[-2] > 1 else "the scale stops at 1, and only there raises"
+            why = (
+                "raised above 1"
+                if last[-1] == 0 and last[-2] > 1
+                else "the scale stops at 1, and only there raises"
+            )
             ways = {
                 "nothing is raised at 1": last if 0 not in last and min(last) == 1 else [],
-                "a scale that would be smaller than 1 raises; it becomes 1, and only an overflow at 1 raises": [
+                "a scale that would be smaller than 1 raises; it becomes 1, and only an "
+                "overflow at 1 raises": [
                     8,
                     2,
                     0,
                 ],
                 "the scale is halved, whatever backoff says": [8, 4, 2, 1, 0],
-                "the scale goes on below 1": last if 0 < min(abs(each) for each in last if each) < 1 else [],
+                "the scale goes on below 1": last
+                if 0 < min(abs(each) for each in last if each) < 1
+                else [],
                 "what is raised is no FloatingPointError": [8, 2, 1, -1],
                 "the first overflow takes the scale to 1": [8, 1, 0],
             }
             why = known(ways, last.__eq__) or f": {why}"
-            raise Wrong(f"rank {rank}: overflows with backoff 0.25 gave {words}, not 8, 2, 1, FloatingPointError{why}")
-    expect_small(case, notes, len(skipped), "one all-reduce a step, however many gradients there are")
+            raise Wrong(
+                f"rank {rank}: overflows with backoff 0.25 gave {words}, not 8, 2, 1, "
+                f"FloatingPointError{why}"
+            )
+    expect_small(
+        case, notes, len(skipped), "one all-reduce a step, however many gradients there are"
+    )
 
 
 def skips_of(given: Sequence[Arrays], rank: int) -> dict[str, Array]:
     """Return which steps known mistakes skip."""
-    gradients = np.array([each["gradients"] for each in given])  # [rank, step, element], of five arrays
+    # [rank, step, element], of five arrays
+    gradients = np.array([each["gradients"] for each in given])
     broken, parts = ~np.isfinite(gradients), ((0, 3), (3, 5), (5, 6), (6, 7), (7, 8))
     whole = np.stack([broken[..., a:b].all(axis=2) for a, b in parts]).any(axis=0)
     with np.errstate(all="ignore"):
@@ -151,7 +222,9 @@ def skips_of(given: Sequence[Arrays], rank: int) -> dict[str, Array]:
         "only +infinity counts": np.isposinf(gradients).any(axis=(0, 2)),
         "only the last gradient is looked at": broken[..., 7].any(axis=0),
         "only the first gradient is looked at": broken[..., :3].any(axis=(0, 2)),
-        "only the first element of each gradient is looked at": broken[..., [0, 3, 5, 6, 7]].any(axis=(0, 2)),
+        "only the first element of each gradient is looked at": broken[..., [0, 3, 5, 6, 7]].any(
+            axis=(0, 2)
+        ),
         "all elements of a gradient have to be infinite or NaN": whole.any(axis=0),
         "all ranks have to overflow": broken.any(axis=2).all(axis=0),
         "the sum of squares overflows in float16, and no element does": square.any(axis=0),
@@ -166,7 +239,8 @@ SCALED = {
     "late": "the scale grows a step too late",
     "early": "the scale grows a step too early",
     "again": "the good steps before a growth count again",
-    "once": "good steps are not counted anew after a growth, so the scale grows once until the next overflow",
+    "once": "good steps are not counted anew after a growth, so the scale grows once until the next "
+    "overflow",
     "stays": "an overflow leaves the scale as it is",
     "every step": "the scale grows in every step without overflow",
     "never": "the scale never grows",
@@ -177,16 +251,24 @@ SCALED = {
 
 
 def scales_of(skipped: Sequence[bool], how: str = "") -> Array:
-    """Return the scale after each step, -1 where an overflow at 1 is refused; `how` is one of `SCALED`."""
+    """Return the scale after each step, -1 where an overflow at 1 is refused; `how` is one of
+    `SCALED`.
+    """
     scale, good, scales = FIRST_SCALE, 0, []
-    interval = INTERVAL + {"late": 1, "early": -1, "every step": 1 - INTERVAL, "never": 99}.get(how, 0)
+    interval = INTERVAL + {"late": 1, "early": -1, "every step": 1 - INTERVAL, "never": 99}.get(
+        how, 0
+    )
     for step, overflow in enumerate(skipped, start=1):
         good = (good if how == "on" else 0) if overflow else good + 1
         grows = good == interval if how == "once" else good >= interval
         grows = step % interval == 0 if how == "all steps" else grows
         refused = overflow and scale <= 1
         if overflow:
-            scale = 1.0 if how == "to one" else max(1.0, scale * {"stays": 1, "divides": 2}.get(how, 0.5))
+            scale = (
+                1.0
+                if how == "to one"
+                else max(1.0, scale * {"stays": 1, "divides": 2}.get(how, 0.5))
+            )
         elif grows:
             scale *= 2
             good = good if how in ("again", "once") else 0
@@ -198,7 +280,10 @@ def expect_small(case: Case, notes: Sequence[Note], times: int, rule: str) -> No
     """Raise `Wrong` unless what was sent is so many all-reduces of one number."""
     sent = [note for note in notes if note.kind == "send"]
     if large := next((note for note in sent if note.bytes > 8), None):
-        raise Wrong(f"rank {large.rank} sent {large.bytes} bytes ({large.line}), expected one number at a time")
+        raise Wrong(
+            f"rank {large.rank} sent {large.bytes} bytes ({large.line}), expected one number at a "
+            "time"
+        )
     if len(sent) > (most := times * 2 * case.ranks * (case.ranks - 1)):
         raise Wrong(f"{len(sent)} messages were sent, expected at most {most}: {rule}")
 
@@ -214,8 +299,14 @@ def descended(given: Arrays, how: str = "") -> tuple[Array, Array]:
         elif how == "multiplies":
             wide = wide * scale * scale
         parts = [float(np.linalg.norm(part)) for part in (wide[:3], wide[3:])]
-        norm = {"sum of norms": sum(parts), "largest norm": max(parts)}.get(how, float(np.linalg.norm(wide)))
-        norm = {"no root": norm**2, "rms": norm / len(wide) ** 0.5, "largest": float(np.abs(wide).max())}.get(how, norm)
+        norm = {"sum of norms": sum(parts), "largest norm": max(parts)}.get(
+            how, float(np.linalg.norm(wide))
+        )
+        norm = {
+            "no root": norm**2,
+            "rms": norm / len(wide) ** 0.5,
+            "largest": float(np.abs(wide).max()),
+        }.get(how, norm)
         norm = {
             "mean": norm / 2**0.5,
             "sum of elements": float(np.abs(wide).sum()),
@@ -233,18 +324,35 @@ def descended(given: Arrays, how: str = "") -> tuple[Array, Array]:
         elif how == "always to the limit":
             factor = 5 / norm
         elif how in ("wrong way", "factor is the limit", "leaves out large ones"):
-            too_large = {"wrong way": norm / 5, "factor is the limit": 5.0, "leaves out large ones": 0.0}[how]
+            too_large = {
+                "wrong way": norm / 5,
+                "factor is the limit": 5.0,
+                "leaves out large ones": 0.0,
+            }[how]
             factor = too_large if norm > 5 else 1.0
         elif how == "clips the others":
             factor = 5 / norm if norm < 5 else 1.0
         elif how == "first alone is clipped":
             factor = np.repeat([factor, 1.0], (3, 4))
         step = float(given["rate"]) * wide * factor
-        step *= {"uphill": -1, "no rate": 1 / float(given["rate"]), "scaled step": scale, "twice": 2}.get(how, 1)
-        masters = (masters.astype(np.float16).astype(np.float64) if how == "from weights" else masters) - step
+        step *= {
+            "uphill": -1,
+            "no rate": 1 / float(given["rate"]),
+            "scaled step": scale,
+            "twice": 2,
+        }.get(how, 1)
+        masters = (
+            masters.astype(np.float16).astype(np.float64) if how == "from weights" else masters
+        ) - step
         if how:  # what goes wrong is told from what float32 makes of it
-            masters = masters.astype(np.float16 if how == "rounds" else np.float32).astype(np.float64)
-        norms.append(norm * (factor if how == "the clipped norm" else 1) * (scale if how == "the scaled norm" else 1))
+            masters = masters.astype(np.float16 if how == "rounds" else np.float32).astype(
+                np.float64
+            )
+        norms.append(
+            norm
+            * (factor if how == "the clipped norm" else 1)
+            * (scale if how == "the scaled norm" else 1)
+        )
     return np.array(norms), masters
 
 
@@ -311,4 +419,6 @@ def judge_descending(case: Case, results: Sequence[Arrays], notes: Sequence[Note
             instead={clause: partial(wrongly, given, how, 1) for how, clause in DESCENTS.items()},
         )
         instead = {"the model's own weights are left as they were": given["weights"]}
-        expect_equal(rank, "weight", result["weights"], result["masters"].astype(np.float16), instead=instead)
+        expect_equal(
+            rank, "weight", result["weights"], result["masters"].astype(np.float16), instead=instead
+        )

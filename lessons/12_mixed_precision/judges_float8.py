@@ -13,20 +13,29 @@ from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, ex
 
 
 def judge_quantizing(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The numbers are torch's, after saturation; the scales are the largest powers of two that fit."""
+    """The numbers are torch's, after saturation; the scales are the largest powers of two that
+    fit.
+    """
     for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
         expected = in_float8(given["x"])
         for scale in (1.0, 64.0, 0.125):
             answer = result[f"by {scale:g}"]
             if answer.shape != expected.shape or answer.dtype != np.float32:
                 raise Wrong(
-                    f"rank {rank}: quantize returns {answer.dtype} {answer.shape}, not float32 {expected.shape}"
+                    f"rank {rank}: quantize returns {answer.dtype} {answer.shape}, not "
+                    f"float32 {expected.shape}"
                 )
             for x, found, right in zip(given["x"], answer, expected, strict=True):
                 if found != right:
-                    says = f"rank {rank}: {x / scale:.9g} by {scale:g} became {found:.9g}, expected {right:.9g}"
+                    says = (
+                        f"rank {rank}: {x / scale:.9g} by {scale:g} became {found:.9g}, expected "
+                        f"{right:.9g}"
+                    )
                     every = np.concatenate([result[f"by {each:g}"] for each in (1.0, 64.0, 0.125)])
-                    ways = {clause: partial(misquantized, given["x"], how) for how, clause in QUANTIZED.items()}
+                    ways = {
+                        clause: partial(misquantized, given["x"], how)
+                        for how, clause in QUANTIZED.items()
+                    }
                     why = known(ways, lambda value: np.array_equal(every, value, equal_nan=True))  # noqa: B023
                     raise Wrong(says + (why or misfit(float(x), float(found), float(right))))
         amaxes, answers = given["amaxes"].astype(np.float64), result["scales"]
@@ -64,13 +73,17 @@ QUANTIZED = {
 
 
 def misquantized(x: Array, how: str) -> Array:
-    """Return what a mistake makes of `x`, given by all three scales; `how` is one of `QUANTIZED`."""
+    """Return what a mistake makes of `x`, given by all three scales; `how` is one of
+    `QUANTIZED`.
+    """
     found = []
     for scale in (1.0, 64.0, 0.125):
         given = x.astype(np.float64)
         given = given / scale if how in ("no scale", "divides") else given
         given = given / scale if how == "divides" else given
-        exponent = np.maximum(np.frexp(given)[1] - 1, {"deep": -7, "deeper": -99, "early": -5}.get(how, -6))
+        exponent = np.maximum(
+            np.frexp(given)[1] - 1, {"deep": -7, "deeper": -99, "early": -5}.get(how, -6)
+        )
         step = np.ldexp(1.0, exponent - {"m2": 2, "m4": 4}.get(how, 3))
         part = given / step
         rounded = {
@@ -95,12 +108,22 @@ def misscales(amaxes: Array) -> dict[str, Array]:
     return {
         "it is 448/amax itself; a power of two is wanted": 448 / amaxes,
         "it is amax/448, which is to be divided by": amaxes / 448,
-        "the largest power of two below 448 is taken for 448": np.exp2(np.floor(np.log2(256 / amaxes))),
-        "the largest number is taken to be 240; that of E4M3 is 448": np.exp2(np.floor(np.log2(240 / amaxes))),
-        "the largest number is taken to be 480; that of E4M3 is 448": np.exp2(np.floor(np.log2(480 / amaxes))),
-        "it is rounded up to a power of two; amax times that is more than 448": np.exp2(np.ceil(power)),
+        "the largest power of two below 448 is taken for 448": np.exp2(
+            np.floor(np.log2(256 / amaxes))
+        ),
+        "the largest number is taken to be 240; that of E4M3 is 448": np.exp2(
+            np.floor(np.log2(240 / amaxes))
+        ),
+        "the largest number is taken to be 480; that of E4M3 is 448": np.exp2(
+            np.floor(np.log2(480 / amaxes))
+        ),
+        "it is rounded up to a power of two; amax times that is more than 448": np.exp2(
+            np.ceil(power)
+        ),
         "it is the nearest power of two, which may be too large": np.exp2(np.rint(power)),
-        "it has to bring amax below 448; 448 itself is a number of E4M3": np.exp2(np.ceil(power) - 1),
+        "it has to bring amax below 448; 448 itself is a number of E4M3": np.exp2(
+            np.ceil(power) - 1
+        ),
         "it never grows beyond 1": np.minimum(right, 1),
         "it is half of the largest": right / 2,
         "it is twice the largest": right * 2,
@@ -114,12 +137,16 @@ def misscaled(amax: float, found: float, right: float) -> str:
     if found * amax > 448:
         return f": {amax:.9g} times that is more than 448"
     return (
-        ": 448 itself is a number of E4M3" if right * amax == 448 else f": {amax:.9g} times twice that is still below"
+        ": 448 itself is a number of E4M3"
+        if right * amax == 448
+        else f": {amax:.9g} times twice that is still below"
     )
 
 
 def misfit(x: float, found: float, right: float) -> str:
-    """Return which rule a number of float8 breaks, in words that go behind the rejection, or nothing."""
+    """Return which rule a number of float8 breaks, in words that go behind the rejection, or
+    nothing.
+    """
     if not abs(found) <= 448:
         return ": E4M3 has no number beyond 448, so that is what is taken"
     if abs(x) < 2**-6 and found * 2**9 % 1:
@@ -140,7 +167,9 @@ def judge_delayed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     """Every scale goes by the past of all ranks, and only updates send."""
     for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
         scales = scales_by(case.given, rank)
-        instead = {clause: partial(scales_by, case.given, rank, how) for how, clause in SLIPS.items()}
+        instead = {
+            clause: partial(scales_by, case.given, rank, how) for how, clause in SLIPS.items()
+        }
         expect_equal(rank, "the scale by step and cast", result["scales"], scales, instead=instead)
         for step, cast in np.ndindex(scales.shape):
             x8 = in_float8(given["x"][step, cast] * np.float32(scales[step, cast]))
@@ -152,11 +181,16 @@ def judge_delayed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 "x is not scaled before it is rounded": in_float8(x),
                 "x is divided by the scale, not multiplied": in_float8(x / scale),
             }
-            expect_equal(rank, f"cast {cast} in step {step}", result["x8"][step, cast], x8, instead=instead)
+            expect_equal(
+                rank, f"cast {cast} in step {step}", result["x8"][step, cast], x8, instead=instead
+            )
         sent = [note for note in notes if note.rank == rank and note.kind in ("send", "barrier")]
         for before, after in result["marks"].reshape(-1, 2):
             if sent[before:after]:
-                raise Wrong(f"rank {rank} sent a message in cast ({sent[before].line}): that is what delay is to avoid")
+                raise Wrong(
+                    f"rank {rank} sent a message in cast ({sent[before].line}): that is what "
+                    "delay is to avoid"
+                )
     expect_small(case, notes, 8, "one all-reduce in each update")
 
 
@@ -194,13 +228,20 @@ def scales_by(given: Sequence[Arrays], rank: int, how: str = "") -> Array:
     counted = {"own and sum": own.sum(axis=2), "least cast": own.min(axis=2)}.get(how, counted)
     entered = counted[rank] if how == "alone" else counted.max(axis=0)  # [step]
     entered = {"sum": counted.sum(axis=0), "least rank": counted.min(axis=0)}.get(how, entered)
-    history = HISTORY + {"too late": 1, "too early": -1, "never": 99, "latest": 1 - HISTORY}.get(how, 0)
+    history = HISTORY + {"too late": 1, "too early": -1, "never": 99, "latest": 1 - HISTORY}.get(
+        how, 0
+    )
     amaxes = np.maximum.accumulate(own[rank], axis=1) if how == "all casts" else own[rank].copy()
     amaxes = own.max(axis=0) if how == "everyone first" else amaxes
     for step in range(1, len(amaxes)):
         window = entered[max(0, step - history) : step]
-        past = {"mean": window.mean(), "oldest": window[0], "least": window.min()}.get(how, window.max())
-        amaxes[step] = {"present too": np.maximum(past, own[rank, step]), "present": own[rank, step]}.get(how, past)
+        past = {"mean": window.mean(), "oldest": window[0], "least": window.min()}.get(
+            how, window.max()
+        )
+        amaxes[step] = {
+            "present too": np.maximum(past, own[rank, step]),
+            "present": own[rank, step],
+        }.get(how, past)
     scales = np.vectorize(largest_scale)(np.abs(amaxes))
     scales[0] = {"one first": 1.0, "448 first": 448.0}.get(how, scales[0])
     return 1 / scales if how == "inverse" else scales

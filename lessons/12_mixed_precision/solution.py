@@ -1,4 +1,6 @@
-"""Lesson 12, solved: torch's rounding, and `minidist/memory/precision`: mixed.py, masters.py, fp8.py."""
+"""Lesson 12, solved: torch's rounding, and `minidist/memory/precision`: mixed.py, masters.py,
+fp8.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lesson 13: what is checked, and for how many points.
 
-Numbers are float64, but for NF4, whose scales are float32 by definition: there every rounding that lies within its
-rule is taken for right.
+Numbers are float64, but for NF4, whose scales are float32 by definition: there every rounding that
+lies within its rule is taken for right.
 """
 
 from __future__ import annotations
@@ -31,24 +31,40 @@ OFFLOAD = Task(4, "an optimizer with its state elsewhere", BY_HAND, imports=BY_O
 
 
 def layers(*sizes: tuple[int, int, int, int]) -> Draw:
-    """Draw (ranks, outputs, inputs, rank of the adapter): one layer for all, a batch for each rank."""
+    """Draw (ranks, outputs, inputs, rank of the adapter): one layer for all, a batch for each
+    rank.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
         for ranks, outputs, inputs, low in sizes:
-            common = {"weight": rng.normal(size=(outputs, inputs)), "bias": rng.normal(size=outputs)}
+            common = {
+                "weight": rng.normal(size=(outputs, inputs)),
+                "bias": rng.normal(size=outputs),
+            }
             common |= {"A": rng.normal(size=(low, inputs)), "B": rng.normal(size=(outputs, low))}
             common |= {"alpha": rng.integers(2, 9) / 2, "seed": rng.integers(1 << 30)}
             given = tuple({**common, "x": rng.normal(size=(3, inputs))} for _ in range(ranks))
-            label = f"{outputs} x {inputs}, adapter of rank {low}, on {ranks} rank{'s' * (ranks > 1)}"
-            cases.append(Case(tuple({name: np.asarray(value) for name, value in one.items()} for one in given), label))
+            label = (
+                f"{outputs} x {inputs}, adapter of rank {low}, on {ranks} rank{'s' * (ranks > 1)}"
+            )
+            cases.append(
+                Case(
+                    tuple(
+                        {name: np.asarray(value) for name, value in one.items()} for one in given
+                    ),
+                    label,
+                )
+            )
         return cases
 
     return draw
 
 
 def weights(*shapes: tuple[int, ...], size: float = 1.0) -> Draw:
-    """Draw weights to be packed, of blocks with scales far apart, times `size`, and packed ones to be read."""
+    """Draw weights to be packed, of blocks with scales far apart, times `size`, and packed ones to
+    be read.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
@@ -60,8 +76,16 @@ def weights(*shapes: tuple[int, ...], size: float = 1.0) -> Draw:
             flat[count // 2 : count // 2 + 3] = 0
             codes = rng.integers(0, 256, -(-count // 2)).astype("uint8")
             codes[-1] &= 0xF0 if count % 2 else 0xFF
-            steps, scales = rng.uniform(1e-4, 2e-4, groups).astype("float32"), rng.integers(-127, 128, blocks)
-            packed = {"codes": codes, "scales": scales.astype("int8"), "steps": steps, "mean": np.float32([0.04])}
+            steps, scales = (
+                rng.uniform(1e-4, 2e-4, groups).astype("float32"),
+                rng.integers(-127, 128, blocks),
+            )
+            packed = {
+                "codes": codes,
+                "scales": scales.astype("int8"),
+                "steps": steps,
+                "mean": np.float32([0.04]),
+            }
             given = {"weights": flat.reshape(shape).astype("float32"), **packed}
             cases.append(Case((given,), f"weights of shape {shape}"))
         return cases
@@ -70,13 +94,18 @@ def weights(*shapes: tuple[int, ...], size: float = 1.0) -> Draw:
 
 
 def optimized(*sizes: tuple[int, int]) -> Draw:
-    """Draw (ranks, parameters) and their gradients in each step, flat; those of every third are frozen."""
+    """Draw (ranks, parameters) and their gradients in each step, flat; those of every third are
+    frozen.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         return [
             Case(
                 tuple(
-                    {"start": rng.normal(size=(count, 5)), "gradients": rng.normal(size=(STEPS, count, 5))}
+                    {
+                        "start": rng.normal(size=(count, 5)),
+                        "gradients": rng.normal(size=(STEPS, count, 5)),
+                    }
                     for _ in range(ranks)
                 ),
                 f"{count} parameters on {ranks} rank{'s' * (ranks > 1)}, {STEPS} steps",
@@ -100,11 +129,16 @@ def layer_of(given: Arrays) -> nn.Linear:
 
 
 def run_lora(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 1: look at the new adapter, then give it values, go forward and backward, and merge."""
+    """Run task 1: look at the new adapter, then give it values, go forward and backward, and
+    merge.
+    """
     linear, low, alpha = layer_of(given), len(given["A"]), float(given["alpha"])
     adapted = exercise.adapt(linear, low, alpha, torch.Generator().manual_seed(int(given["seed"])))
     x = torch.from_numpy(given["x"].copy()).requires_grad_()
-    found = {"drawn A": adapted.A.detach().numpy().copy(), "drawn B": adapted.B.detach().numpy().copy()}
+    found = {
+        "drawn A": adapted.A.detach().numpy().copy(),
+        "drawn B": adapted.B.detach().numpy().copy(),
+    }
     found["output at the start"] = adapted(x).detach().numpy()
     with torch.no_grad():
         adapted.A.copy_(torch.from_numpy(given["A"]))
@@ -113,11 +147,15 @@ def run_lora(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         y = adapted(x)
     address = linear.weight.data_ptr()
-    found["largest"] = max([tensor.numel() for tensor in saved if tensor.data_ptr() != address], default=0)
+    found["largest"] = max(
+        [tensor.numel() for tensor in saved if tensor.data_ptr() != address], default=0
+    )
     y.square().sum().backward()
     found |= {"output": y.detach().numpy(), "gradient of x": x.grad.numpy()}
     found |= {f"gradient of {name}": getattr(adapted, name).grad.numpy() for name in "AB"}
-    found["frozen"] = [parameter.grad is None and not parameter.requires_grad for parameter in linear.parameters()]
+    found["frozen"] = [
+        parameter.grad is None and not parameter.requires_grad for parameter in linear.parameters()
+    ]
     found["trained"] = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     merged = exercise.merge(adapted)
     found |= {"plain": type(merged) is nn.Linear, "merged weight": merged.weight.detach().numpy()}
@@ -148,17 +186,23 @@ def run_nf4(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     packed = exercise.quantize(torch.from_numpy(given["weights"].copy()))
     names = ("codes", "scales", "steps", "mean")
     found = {name: tensor.numpy() for name, tensor in zip(names, packed, strict=True)}
-    found["read"] = exercise.dequantize(tuple(torch.from_numpy(given[name].copy()) for name in names), shape).numpy()
+    found["read"] = exercise.dequantize(
+        tuple(torch.from_numpy(given[name].copy()) for name in names), shape
+    ).numpy()
     return found | {"bits": [exercise.bits_per_weight(each) for each in (count, 64, 100_000)]}
 
 
 class Slow:
-    """A slow memory that writes down who came: 2n for fetching state n, 2n + 1 for bringing it back."""
+    """A slow memory that writes down who came: 2n for fetching state n, 2n + 1 for bringing it
+    back.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.log: list[int] = []
         zeros = [torch.zeros_like(parameter.detach()) for parameter in parameters]
-        self.states = [{"step": torch.zeros(()), "exp_avg": zero, "exp_avg_sq": zero} for zero in zeros]
+        self.states = [
+            {"step": torch.zeros(()), "exp_avg": zero, "exp_avg_sq": zero} for zero in zeros
+        ]
 
     def fetch(self, number: int) -> dict[str, Tensor]:
         """Return a copy."""
@@ -171,7 +215,9 @@ class Slow:
         self.states[number] = {name: value.detach().clone() for name, value in state.items()}
 
     def overwrite(self) -> None:
-        """Let all mean squares be four times as large, and no step done, as if somebody had loaded others."""
+        """Let all mean squares be four times as large, and no step done, as if somebody had loaded
+        others.
+        """
         for state in self.states:
             state["exp_avg_sq"], state["step"] = 4 * state["exp_avg_sq"], torch.zeros(())
 
@@ -187,9 +233,14 @@ def run_offload(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         until.append(len(slow.log))
         if step == 0:
             slow.overwrite()
-    found = {"parameters": [parameter.detach().numpy() for parameter in parameters], "log": slow.log, "until": until}
+    found = {
+        "parameters": [parameter.detach().numpy() for parameter in parameters],
+        "log": slow.log,
+        "until": until,
+    }
     return found | {
-        name: np.array([s[name].numpy() for s in slow.states]) for name in ("step", "exp_avg", "exp_avg_sq")
+        name: np.array([s[name].numpy() for s in slow.states])
+        for name in ("step", "exp_avg", "exp_avg_sq")
     }
 
 
@@ -197,16 +248,48 @@ def run_offload(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
 
 
 CHECKS = [
-    Check(LORA, "forward, backward and merged", 14, layers((1, 6, 5, 2), (2, 6, 64, 4)), run_lora, judge_lora),
-    Check(LORA, "the same under mpirun", 3, layers((2, 8, 20, 3)), run_lora, judge_lora, wire="mpi"),
+    Check(
+        LORA,
+        "forward, backward and merged",
+        14,
+        layers((1, 6, 5, 2), (2, 6, 64, 4)),
+        run_lora,
+        judge_lora,
+    ),
+    Check(
+        LORA, "the same under mpirun", 3, layers((2, 8, 20, 3)), run_lora, judge_lora, wire="mpi"
+    ),
     Check(REDUCE, "one ring", 14, layers((2, 6, 8, 2), (3, 10, 12, 3)), run_reduce, judge_reduce),
-    Check(REDUCE, "the same under mpirun", 3, layers((2, 9, 7, 2)), run_reduce, judge_reduce, wire="mpi"),
+    Check(
+        REDUCE,
+        "the same under mpirun",
+        3,
+        layers((2, 9, 7, 2)),
+        run_reduce,
+        judge_reduce,
+        wire="mpi",
+    ),
     Check(NF4, "a few blocks", 12, weights((4, 64), (10, 32)), run_nf4, judge_nf4),
-    Check(NF4, "a last block, and a last byte, that are not full", 6, weights((7, 23)), run_nf4, judge_nf4),
+    Check(
+        NF4,
+        "a last block, and a last byte, that are not full",
+        6,
+        weights((7, 23)),
+        run_nf4,
+        judge_nf4,
+    ),
     Check(NF4, "all are zero", 2, weights((3, 43), size=0.0), run_nf4, judge_nf4),
     Check(NF4, "more than one group", 4, weights((130, 257)), run_nf4, judge_nf4),
     Check(OFFLOAD, "three steps", 14, optimized((1, 3), (1, 7)), run_offload, judge_offload),
-    Check(OFFLOAD, "the same under mpirun", 3, optimized((2, 4)), run_offload, judge_offload, wire="mpi"),
+    Check(
+        OFFLOAD,
+        "the same under mpirun",
+        3,
+        optimized((2, 4)),
+        run_offload,
+        judge_offload,
+        wire="mpi",
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -214,7 +297,23 @@ CHECKS = [
 
 CHECKS += [
     Check(LORA, "other sizes", 7, layers((2, 17, 35, 3)), run_lora, judge_lora, hidden=True),
-    Check(REDUCE, "other sizes", 6, layers((5, 3, 8, 1), (4, 8, 5, 2)), run_reduce, judge_reduce, hidden=True),
+    Check(
+        REDUCE,
+        "other sizes",
+        6,
+        layers((5, 3, 8, 1), (4, 8, 5, 2)),
+        run_reduce,
+        judge_reduce,
+        hidden=True,
+    ),
     Check(NF4, "other shapes", 6, weights((5, 211), (1, 40)), run_nf4, judge_nf4, hidden=True),
-    Check(OFFLOAD, "other sizes", 6, optimized((3, 10), (1, 4)), run_offload, judge_offload, hidden=True),
+    Check(
+        OFFLOAD,
+        "other sizes",
+        6,
+        optimized((3, 10), (1, 4)),
+        run_offload,
+        judge_offload,
+        hidden=True,
+    ),
 ]

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 lessons/13_offload_lora/cluster.py              torch: parametrize, DDP, AdamW
     torchrun --nproc-per-node 4 lessons/13_offload_lora/cluster.py --minidist   add_lora, DDP, its state on the CPU
 
-Torch has no LoRA layer of its own; libraries such as PEFT bring one. But a parametrization computes a weight from
-others: here W + α/r BA, in each forward. Either DDP reduces only the gradients of what is not frozen.
+Torch has no LoRA layer of its own; libraries such as PEFT bring one. But a parametrization computes
+a weight from others: here W + α/r BA, in each forward. Either DDP reduces only the gradients of
+what is not frozen.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class LowRank(nn.Module):
 def pretrained(device: torch.device) -> nn.Sequential:
     """Return the model that is to be adapted, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64, device="meta") for _ in range(2)]
+    layers = [
+        nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64, device="meta") for _ in range(2)
+    ]
     model = nn.Sequential(layers[0], nn.Tanh(), layers[1]).to_empty(device=device)
     for weight in model.parameters():
         drawn = torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=generator) / WIDTH**0.5
@@ -47,7 +50,9 @@ def pretrained(device: torch.device) -> nn.Sequential:
     return model
 
 
-def train(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> list[float]:
+def train(
+    comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> list[float]:
     """Train on this rank's rows; return the mean loss of each step."""
     generator = torch.Generator().manual_seed(comm.rank + 1)
     inputs = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).to(device)
@@ -78,7 +83,12 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     model = pretrained(device)
     add_lora(model, RANK, ALPHA, targets=("*",), generator=torch.Generator().manual_seed(1))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return train(comm, DDP(model, comm, op="mean"), OffloadedOptimizer(trained, torch.optim.AdamW, lr=RATE), device)
+    return train(
+        comm,
+        DDP(model, comm, op="mean"),
+        OffloadedOptimizer(trained, torch.optim.AdamW, lr=RATE),
+        device,
+    )
 
 
 if __name__ == "__main__":

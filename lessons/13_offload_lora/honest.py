@@ -1,4 +1,6 @@
-"""Lesson 13 answered by hand, from the handout alone: adapters, four bits, and state that lives elsewhere."""
+"""Lesson 13 answered by hand, from the handout alone: adapters, four bits, and state that lives
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,16 @@ class SlowMemory(Protocol):
 class Adapted(nn.Module):
     """A frozen linear layer, and a thin change of it that is trained."""
 
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.linear = linear.requires_grad_(False)
         self.scale = alpha / rank
         weight = linear.weight
-        drawn = torch.randn(rank, linear.in_features, generator=generator) / math.sqrt(linear.in_features)
+        drawn = torch.randn(rank, linear.in_features, generator=generator) / math.sqrt(
+            linear.in_features
+        )
         self.A = nn.Parameter(drawn.to(weight))
         self.B = nn.Parameter(weight.new_zeros(linear.out_features, rank))
 
@@ -54,7 +60,9 @@ class Adapted(nn.Module):
 
 
 def adapt(linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> nn.Module:
-    """Task 1a: return a module that computes `linear(x)` and the adapter, and trains A and B alone."""
+    """Task 1a: return a module that computes `linear(x)` and the adapter, and trains A and B
+    alone.
+    """
     return Adapted(linear, rank, alpha, generator)
 
 
@@ -62,7 +70,9 @@ def merge(adapted: nn.Module) -> nn.Linear:
     """Task 1b: return one plain layer that computes the same."""
     assert isinstance(adapted, Adapted)
     linear = adapted.linear
-    merged = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    merged = nn.Linear(
+        linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
+    )
     merged = merged.to(linear.weight.dtype).to_empty(device=linear.weight.device)
     with torch.no_grad():
         merged.weight.copy_(linear.weight + adapted.scale * (adapted.B @ adapted.A))
@@ -141,7 +151,12 @@ def offloaded_step(
 
 @torch.no_grad()
 def _update(
-    w: nn.Parameter, state: dict[str, Tensor], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    w: nn.Parameter,
+    state: dict[str, Tensor],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
 ) -> None:
     """Do one AdamW update of a parameter and of its state, in place."""
     assert w.grad is not None

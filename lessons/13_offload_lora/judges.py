@@ -31,15 +31,27 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         W, A, B, alpha = (given[name] for name in ("weight", "A", "B", "alpha"))
         expect_equal(rank, "B at the start", found["drawn B"], np.zeros_like(B))
         if not np.array_equal(found["drawn A"], results[0]["drawn A"]):
-            raise Wrong(f"rank {rank}: A at the start is not that of rank 0, whose generator has the same seed: {SEED}")
+            raise Wrong(
+                f"rank {rank}: A at the start is not that of rank 0, whose generator has the same "
+                f"seed: {SEED}"
+            )
         root = A.shape[1] ** 0.5
-        spread = np.sqrt((found["drawn A"] ** 2).mean()) * root if found["drawn A"].shape == A.shape else 0
+        spread = (
+            np.sqrt((found["drawn A"] ** 2).mean()) * root
+            if found["drawn A"].shape == A.shape
+            else 0
+        )
         if not 0.4 < spread < 1.8:
             ways = {"it is 1/in": 1 / root, "it is 1": root, "it is 1/√out": root / len(W) ** 0.5}
             ways["it is 1/√rank"] = root / len(A) ** 0.5
-            near = min(ways, key=lambda clause: abs(np.log(spread / ways[clause]))) if spread else ""
+            near = (
+                min(ways, key=lambda clause: abs(np.log(spread / ways[clause]))) if spread else ""
+            )
             why = known(ways, ways.get(near).__eq__)
-            says = f"rank {rank}: A deviates by {spread:.3g}/√in, expected about 1/√in, drawn from the generator"
+            says = (
+                f"rank {rank}: A deviates by {spread:.3g}/√in, expected about 1/√in, drawn from "
+                "the generator"
+            )
             raise Wrong(says + why)
         start, scaled = given["x"] @ W.T + given["bias"], alpha / len(A)
         instead = {
@@ -48,10 +60,13 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             "the layer's bias counts twice": start + given["bias"],
             "only the adapter counts, and not the layer": 0 * start,
         }
-        expect_close(rank, "the output at the start", found["output at the start"], start, instead=instead)
+        expect_close(
+            rank, "the output at the start", found["output at the start"], start, instead=instead
+        )
         if not found["frozen"].all() or found["trained"] != A.size + B.size:
             raise Wrong(
-                f"rank {rank}: {found['trained']} numbers are trained, expected {A.size + B.size}: A and B alone"
+                f"rank {rank}: {found['trained']} numbers are trained, expected "
+                f"{A.size + B.size}: A and B alone"
             )
         low, expected = len(A), adapted(given, alpha / len(A))
         others = {clause: adapted(given, scale) for clause, scale in scales(alpha, low).items()}
@@ -64,13 +79,19 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             expect_close(rank, f"the {name}", found[name], value, instead=instead)
         if found["shared"]:
             raise Wrong(
-                f"rank {rank}: the merged layer shares numbers with the one that was adapted: copy the bias, too"
+                f"rank {rank}: the merged layer shares numbers with the one that was adapted: "
+                "copy the bias, too"
             )
         if not found["plain"]:
             raise Wrong(f"rank {rank}: merge returned another module than a plain nn.Linear")
         if found["largest"] >= W.size:
-            says = f"rank {rank}: forward keeps a matrix of {found['largest']} numbers, as large as the weight"
-            raise Wrong(f"{says}: multiply x by A, and the result by B; A and B are never multiplied")
+            says = (
+                f"rank {rank}: forward keeps a matrix of {found['largest']} numbers, as large as "
+                "the weight"
+            )
+            raise Wrong(
+                f"{says}: multiply x by A, and the result by B; A and B are never multiplied"
+            )
 
 
 def scales(alpha: float, low: int) -> dict[str, float]:
@@ -94,10 +115,17 @@ def adapted(given: Arrays, scale: float, how: str = "") -> dict[str, Array]:
     y = x @ W.T * (how != "no layer") + bias + scale * (x @ A.T) @ B.T
     back = {"layer alone": W, "adapter alone": scale * B @ A}.get(how, W + scale * B @ A)
     found = {"output": y, "gradient of x": 2 * y @ back}
-    found |= {"gradient of A": 2 * scale * (y @ B).T @ x, "gradient of B": 2 * scale * y.T @ (x @ A.T)}
+    found |= {
+        "gradient of A": 2 * scale * (y @ B).T @ x,
+        "gradient of B": 2 * scale * y.T @ (x @ A.T),
+    }
     merged = {"merges adapter": scale * B @ A, "merges layer": W}.get(how, W + scale * B @ A)
     output = x @ merged.T + given["bias"] * (how != "merges no bias")
-    return found | {"merged weight": merged, "merged output": output, "weight of the layer after merging": W}
+    return found | {
+        "merged weight": merged,
+        "merged output": output,
+        "weight of the layer after merging": W,
+    }
 
 
 LORA_SLIPS = {
@@ -113,7 +141,9 @@ LORA_SLIPS = {
 
 
 def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Each gradient is the sum; as many messages and bytes as one ring takes for so many numbers."""
+    """Each gradient is the sum; as many messages and bytes as one ring takes for so many
+    numbers.
+    """
     total, first = sum(given["x"].sum() for given in case.given), case.given[0]
     count, ranks = first["A"].size + first["B"].size, case.ranks
     frozen = 3 * (first["weight"].size + first["bias"].size)
@@ -126,14 +156,19 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                     first[name] * (total + case.given[rank]["x"].sum())
                 ),
                 "they are summed twice": first[name] * total * ranks,
-                "the values of the parameters are reduced, not their gradients": first[name] * ranks,
-                "the sums are handed back in another order than that of the buffer": handed_back(first, name, total),
+                "the values of the parameters are reduced, not their gradients": first[name]
+                * ranks,
+                "the sums are handed back in another order than that of the buffer": handed_back(
+                    first, name, total
+                ),
             }
             instead |= {
                 f"they are those of rank {other} alone": first[name] * each["x"].sum()
                 for other, each in enumerate(case.given)
             }
-            expect_close(rank, f"the gradient of {name}", found[name], first[name] * total, instead=instead)
+            expect_close(
+                rank, f"the gradient of {name}", found[name], first[name] * total, instead=instead
+            )
         expect_equal(rank, "a frozen weight", found["kept"], first["weight"])
         if not found["none"]:
             raise Wrong(f"rank {rank}: a frozen parameter has got a gradient")
@@ -141,10 +176,16 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         each = [ring(first[name].size, ranks, rank) for name in "AB"]
         instead = {
             "what is frozen is sent, too": ring(count + frozen, ranks, rank),
-            "each gradient has a ring of its own": (each[0][0] + each[1][0], each[0][1] + each[1][1]),
+            "each gradient has a ring of its own": (
+                each[0][0] + each[1][0],
+                each[0][1] + each[1][1],
+            ),
         }
         if (sent := (len(messages), sum(note.bytes for note in messages))) != expected:
-            says = f"rank {rank} sent {sent} messages and bytes, expected {expected}: one ring of {count} numbers"
+            says = (
+                f"rank {rank} sent {sent} messages and bytes, expected {expected}: one ring of "
+                f"{count} numbers"
+            )
             raise Wrong(says + known(instead, sent.__eq__))
 
 
@@ -161,7 +202,9 @@ def ring(count: int, ranks: int, rank: int) -> tuple[int, int]:
 
 
 def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Compare with torch's AdamW, and the order of fetching and keeping with the one that reads ahead by one."""
+    """Compare with torch's AdamW, and the order of fetching and keeping with the one that reads
+    ahead by one.
+    """
     for rank, (given, found) in enumerate(zip(case.given, results, strict=True)):
         parameters = [nn.Parameter(torch.from_numpy(start.copy())) for start in given["start"]]
         optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY)
@@ -177,8 +220,12 @@ def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the next state is fetched after the update, and not before": in_order(used, ahead=0),
             "two states are read ahead": in_order(used, ahead=2),
             "all states are fetched first": in_order(used, ahead=len(used)),
-            "states of parameters without a gradient are fetched, too": in_order(range(len(parameters)), ahead=1),
-            "states are numbered among the parameters that have a gradient": in_order(range(len(used)), ahead=1),
+            "states of parameters without a gradient are fetched, too": in_order(
+                range(len(parameters)), ahead=1
+            ),
+            "states are numbered among the parameters that have a gradient": in_order(
+                range(len(used)), ahead=1
+            ),
         }
         expected = in_order(used, ahead=1)
         for step, log in enumerate(np.split(found["log"], found["until"][:-1])):
@@ -190,11 +237,15 @@ def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         expect_close(rank, "parameter", found["parameters"], updated, 1e-10, instead=instead)
         for number in used:
             for name, value in optimizer.state[parameters[number]].items():
-                expect_close(rank, f"{name} of parameter {number}", found[name][number], value.numpy(), 1e-10)
+                expect_close(
+                    rank, f"{name} of parameter {number}", found[name][number], value.numpy(), 1e-10
+                )
 
 
 def in_order(numbers: Sequence[int], ahead: int) -> list[int]:
-    """Return who is fetched (2 n) and kept (2 n + 1), in order, if so many states are read ahead."""
+    """Return who is fetched (2 n) and kept (2 n + 1), in order, if so many states are read
+    ahead.
+    """
     log = [2 * number for number in numbers[:ahead]]
     for place, number in enumerate(numbers):
         log += [2 * other for other in numbers[place + ahead : place + ahead + 1]]
@@ -209,7 +260,8 @@ SLIPS = {
     "m uncorrected": "m is not divided by 1 - β₁^step",
     "v uncorrected": "v is not divided by 1 - β₂^step",
     "remembered": "steps are counted on from call to call, whatever is in slow memory",
-    "one step": "the moments are corrected as in a first step each time: step + 1 is not used, or does not go back",
+    "one step": "the moments are corrected as in a first step each time: step + 1 is not used, or does not go "
+    "back",
     "step after": "the moments are corrected by one step too many",
     "no decay": "the weights do not decay",
     "decay last": "the weights decay after the update, not before it",
@@ -224,7 +276,8 @@ SLIPS = {
     "no lr": "the update is not multiplied by lr",
     "no 1 - β₁": "the gradient enters m whole, not times 1 - β₁",
     "no 1 - β₂": "the square enters v whole, not times 1 - β₂",
-    "fresh": "what is computed is not in the state that goes back, so each step begins from what was fetched before",
+    "fresh": "what is computed is not in the state that goes back, so each step begins from what was "
+    "fetched before",
     "m fresh": "the new m is not in the state that goes back",
     "v fresh": "the new v is not in the state that goes back",
     "large eps": "eps is added to v and to its root",
@@ -237,7 +290,11 @@ def adamw(given: Arrays, used: Sequence[int], how: str) -> Array:
     weights, count = given["start"].copy(), 0
     w, mean, square = weights[used], 0.0, 0.0
     first, second = (0.999, 0.9) if how == "betas" else (0.9, 0.999)
-    decay = {"decay without lr": 1 - DECAY, "grows": 1 + RATE * DECAY, "decay twice": (1 - RATE * DECAY) ** 2}
+    decay = {
+        "decay without lr": 1 - DECAY,
+        "grows": 1 + RATE * DECAY,
+        "decay twice": (1 - RATE * DECAY) ** 2,
+    }
     decay |= {"gradient": 1.0, "no decay": 1.0}
     for step, gradients in enumerate(given["gradients"]):
         g, count = gradients[used] + DECAY * w * (how == "gradient"), count + 1
@@ -251,7 +308,10 @@ def adamw(given: Arrays, used: Sequence[int], how: str) -> Array:
         by = [1.0 if how in ("uncorrected", f"{name} uncorrected") else 1 - beta**of
               for name, beta in (("m", first), ("v", second))]  # fmt: skip
         root = np.sqrt(v / by[1] + 1e-8) if how == "root" else np.sqrt(v / by[1]) + 1e-8
-        root = {"no root of v": v / by[1] + 1e-8, "large eps": np.sqrt(v / by[1] + 1e-8) + 1e-8}.get(how, root)
+        root = {
+            "no root of v": v / by[1] + 1e-8,
+            "large eps": np.sqrt(v / by[1] + 1e-8) + 1e-8,
+        }.get(how, root)
         update = {"uphill": -RATE, "no lr": 1.0}.get(how, RATE) * m / by[0] / root
         kept = decay.get(how, 1 - RATE * DECAY)
         w = (w - update) * kept if how == "decay last" else w * kept - update

@@ -1,4 +1,6 @@
-"""Lesson 13, solved: the package's own adapters, NF4 and offloaded optimizer; see `minidist/memory`."""
+"""Lesson 13, solved: the package's own adapters, NF4 and offloaded optimizer; see
+`minidist/memory`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def merge(adapted: nn.Module) -> nn.Linear:
     lora.merge(model)
     merged: nn.Linear = model["linear"]  # type: ignore[assignment]
     if merged.bias is not None:
-        merged.bias = nn.Parameter(merged.bias.detach().clone())  # `lora.merge` goes on with the layer's own
+        # `lora.merge` goes on with the layer's own
+        merged.bias = nn.Parameter(merged.bias.detach().clone())
     return merged
 
 
@@ -62,10 +65,15 @@ def bits_per_weight(count: int) -> float:
 
 
 class Streaming(OffloadedOptimizer):
-    """The package's offloaded optimizer, with its state in the slow memory that the exercise gives."""
+    """The package's offloaded optimizer, with its state in the slow memory that the exercise
+    gives.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], slow: Any, **options: Any) -> None:
-        self.slow, self.numbers = slow, {parameter: number for number, parameter in enumerate(parameters)}
+        self.slow, self.numbers = (
+            slow,
+            {parameter: number for number, parameter in enumerate(parameters)},
+        )
         super().__init__(parameters, torch.optim.AdamW, chunk_bytes=1, **options)
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:

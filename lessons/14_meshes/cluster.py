@@ -1,9 +1,11 @@
-"""Lesson 14 at full scale: tensor parallel inside, data parallel outside, clipped by one norm for the whole mesh.
+"""Lesson 14 at full scale: tensor parallel inside, data parallel outside, clipped by one norm for
+the whole mesh.
 
     torchrun --nproc-per-node 4 lessons/14_meshes/cluster.py              DeviceMesh, parallelize_module, fully_shard
     torchrun --nproc-per-node 4 lessons/14_meshes/cluster.py --minidist   Mesh, parallelize with ZeRO 3
 
-On 4 ranks the mesh is dp=2 x tp=2; on 2 ranks it is tp=2. Both name the axes, both put tp innermost.
+On 4 ranks the mesh is dp=2 x tp=2; on 2 ranks it is tp=2. Both name the axes, both put tp
+innermost.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class Block(nn.Module):
 
 def build(device: torch.device) -> nn.Module:
     """Return the serial model, the same on every rank."""
-    generator, model = torch.Generator().manual_seed(0), nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    generator, model = (
+        torch.Generator().manual_seed(0),
+        nn.Sequential(*(Block() for _ in range(BLOCKS))),
+    )
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2, generator=generator)
     return model.to(device)
@@ -46,7 +51,9 @@ def build(device: torch.device) -> nn.Module:
 
 def batch(step: int, dp: int, of: int, device: torch.device) -> Tensor:
     """Return this data rank's rows of a step."""
-    rows = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    rows = torch.randn(
+        ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+    )
     return rows.chunk(of)[dp].to(device)
 
 
@@ -64,7 +71,8 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
         loss = (model(x) - x.flip(1)).square().mean()  # fully_shard averages gradients over dp
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), LIMIT)  # DTensors know which ranks hold the same
+        # DTensors know which ranks hold the same
+        nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
         optimizer.step()
         losses.append(mean_over(comm, loss))
     return losses
@@ -74,8 +82,12 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with minidist's mesh."""
     mesh, dp = Mesh(comm, Layout(dp=comm.size // TP, tp=TP)), comm.size // TP
     plan = {"*.up": ColumnParallel(), "*.down": RowParallel()}
-    parallel = parallelize(build(device), mesh, Recipe(zero=3), lambda y, x: (y - x).square().mean() / dp, None, plan)
-    optimizer = parallel.optimizer(torch.optim.SGD, [{"params": list(parallel.model.parameters())}], lr=RATE)
+    parallel = parallelize(
+        build(device), mesh, Recipe(zero=3), lambda y, x: (y - x).square().mean() / dp, None, plan
+    )
+    optimizer = parallel.optimizer(
+        torch.optim.SGD, [{"params": list(parallel.model.parameters())}], lr=RATE
+    )
     losses = []
     for step in range(STEPS):
         x = batch(step, mesh.dp.rank, mesh.dp.size, device)

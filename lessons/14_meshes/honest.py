@@ -1,4 +1,6 @@
-"""Lesson 14 answered by hand, from the handout alone: coordinates, bytes, a step on two axes, a norm, and layouts."""
+"""Lesson 14 answered by hand, from the handout alone: coordinates, bytes, a step on two axes, a
+norm, and layouts.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,16 @@ def bytes_per_step(
 
 
 def train_step(
-    blocks: Sequence[tuple[Tensor, Tensor]], x: Tensor, targets: Tensor, rate: float, dp: Communicator, tp: Communicator
+    blocks: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor,
+    targets: Tensor,
+    rate: float,
+    dp: Communicator,
+    tp: Communicator,
 ) -> Tensor:
     """Task 3: take one step of gradient descent on a mesh of dp x tp; return the mean loss."""
-    leaves = [(up.detach().requires_grad_(), down.detach().requires_grad_()) for up, down in blocks]  # the same storage
+    # the same storage
+    leaves = [(up.detach().requires_grad_(), down.detach().requires_grad_()) for up, down in blocks]
     for up, down in leaves:
         x = reduce_from(torch.relu(copy_to(x, tp) @ up) @ down, tp)
     loss = (x - targets).square().sum() / (targets.numel() * dp.size)
@@ -150,8 +158,13 @@ def layouts_that_fit(
             )
             for stage in range(pp)
         ]
-        seconds = {axis: max(sent[axis] for sent in stages) / _bandwidth(axis, ranks, sizes, cluster) for axis in sizes}
-        found[dp, pp, tp] = (compute + seconds["tp"]) * (m + pp - 1) / m + seconds["pp"] + seconds["dp"]
+        seconds = {
+            axis: max(sent[axis] for sent in stages) / _bandwidth(axis, ranks, sizes, cluster)
+            for axis in sizes
+        }
+        found[dp, pp, tp] = (
+            (compute + seconds["tp"]) * (m + pp - 1) / m + seconds["pp"] + seconds["dp"]
+        )
     return found
 
 
@@ -161,7 +174,10 @@ def _possible(ranks: int, layers: int, heads: int, sequences: int) -> list[tuple
         (ranks // (pp * tp), pp, tp)
         for pp in range(1, ranks + 1)
         for tp in range(1, ranks // pp + 1)
-        if ranks % (pp * tp) == 0 and layers % pp == 0 and heads % tp == 0 and sequences % (ranks // (pp * tp)) == 0
+        if ranks % (pp * tp) == 0
+        and layers % pp == 0
+        and heads % tp == 0
+        and sequences % (ranks // (pp * tp)) == 0
     ]
 
 

@@ -19,35 +19,64 @@ def judge_placed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     places = [result["place"].tolist() for result in results]
     for rank, found in enumerate(places):
         if found != (place := digits(rank, sizes)):
-            says = f"coordinates({rank}, {named(sizes)}) are {dict(zip(named(sizes), found, strict=True))}"
-            ways = {clause: [way(each, sizes) for each in range(prod(sizes))] for clause, way in PLACES.items()}
-            raise Wrong(f"{says}, expected {dict(zip(named(sizes), place, strict=True))}{known(ways, places.__eq__)}")
+            says = (
+                f"coordinates({rank}, {named(sizes)}) are "
+                f"{dict(zip(named(sizes), found, strict=True))}"
+            )
+            ways = {
+                clause: [way(each, sizes) for each in range(prod(sizes))]
+                for clause, way in PLACES.items()
+            }
+            raise Wrong(
+                f"{says}, expected "
+                f"{dict(zip(named(sizes), place, strict=True))}{known(ways, places.__eq__)}"
+            )
     right = groups_of(sizes)
     for number, axis in enumerate(right):
         groups = [result[f"group {axis}"].tolist() for result in results]
         if groups != right[axis]:
             rank = next(rank for rank, group in enumerate(groups) if group != right[axis][rank])
-            says = f"group({axis!r}, {rank}, {named(sizes)}) is {groups[rank]}, expected {right[axis][rank]}"
+            says = (
+                f"group({axis!r}, {rank}, {named(sizes)}) is {groups[rank]}, expected "
+                f"{right[axis][rank]}"
+            )
             each = [other_groups(rank, sizes, number) for rank in range(prod(sizes))]
-            raise Wrong(says + either({clause: [one[clause] for one in each] for clause in each[0]}, groups.__eq__))
+            raise Wrong(
+                says
+                + either(
+                    {clause: [one[clause] for one in each] for clause in each[0]}, groups.__eq__
+                )
+            )
     for number, axis in enumerate(right):
         groups = [result[f"communicator {axis}"].tolist() for result in results]
         if groups != right[axis]:
             rank = next(rank for rank, group in enumerate(groups) if group != right[axis][rank])
-            says = f"rank {rank}: the communicator along {axis} has {groups[rank]}, expected {right[axis][rank]}"
+            says = (
+                f"rank {rank}: the communicator along {axis} has {groups[rank]}, expected "
+                f"{right[axis][rank]}"
+            )
             ways = {
                 f"the color is {clause}": [alike(each, sizes, color) for each in range(prod(sizes))]
                 for clause, color in colors(sizes, number).items()
             }
             ways |= {FIRST: groups_of(sizes, "F")[axis]}
             more = {*groups[rank]} > {*right[axis][rank]}
-            rest = {"several groups have the same color": more, "ranks of one group have different colors": not more}
+            rest = {
+                "several groups have the same color": more,
+                "ranks of one group have different colors": not more,
+            }
             raise Wrong(says + (either(ways, groups.__eq__) or known(rest, bool)))
     splits = sum(note.kind == "split" for note in notes)
     if splits > len(results) * len(sizes):
-        raise Wrong(f"{splits} splits for {len(results) * len(sizes)} communicators: each calls comm.split once")
+        raise Wrong(
+            f"{splits} splits for {len(results) * len(sizes)} communicators: each calls "
+            "comm.split once"
+        )
     if sent := [note for note in notes if note.kind == "send" and note.line]:
-        raise Wrong(f"rank {sent[0].rank} sent a message to make a communicator ({sent[0].line}), expected none")
+        raise Wrong(
+            f"rank {sent[0].rank} sent a message to make a communicator ({sent[0].line}), "
+            "expected none"
+        )
 
 
 def digits(rank: int, sizes: Sequence[int], exchanged: bool = False) -> list[int]:
@@ -87,13 +116,20 @@ def other_groups(rank: int, sizes: Sequence[int], number: int) -> dict[str, list
         begin = rank - int(place) * stride if first is None else first
         return [begin + stride * each for each in range(size)]
 
-    others = [other for other in range(prod(sizes)) if np.unravel_index(other, sizes)[number] == place]
-    differ = [other for other in range(prod(sizes)) if np.unravel_index(other, sizes)[number] != place]
+    others = [
+        other for other in range(prod(sizes)) if np.unravel_index(other, sizes)[number] == place
+    ]
+    differ = [
+        other for other in range(prod(sizes)) if np.unravel_index(other, sizes)[number] != place
+    ]
     turned = right.index(rank)
     return {
         "the rank itself is left out": [other for other in right if other != rank],
-        "the group begins with the rank itself, and is not in ascending order": right[turned:] + right[:turned],
-        "it goes on upwards from the rank itself; its place may be in the middle": steps(inner, rank),
+        "the group begins with the rank itself, and is not in ascending order": right[turned:]
+        + right[:turned],
+        "it goes on upwards from the rank itself; its place may be in the middle": steps(
+            inner, rank
+        ),
         "it is in descending order": right[::-1],
         "the places along the axis are returned, not the ranks": [*range(size)],
         "the stride is the product of the sizes from this axis on, its own among them": steps(own),
@@ -119,7 +155,9 @@ def colors(sizes: Sequence[int], number: int) -> dict[str, Callable[[int], int]]
         return [int(each) for each in np.unravel_index(rank, sizes)]
 
     return {
-        "the coordinate on this axis: those who agree there, not those who differ": lambda rank: at(rank)[number],
+        "the coordinate on this axis: those who agree there, not those who differ": lambda rank: at(
+            rank
+        )[number],
         "the sum of the other coordinates: different ones add up to the same": lambda rank: (
             sum(at(rank)) - at(rank)[number]
         ),
@@ -127,7 +165,9 @@ def colors(sizes: Sequence[int], number: int) -> dict[str, Callable[[int], int]]
             each for axis, each in enumerate(at(rank)) if axis != number
         ),
         "the rank: each has one of its own": lambda rank: rank,
-        "the rank divided by the size of the axis, as if its groups were neighbours": lambda rank: rank // size,
+        "the rank divided by the size of the axis, as if its groups were neighbours": lambda rank: (
+            rank // size
+        ),
         "the rank modulo the size of the axis": lambda rank: rank % size,
         "the rank modulo the stride, which leaves out the axes outside": lambda rank: rank % inner,
         "the rank divided by the stride": lambda rank: rank // inner,

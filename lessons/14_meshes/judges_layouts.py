@@ -14,22 +14,44 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong
 def judge_chosen(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """All layouts that fit and no others, each with its seconds."""
     expected = all_that_fit(case.given[0])
-    found = {tuple(map(int, row[:3])): float(row[3]) for row in results[0]["layouts"].reshape(-1, 4)}
+    found = {
+        tuple(map(int, row[:3])): float(row[3]) for row in results[0]["layouts"].reshape(-1, 4)
+    }
     for layout in sorted(expected.keys() ^ found.keys()):
         (dp, pp, tp), (ranks, _) = layout, case.given[0]["ranks"].tolist()
         layers, _, _, heads, _, sequences = case.given[0]["model"].tolist()
-        parts = {"pp": (pp, layers, "layers"), "tp": (tp, heads, "heads"), "dp": (dp, sequences, "sequences")}
-        bad = [f"{axis} = {part} does not divide {n} {name}" for axis, (part, n, name) in parts.items() if n % part]
+        parts = {
+            "pp": (pp, layers, "layers"),
+            "tp": (tp, heads, "heads"),
+            "dp": (dp, sequences, "sequences"),
+        }
+        bad = [
+            f"{axis} = {part} does not divide {n} {name}"
+            for axis, (part, n, name) in parts.items()
+            if n % part
+        ]
         bad += [f"these are {dp * pp * tp} ranks, not {ranks}"] * (dp * pp * tp != ranks)
         why = f"is not possible: {bad[0]}" if bad else "needs more than the memory"
-        others = {clause: all_that_fit(case.given[0], how).keys() == found.keys() for how, clause in FITTING.items()}
-        what = f"is missing, but fits: with m = {sequences / dp:g}, min(pp, m) microbatches are under way"
+        others = {
+            clause: all_that_fit(case.given[0], how).keys() == found.keys()
+            for how, clause in FITTING.items()
+        }
+        what = (
+            f"is missing, but fits: with m = {sequences / dp:g}, min(pp, m) microbatches are "
+            "under way"
+        )
         says = f"the layout (dp, pp, tp) = {layout} {what if layout in expected else why}"
         raise Wrong(says + either(others, bool, 3))
     for layout, seconds in expected.items():
         if not abs(found[layout] - seconds) <= 1e-6 * seconds:
-            says = f"a step of (dp, pp, tp) = {layout} takes {found[layout]:.6g} s, expected {seconds:.6g} s"
-            wrongly = {clause: alike_in_all(found, all_that_fit(case.given[0], how)) for how, clause in SLIPS.items()}
+            says = (
+                f"a step of (dp, pp, tp) = {layout} takes {found[layout]:.6g} s, expected "
+                f"{seconds:.6g} s"
+            )
+            wrongly = {
+                clause: alike_in_all(found, all_that_fit(case.given[0], how))
+                for how, clause in SLIPS.items()
+            }
             raise Wrong(says + either(wrongly, bool))
 
 
@@ -73,7 +95,8 @@ SLIPS = {
     "by size": "an axis no longer than a node is taken to lie inside, whatever lies between its ranks",
     "no bubble": "there is no bubble",
     "pp of m": "the bubble is pp/m; it is (pp - 1)/m",
-    "of the step": "the bubble is (pp - 1)/(m + pp - 1), its share of the whole step; it is (pp - 1)/m of the rest",
+    "of the step": "the bubble is (pp - 1)/(m + pp - 1), its share of the whole step; it is (pp - 1)/m of the "
+    "rest",
     "all sequences are microbatches": "m is the number of sequences: they are divided by dp first",
     "m is dp": "m is taken for dp",
     "2 N": "2 N operations a token count, the forward alone; with backward it is 6",
@@ -96,11 +119,22 @@ SLIPS = {
 
 
 def all_that_fit(given: Arrays, how: str = "") -> dict[tuple[int, int, int], float]:
-    """Return the seconds of a step of every layout that fits; `how` is one of `SLIPS` or `FITTING`."""
+    """Return the seconds of a step of every layout that fits; `how` is one of `SLIPS` or
+    `FITTING`.
+    """
     layers, hidden, intermediate, heads, sequence, sequences = given["model"].tolist()
-    (inside, across, memory, flops), (ranks, per_node) = given["machine"].tolist(), given["ranks"].tolist()
+    (inside, across, memory, flops), (ranks, per_node) = (
+        given["machine"].tolist(),
+        given["ranks"].tolist(),
+    )
     matrices, found = layers * (4 * hidden**2 + 3 * hidden * intermediate), {}
-    compute = {"2 N": 2, "4 N": 4, "8 N": 8}.get(how, 6) * matrices * sequence * sequences / (ranks * flops)
+    compute = (
+        {"2 N": 2, "4 N": 4, "8 N": 8}.get(how, 6)
+        * matrices
+        * sequence
+        * sequences
+        / (ranks * flops)
+    )
     compute *= {"one GPU": ranks, "one sequence": 1 / sequences}.get(how, 1)
     for dp, pp, tp in product(range(1, ranks + 1), repeat=3):
         if ranks % (dp * pp * tp) if how == "fewer ranks" else dp * pp * tp != ranks:
@@ -108,7 +142,9 @@ def all_that_fit(given: Arrays, how: str = "") -> dict[tuple[int, int, int], flo
         bad = {"any layers": layers % pp, "any heads": heads % tp, "any sequences": sequences % dp}
         if any(each for rule, each in bad.items() if rule != how) or sequences < dp:
             continue
-        if (how == "no bubble layouts" and pp > sequences // dp) or (how == "tp in a node" and tp > per_node):
+        if (how == "no bubble layouts" and pp > sequences // dp) or (
+            how == "tp in a node" and tp > per_node
+        ):
             continue
         m = sequences // dp
         if not fitting(how, matrices, layers, sequence * hidden, (dp, pp, tp, m), memory):
@@ -127,9 +163,11 @@ def all_that_fit(given: Arrays, how: str = "") -> dict[tuple[int, int, int], flo
             near = how == "inside" or (near and how != "across")
             seconds[axis] *= 0 if how == f"no {axis}" else 1
             seconds[axis] /= inside if near else across
-        stretch = {"no bubble": 1.0, "pp of m": (m + pp) / m, "of the step": 1 + (pp - 1) / (m + pp - 1)}.get(
-            how, (m + pp - 1) / m
-        )
+        stretch = {
+            "no bubble": 1.0,
+            "pp of m": (m + pp) / m,
+            "of the step": 1 + (pp - 1) / (m + pp - 1),
+        }.get(how, (m + pp - 1) / m)
         busy = compute * {"ranks less dp": dp, "ranks less pp": pp, "ranks less tp": tp}.get(how, 1)
         rest = (seconds["pp"] + seconds["dp"]) * (stretch if how == "stretches all" else 1.0)
         whole = (busy + seconds["tp"]) * stretch + rest
@@ -140,14 +178,31 @@ def all_that_fit(given: Arrays, how: str = "") -> dict[tuple[int, int, int], flo
 
 
 def fitting(
-    how: str, matrices: int, layers: int, activation: int, layout: tuple[int, int, int, int], memory: float
+    how: str,
+    matrices: int,
+    layers: int,
+    activation: int,
+    layout: tuple[int, int, int, int],
+    memory: float,
 ) -> bool:
     """Tell whether a layout fits; `how` is one of `FITTING`."""
     dp, pp, tp, m = layout
-    under_way = {"pp microbatches": pp, "m microbatches": m, "one microbatch": 1, "most": max(pp, m)}
-    parts = {"states without tp": pp, "states without pp": tp, "states by all": dp * pp * tp, "states whole": 1}
+    under_way = {
+        "pp microbatches": pp,
+        "m microbatches": m,
+        "one microbatch": 1,
+        "most": max(pp, m),
+    }
+    parts = {
+        "states without tp": pp,
+        "states without pp": tp,
+        "states by all": dp * pp * tp,
+        "states whole": 1,
+    }
     held = (2 if how == "weights alone" else 16) * matrices / parts.get(how, pp * tp)
-    kept = under_way.get(how, min(pp, m)) * (layers / (1 if how == "activations of all layers" else pp))
+    kept = under_way.get(how, min(pp, m)) * (
+        layers / (1 if how == "activations of all layers" else pp)
+    )
     kept *= 34 * activation / (1 if how == "activations without tp" else tp)
     held += 0 if how == "no activations" else kept
     return how == "everything fits" or (held < memory if how == "below" else held <= memory)

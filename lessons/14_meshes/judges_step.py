@@ -12,7 +12,16 @@ import torch
 from judges import groups_of
 
 from minidist.course.grader.compare import is_close
-from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, known, sent_by
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    expect_close,
+    known,
+    sent_by,
+)
 
 TRAINED = {
     "own loss": "a rank returns the loss of its own rows",
@@ -40,41 +49,75 @@ TRAINED = {
     "up alone": "only `up` takes a step",
     "down alone": "only `down` takes a step",
 }
-RATES = {"own mean": lambda dp, rate: dp, "averaged twice": lambda dp, rate: 1 / dp, "uphill": lambda dp, rate: -1}
-RATES |= {"no step": lambda dp, rate: 0, "twice": lambda dp, rate: 2, "no rate": lambda dp, rate: 1 / rate}
+RATES = {
+    "own mean": lambda dp, rate: dp,
+    "averaged twice": lambda dp, rate: 1 / dp,
+    "uphill": lambda dp, rate: -1,
+}
+RATES |= {
+    "no step": lambda dp, rate: 0,
+    "twice": lambda dp, rate: 2,
+    "no rate": lambda dp, rate: 1 / rate,
+}
 RATES |= {"half": lambda dp, rate: 1 / 2, "sum over dp": lambda dp, rate: dp}
 
 
 def two_steps(given: Sequence[Arrays], rank: int, how: str = "") -> dict[str, Array]:
-    """Return the losses, and this rank's slices after two steps of the serial model; `how` is one of `TRAINED`."""
+    """Return the losses, and this rank's slices after two steps of the serial model; `how` is one
+    of `TRAINED`.
+    """
     dp, tp = map(int, given[0]["sizes"])
-    x, targets = (torch.tensor(np.concatenate([each[name] for each in given[::tp]])) for name in ("x", "targets"))
+    x, targets = (
+        torch.tensor(np.concatenate([each[name] for each in given[::tp]]))
+        for name in ("x", "targets")
+    )
     ups, downs, losses = given[0]["ups"].copy(), given[0]["downs"].copy(), []
     columns = np.split(np.arange(ups.shape[2]), tp)
     rate = given[0]["rate"] * RATES.get(how, lambda dp, rate: 1)(dp, float(given[0]["rate"]))
-    of_loss = {"sum over dp": dp, "sum over tp": tp, "by tp": 1 / tp, "half": 1 / 2, "rows": x.shape[1]}
+    of_loss = {
+        "sum over dp": dp,
+        "sum over tp": tp,
+        "by tp": 1 / tp,
+        "half": 1 / 2,
+        "rows": x.shape[1],
+    }
     of_loss |= {"total": x.numel()}
     rate *= of_loss.get(how, 1) if how in ("by tp", "rows", "total") else 1
     steps = {"up alone": (1, 0), "down alone": (0, 1)}.get(how, (1, 1))
     which = np.arange(len(ups))
-    which = {"first alone": which == 0, "last alone": which == len(ups) - 1}.get(how, which >= 0)[:, None, None]
+    which = {"first alone": which == 0, "last alone": which == len(ups) - 1}.get(how, which >= 0)[
+        :, None, None
+    ]
     for _ in range(3):
         shares = columns if how == "not entered" else [columns]
         errors, gradients = backward(x, targets, ups, downs, shares, how)
-        losses.append(float((np.split(errors, dp)[rank // tp] if how == "own loss" else errors).mean()))
+        losses.append(
+            float((np.split(errors, dp)[rank // tp] if how == "own loss" else errors).mean())
+        )
         losses[-1] *= of_loss.get(how, 1)
         if len(losses) < 3:
-            for values, gradient, axis, moves in ((ups, gradients[0], 2, steps[0]), (downs, gradients[1], 1, steps[1])):
+            for values, gradient, axis, moves in (
+                (ups, gradients[0], 2, steps[0]),
+                (downs, gradients[1], 1, steps[1]),
+            ):
                 if how in ("along tp", "summed along tp"):
-                    gradient = np.concatenate([np.mean(np.split(gradient, tp, axis), axis=0)] * tp, axis)
+                    gradient = np.concatenate(
+                        [np.mean(np.split(gradient, tp, axis), axis=0)] * tp, axis
+                    )
                     gradient = gradient * (tp if how == "summed along tp" else 1)
                 values -= rate * gradient * moves * which
     mine = columns[rank % tp]
-    return {"losses": np.array(losses[how == "after" :][:2]), "ups": ups[:, :, mine], "downs": downs[:, mine]}
+    return {
+        "losses": np.array(losses[how == "after" :][:2]),
+        "ups": ups[:, :, mine],
+        "downs": downs[:, mine],
+    }
 
 
 def apart(given: Sequence[Arrays], rank: int, part: bool) -> dict[str, Array]:
-    """Return the same if each replica goes by its own gradient: of its part of the mean loss, or of its own mean."""
+    """Return the same if each replica goes by its own gradient: of its part of the mean loss, or of
+    its own mean.
+    """
     dp, tp = map(int, given[0]["sizes"])
     models = [(given[0]["ups"].copy(), given[0]["downs"].copy()) for _ in range(dp)]
     losses: list[float] = []
@@ -122,11 +165,18 @@ def first_losses(given: Sequence[Arrays], rank: int) -> dict[str, float]:
 
 
 def backward(
-    x: torch.Tensor, targets: torch.Tensor, ups: Array, downs: Array, shares: Sequence[Any], how: str = ""
+    x: torch.Tensor,
+    targets: torch.Tensor,
+    ups: Array,
+    downs: Array,
+    shares: Sequence[Any],
+    how: str = "",
 ) -> Any:
-    """Return the squared errors, and the gradients of their mean, as those see it who each compute a share of columns.
+    """Return the squared errors, and the gradients of their mean, as those see it who each compute
+    a share of columns.
 
-    Each has the gradient of its own columns, which passes through its own columns of the blocks behind alone.
+    Each has the gradient of its own columns, which passes through its own columns of the blocks
+    behind alone.
     """
     found = [np.zeros_like(ups), np.zeros_like(downs)]
     for share in shares:
@@ -157,25 +207,44 @@ def judge_trained(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     first, (dp, tp) = case.given[0], map(int, case.given[0]["sizes"])
     for rank, result in enumerate(results):
         expected = two_steps(case.given, rank)
-        wrongly = {clause: partial(two_steps, case.given, rank, how) for how, clause in TRAINED.items()}
+        wrongly = {
+            clause: partial(two_steps, case.given, rank, how) for how, clause in TRAINED.items()
+        }
         wrongly |= {
             "gradients are not reduced along dp": partial(apart, case.given, rank, True),
             "gradients are not reduced along dp, and each is that of a rank's own mean": partial(
                 apart, case.given, rank, False
             ),
         }
-        if abs((loss := float(result["losses"][0])) - (right := expected["losses"][0])) > 1e-9 * abs(right):
-            why = known(first_losses(case.given, rank), lambda value: abs(value - loss) <= 1e-9 * abs(loss))
+        if abs(
+            (loss := float(result["losses"][0])) - (right := expected["losses"][0])
+        ) > 1e-9 * abs(right):
+            why = known(
+                first_losses(case.given, rank), lambda value: abs(value - loss) <= 1e-9 * abs(loss)
+            )
             if why:
-                raise Wrong(f"rank {rank}: the loss of step[0] is {loss:.9g}, expected {right:.9g}{why}")
-        for name, words in (("losses", "the loss of step"), ("ups", "up of block"), ("downs", "down of block")):
+                raise Wrong(
+                    f"rank {rank}: the loss of step[0] is {loss:.9g}, expected {right:.9g}{why}"
+                )
+        for name, words in (
+            ("losses", "the loss of step"),
+            ("ups", "up of block"),
+            ("downs", "down of block"),
+        ):
             instead = {}
-            if not is_close(result[name], expected[name], 1e-9):  # two mistakes may do the same, where relu is 0
-                fits = [clause for clause, run in wrongly.items() if is_close(result[name], run()[name], 1e-9)]
+            # two mistakes may do the same, where relu is 0
+            if not is_close(result[name], expected[name], 1e-9):
+                fits = [
+                    clause
+                    for clause, run in wrongly.items()
+                    if is_close(result[name], run()[name], 1e-9)
+                ]
                 instead = {", or if ".join(fits[:2]): result[name]} if fits else {}
             expect_close(rank, words, result[name], expected[name], instead=instead)
         if result["left"]:
-            raise Wrong(f"rank {rank}: blocks require gradients after the step, and did not before it")
+            raise Wrong(
+                f"rank {rank}: blocks require gradients after the step, and did not before it"
+            )
     activation, depth, groups = first["x"].size, len(first["ups"]), groups_of([dp, tp])
     places = {
         "dp": (dp, [(first["ups"].size + first["downs"].size) // tp, 1]),
@@ -183,9 +252,15 @@ def judge_trained(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     }
     for rank, (axis, (ranks, buffers)) in product(range(dp * tp), places.items()):
         most, more = (
-            2 * sum(8 * n * (ranks - 1 if ranks < 3 else 2) for n in each) for each in (buffers, [activation])
+            2 * sum(8 * n * (ranks - 1 if ranks < 3 else 2) for n in each)
+            for each in (buffers, [activation])
         )
         found = sum(note.bytes for note in sent_by(rank, notes) if note.to in groups[axis][rank])
         if found > most:
-            why = known({"the first block's input needs a gradient, too": most + more}, found.__eq__) * (axis == "tp")
-            raise Wrong(f"rank {rank} sent {found} bytes along {axis} in two steps, expected no more than {most}{why}")
+            why = known(
+                {"the first block's input needs a gradient, too": most + more}, found.__eq__
+            ) * (axis == "tp")
+            raise Wrong(
+                f"rank {rank} sent {found} bytes along {axis} in two steps, expected no more than "
+                f"{most}{why}"
+            )

@@ -1,4 +1,6 @@
-"""Lesson 14, solved: the package's mesh, its adjoint pairs and its clipping. Start in `minidist/mesh.py`."""
+"""Lesson 14, solved: the package's mesh, its adjoint pairs and its clipping. Start in
+`minidist/mesh.py`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def group(axis: str, rank: int, sizes: Sizes) -> list[int]:
 
 
 def communicator(axis: str, comm: Communicator, sizes: Sizes) -> Communicator:
-    """Split by the first rank of each group; a mesh splits for every axis, so this is `Mesh.over` alone."""
+    """Split by the first rank of each group; a mesh splits for every axis, so this is `Mesh.over`
+    alone.
+    """
     return comm.split(color=Layout(**sizes).group(axis, comm.rank)[0])
 
 
@@ -58,7 +62,12 @@ def bytes_per_step(
 
 
 def train_step(
-    blocks: Sequence[tuple[Tensor, Tensor]], x: Tensor, targets: Tensor, rate: float, dp: Communicator, tp: Communicator
+    blocks: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor,
+    targets: Tensor,
+    rate: float,
+    dp: Communicator,
+    tp: Communicator,
 ) -> Tensor:
     """Each axis does its own: tp inside the blocks, dp once behind backward."""
     parameters = [parameter for block in blocks for parameter in block]
@@ -80,7 +89,9 @@ def train_step(
 
 
 def clip(gradients: Sequence[Any], limit: float, tp: Communicator, pp: Communicator) -> float:
-    """Write down who holds what, as tensor parallelism and the pipeline do, and let the package clip."""
+    """Write down who holds what, as tensor parallelism and the pipeline do, and let the package
+    clip.
+    """
     parameters = []
     for number, gradient in enumerate(gradients):
         parameter = nn.Parameter(torch.empty(gradient.values.shape, dtype=torch.float64))
@@ -130,7 +141,10 @@ def layouts_that_fit(
             itemsize=2,
         )
         links = Layout(**sizes).links(cluster)
-        bandwidth = {axis: (cluster.inside if links[axis] == "inside" else cluster.across).bandwidth for axis in sizes}
+        bandwidth = {
+            axis: (cluster.inside if links[axis] == "inside" else cluster.across).bandwidth
+            for axis in sizes
+        }
         seconds = {axis: sent[axis] / bandwidth[axis] for axis in sizes}
         stretched = (compute + seconds["tp"]) * (m + pp - 1) / m
         found[dp, pp, tp] = math.fsum((stretched, seconds["pp"], seconds["dp"]))

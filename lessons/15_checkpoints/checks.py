@@ -30,8 +30,10 @@ RESUME = Task(4, "all that a run is", BY_HAND)
 CADENCE = Task(5, "how often", BY_HAND)
 FOLDER = Path("checkpoints")
 MISSING = 4
-PROGRESS = {"entered": 0, "ended": 0}  # of the rank that runs ahead: how many collective calls it has begun
-Files = dict[str, list[Any]]  # of each file its number in the file system, and what it holds, in hexadecimal
+# of the rank that runs ahead: how many collective calls it has begun
+PROGRESS = {"entered": 0, "ended": 0}
+# of each file its number in the file system, and what it holds, in hexadecimal
+Files = dict[str, list[Any]]
 
 # ---------------------------------------------------------------- cases
 
@@ -49,9 +51,15 @@ def spread(rng: np.random.Generator, dp: int, tp: int) -> Case:
 
 
 def pieces(
-    rng: np.random.Generator, writers: int, litter: int = 0, idle: int = 0, ahead: int = 0, again: int = 0
+    rng: np.random.Generator,
+    writers: int,
+    litter: int = 0,
+    idle: int = 0,
+    ahead: int = 0,
+    again: int = 0,
 ) -> Case:
-    """Deal a tensor out to `writers`; `idle` ranks have nothing. `litter`: what a killed run has left.
+    """Deal a tensor out to `writers`; `idle` ranks have nothing. `litter`: what a killed run has
+    left.
 
     Rank `ahead` runs ahead of the others; `again`: there is a checkpoint of this step already.
     """
@@ -59,12 +67,17 @@ def pieces(
     cuts = [len(whole) * min(rank, writers) // writers for rank in range(ranks + 1)]
     shared = {"facts": np.array([len(whole), litter, again, ahead])}
     given = tuple({**shared, "start": np.array(a), "w": whole[a:b]} for a, b in pairwise(cuts))
-    label = f"{ranks} ranks{', after a crash' * litter}{', one with nothing' * idle}{', the step is there' * again}"
+    label = (
+        f"{ranks} "
+        f"ranks{', after a crash' * litter}{', one with nothing' * idle}{', the step is there' * again}"
+    )
     return Case(given, label + f", rank {ahead} ahead" * (ranks > 1))
 
 
 def layouts(rng: np.random.Generator, stored: int, wanted: int, flaw: int = 0) -> Case:
-    """Cut a tensor for `stored` ranks, shuffled, and ask for it on `wanted` ranks; `flaw` spoils the index."""
+    """Cut a tensor for `stored` ranks, shuffled, and ask for it on `wanted` ranks; `flaw` spoils
+    the index.
+    """
     size = int(rng.integers(20, 40))
     cuts = np.sort(np.r_[0, rng.choice(np.arange(1, size), stored - 1, replace=False), size])
     parts = np.c_[cuts[:-1], cuts[1:], np.arange(stored)]
@@ -76,16 +89,31 @@ def layouts(rng: np.random.Generator, stored: int, wanted: int, flaw: int = 0) -
         parts[-1, 1] += 2 * flaw - 11
     elif flaw == 7:
         parts[0, 0] += 1
-    shared = {"parts": rng.permutation(parts), "whole": rng.normal(size=size), "flaw": np.array(flaw)}
-    given = tuple({**shared, "wanted": np.array([size * r, size * (r + 1)]) // wanted} for r in range(wanted))
-    words = ("", ", one element missing", ", one element twice", ", a piece shifted", ", nothing stored")
+    shared = {
+        "parts": rng.permutation(parts),
+        "whole": rng.normal(size=size),
+        "flaw": np.array(flaw),
+    }
+    given = tuple(
+        {**shared, "wanted": np.array([size * r, size * (r + 1)]) // wanted} for r in range(wanted)
+    )
+    words = (
+        "",
+        ", one element missing",
+        ", one element twice",
+        ", a piece shifted",
+        ", nothing stored",
+    )
     words += (", the last element missing", ", one element too many", ", the first element missing")
     return Case(given, f"{stored} files for {wanted}{words[flaw]}")
 
 
 def resumption(rng: np.random.Generator, before: int, after: int) -> Case:
     """Draw a seed."""
-    return Case(({"facts": np.array([before, after, rng.integers(1 << 30)])},), f"{before} steps, then {after}")
+    return Case(
+        ({"facts": np.array([before, after, rng.integers(1 << 30)])},),
+        f"{before} steps, then {after}",
+    )
 
 
 def failures(rng: np.random.Generator, cases: int) -> Case:
@@ -102,9 +130,15 @@ def dealt(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     mesh = Mesh(comm, Layout(dp=int(given["sizes"][0]), tp=int(given["sizes"][1])))
     rows = given["tensors"].tolist()
     held = {
-        f"{i}": SimpleNamespace(shape=(n, m), cut=bool(cut), sliced=bool(s)) for i, (n, m, cut, s) in enumerate(rows)
+        f"{i}": SimpleNamespace(shape=(n, m), cut=bool(cut), sliced=bool(s))
+        for i, (n, m, cut, s) in enumerate(rows)
     }
-    return {"found": [[int(name), *at] for name, at in exercise.pieces_to_write(held, mesh.dp, mesh.tp).items()]}
+    return {
+        "found": [
+            [int(name), *at]
+            for name, at in exercise.pieces_to_write(held, mesh.dp, mesh.tp).items()
+        ]
+    }
 
 
 def look() -> Files:
@@ -117,7 +151,8 @@ def look() -> Files:
 def contents(folder: Path) -> Files:
     """Return what every file below `folder` holds.
 
-    Not by `rglob`: now and then Python 3.11.2, which is Debian 12's, crashes after an error in such a generator.
+    Not by `rglob`: now and then Python 3.11.2, which is Debian 12's, crashes after an error in such
+    a generator.
     """
     found: Files = {}
     for path in [folder / name for name in os.listdir(folder)]:
@@ -138,7 +173,9 @@ def seen(flush: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def watched(exercise: ModuleType, save: Callable[[], object]) -> list[dict[str, Any]]:
-    """Look at the folder after each call of `save` into the interpreter's own functions; return changes and flushes."""
+    """Look at the folder after each call of `save` into the interpreter's own functions; return
+    changes and flushes.
+    """
     space = exercise.save.__globals__
     for name in ("fsync", "fdatasync"):
         flush = getattr(os, name)
@@ -150,8 +187,14 @@ def watched(exercise: ModuleType, save: Callable[[], object]) -> list[dict[str, 
         nonlocal before
         if outer is not None:
             outer(frame, event, what)
-        done = event == "c_return" and (what.__module__ or type(what.__self__).__module__) != "builtins"
-        flush, own = done and what.__name__ in ("fsync", "fdatasync"), frame.f_code.co_filename == __file__
+        done = (
+            event == "c_return"
+            and (what.__module__ or type(what.__self__).__module__) != "builtins"
+        )
+        flush, own = (
+            done and what.__name__ in ("fsync", "fdatasync"),
+            frame.f_code.co_filename == __file__,
+        )
         if flush or (done and not own and look() != before):
             before, line, number = look(), frame, 0
             while line.f_back is not None and line.f_code.co_filename != exercise.__file__:
@@ -159,7 +202,14 @@ def watched(exercise: ModuleType, save: Callable[[], object]) -> list[dict[str, 
             if flush:
                 file = frame.f_locals["descriptor"]
                 number = os.fstat(file if isinstance(file, int) else file.fileno()).st_ino
-            log.append({"time": time.monotonic_ns(), "line": line.f_lineno, "flush": number, "files": before})
+            log.append(
+                {
+                    "time": time.monotonic_ns(),
+                    "line": line.f_lineno,
+                    "flush": number,
+                    "files": before,
+                }
+            )
 
     sys.setprofile(profile)
     try:
@@ -170,9 +220,11 @@ def watched(exercise: ModuleType, save: Callable[[], object]) -> list[dict[str, 
 
 
 def let_ahead(comm: Communicator, ahead: int) -> None:
-    """Have one rank run ahead of the others, to wherever it waits for them: what it does not wait for shows.
+    """Have one rank run ahead of the others, to wherever it waits for them: what it does not wait
+    for shows.
 
-    Each of the others goes on after its nth `barrier` or `roll_call` only when that one has begun its next.
+    Each of the others goes on after its nth `barrier` or `roll_call` only when that one has begun
+    its next.
     """
     begun = 0
 
@@ -183,7 +235,8 @@ def let_ahead(comm: Communicator, ahead: int) -> None:
             if comm.rank == ahead:
                 PROGRESS["entered"] = begun
             answer = call(*arguments)
-            until = time.monotonic() + 2  # it may wait for what it sees in the folder, and not by a call
+            # it may wait for what it sees in the folder, and not by a call
+            until = time.monotonic() + 2
             while comm.rank != ahead and PROGRESS["entered"] <= begun and time.monotonic() < until:
                 if PROGRESS["ended"]:
                     break
@@ -205,7 +258,9 @@ def saved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     if litter and comm.rank == 0:
         (FOLDER / ".unfinished-index.json").write_bytes(LEFT)
     comm.barrier()
-    piece = SimpleNamespace(shape=(size,), start=int(given["start"]), values=torch.tensor(given["w"]))
+    piece = SimpleNamespace(
+        shape=(size,), start=int(given["start"]), values=torch.tensor(given["w"])
+    )
     mine = {"w": piece} if len(given["w"]) else {}
     if comm.wire.kind == "threads":
         let_ahead(comm, ahead)
@@ -215,7 +270,9 @@ def saved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     except Exception as error:
         refused = type(error).__name__
         if not again and (FOLDER / NEW).exists():
-            words = f"{NEW} was renamed into place while rank {comm.rank} was still writing ({refused})"
+            words = (
+                f"{NEW} was renamed into place while rank {comm.rank} was still writing ({refused})"
+            )
             raise Wrong(f"{words}: whoever renames has to know that all have written") from error
         if not again or not isinstance(error, OSError):
             raise
@@ -264,22 +321,45 @@ def resumed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
 def answered(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5."""
     asked = list(zip(given["times"].tolist(), given["ranks"].tolist(), strict=True))
-    intervals = [exercise.interval(write, mtbf * ranks, ranks) for (_, write, mtbf, _), ranks in asked]
+    intervals = [
+        exercise.interval(write, mtbf * ranks, ranks) for (_, write, mtbf, _), ranks in asked
+    ]
     return {"intervals": intervals, "shares": [list(exercise.shares(*times)) for times, _ in asked]}
 
 
 FLAWED = ((3, 1, 1), (3, 3, 2), (3, 2, 3), (2, 1, 4), (3, 2, 5), (2, 2, 6), (2, 2, 7))
 CHECKS = [
-    Check(PIECES, "replicas, blocks, slices", 9, each(spread, (3, 1), (1, 2), (2, 2)), dealt, judge_dealt),
+    Check(
+        PIECES,
+        "replicas, blocks, slices",
+        9,
+        each(spread, (3, 1), (1, 2), (2, 2)),
+        dealt,
+        judge_dealt,
+    ),
     Check(PIECES, "the same under mpirun", 3, each(spread, (2, 1)), dealt, judge_dealt, wire="mpi"),
     Check(SAVE, "one rank", 6, each(pieces, (1,)), saved, judge_saved),
     Check(SAVE, "several ranks", 8, each(pieces, (2,), (3, 0, 0, 2)), saved, judge_saved),
     Check(SAVE, "after a killed run", 5, each(pieces, (2, 1)), saved, judge_saved),
     Check(SAVE, "the step is there already", 2, each(pieces, (2, 0, 0, 0, 1)), saved, judge_saved),
     Check(SAVE, "the same under mpirun", 4, each(pieces, (2, 1)), saved, judge_saved, wire="mpi"),
-    Check(LOAD, "other numbers of ranks", 11, each(layouts, (2, 3), (3, 2), (4, 1)), loaded, judge_loaded),
+    Check(
+        LOAD,
+        "other numbers of ranks",
+        11,
+        each(layouts, (2, 3), (3, 2), (4, 1)),
+        loaded,
+        judge_loaded,
+    ),
     Check(LOAD, "an index that is wrong", 4, each(layouts, *FLAWED), loaded, judge_loaded),
-    Check(RESUME, "as if nothing had happened", 12, each(resumption, (4, 6), (1, 3)), resumed, judge_resumed),
+    Check(
+        RESUME,
+        "as if nothing had happened",
+        12,
+        each(resumption, (4, 6), (1, 3)),
+        resumed,
+        judge_resumed,
+    ),
     Check(CADENCE, "interval and shares", 8, each(failures, (3,)), answered, judge_answered),
 ]
 
@@ -287,8 +367,20 @@ CHECKS = [
 
 CHECKS += [
     Check(PIECES, "other meshes", 6, each(spread, (3, 2), (2, 3)), dealt, judge_dealt, hidden=True),
-    Check(SAVE, "other ranks", 7, each(pieces, (4, 0, 0, 1), (2, 1, 1)), saved, judge_saved, hidden=True),
-    Check(LOAD, "other layouts", 5, each(layouts, (5, 4), (2, 6)), loaded, judge_loaded, hidden=True),
+    Check(
+        SAVE,
+        "other ranks",
+        7,
+        each(pieces, (4, 0, 0, 1), (2, 1, 1)),
+        saved,
+        judge_saved,
+        hidden=True,
+    ),
+    Check(
+        LOAD, "other layouts", 5, each(layouts, (5, 4), (2, 6)), loaded, judge_loaded, hidden=True
+    ),
     Check(RESUME, "other seeds", 6, each(resumption, (7, 9)), resumed, judge_resumed, hidden=True),
-    Check(CADENCE, "other questions", 4, each(failures, (5,)), answered, judge_answered, hidden=True),
+    Check(
+        CADENCE, "other questions", 4, each(failures, (5,)), answered, judge_answered, hidden=True
+    ),
 ]

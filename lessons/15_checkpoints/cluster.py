@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 lessons/15_checkpoints/cluster.py              fully_shard, torch.distributed.checkpoint
     torchrun --nproc-per-node 4 lessons/15_checkpoints/cluster.py --minidist   FSDP, minidist's store and restore
 
-The checkpoint lies in a temporary folder of rank 0. On several machines, set TMPDIR to a folder that all of them share.
+The checkpoint lies in a temporary folder of rank 0. On several machines, set TMPDIR to a folder
+that all of them share.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from minidist.memory.precision import MasterWeights
 from minidist.parallel import Recipe, parallelize
 from minidist.trainer.checkpoint import saving
 
-ROWS, WIDTH, RATE, SAVED, STEPS = 8, 10, 0.05, 2, 4  # rows of each rank; saved after the second of four steps
+# rows of each rank; saved after the second of four steps
+ROWS, WIDTH, RATE, SAVED, STEPS = 8, 10, 0.05, 2, 4
 
 
 def build(seed: int, device: torch.device) -> nn.Sequential:
     """Return a model with weights drawn from a seed."""
-    model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH)).double()
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH)
+    ).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(seed))
     return model.to(device)
@@ -43,7 +47,9 @@ def train(comm: Communicator, device: torch.device, run: Any, steps: range) -> l
     for step in steps:
         x = torch.arange(1, 1 + ROWS * WIDTH, dtype=torch.float64, device=device).view(ROWS, WIDTH)
         model.zero_grad()
-        loss = forward_and_backward(torch.sin(x * (1 + comm.rank + comm.size * step))).detach().clone()
+        loss = (
+            forward_and_backward(torch.sin(x * (1 + comm.rank + comm.size * step))).detach().clone()
+        )
         optimizer.step()
         all_reduce(loss, comm, op="mean")
         losses.append(loss.item())
@@ -66,7 +72,10 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
         folder = comm.roll_call(mine)[0]
-        dcp.save(dict(zip(("model", "optimizer"), get_state_dict(*run[:2]), strict=True)), checkpoint_id=folder)
+        dcp.save(
+            dict(zip(("model", "optimizer"), get_state_dict(*run[:2]), strict=True)),
+            checkpoint_id=folder,
+        )
         weights, moments = get_state_dict(*(again := fresh(seed=1))[:2])
         dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
         set_state_dict(*again[:2], model_state_dict=weights, optim_state_dict=moments)
@@ -79,7 +88,9 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     mesh = Mesh(comm, Layout(dp=comm.size))
 
     def fresh(seed: int) -> Any:
-        parallel = parallelize(build(seed, device), mesh, Recipe(zero=3), lambda y, x: mse_loss(y, x) / comm.size)
+        parallel = parallelize(
+            build(seed, device), mesh, Recipe(zero=3), lambda y, x: mse_loss(y, x) / comm.size
+        )
         groups = [{"params": list(parallel.model.parameters())}]
         optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=RATE)
         return parallel, optimizer, lambda x: parallel.step([x], [x.flip(1)]) * comm.size

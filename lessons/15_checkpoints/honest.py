@@ -1,4 +1,6 @@
-"""Lesson 15 answered by hand, from the handout alone: who writes what, all or nothing, any layout, and how often."""
+"""Lesson 15 answered by hand, from the handout alone: who writes what, all or nothing, any layout,
+and how often.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Piece:
     values: Tensor
 
 
-def pieces_to_write(tensors: Mapping[str, Held], dp: Communicator, tp: Communicator) -> dict[str, tuple[int, int]]:
+def pieces_to_write(
+    tensors: Mapping[str, Held], dp: Communicator, tp: Communicator
+) -> dict[str, tuple[int, int]]:
     """Task 1: return (start, stop) of the elements that this rank writes."""
     found = {}
     for name, held in tensors.items():
@@ -59,7 +63,13 @@ def pieces_to_write(tensors: Mapping[str, Held], dp: Communicator, tp: Communica
     return found
 
 
-def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[str, Any], comm: Communicator) -> None:
+def save(
+    folder: Path,
+    step: int,
+    pieces: Mapping[str, Piece],
+    state: Mapping[str, Any],
+    comm: Communicator,
+) -> None:
     """Task 2: write the checkpoint of a step, all of it or nothing."""
     final, aside = folder / f"step-{step:08}", folder / f".unfinished-{step:08}"
     if comm.roll_call(final.exists())[0]:
@@ -76,7 +86,13 @@ def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[st
         save_file({name: piece.values.clone() for name, piece in pieces.items()}, aside / file)
         _flush(aside / file)
     mine = [
-        (name, str(piece.values.dtype).removeprefix("torch."), list(piece.shape), piece.start, len(piece.values))
+        (
+            name,
+            str(piece.values.dtype).removeprefix("torch."),
+            list(piece.shape),
+            piece.start,
+            len(piece.values),
+        )
         for name, piece in pieces.items()
     ]
     everybody = comm.roll_call((file, mine))  # and so everybody has written
@@ -84,8 +100,12 @@ def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[st
         tensors: dict[str, Any] = {}
         for file, written in everybody:
             for name, dtype, shape, start, length in written:
-                tensor = tensors.setdefault(name, {"dtype": dtype, "shape": shape, "dim": None, "pieces": []})
-                tensor["pieces"].append({"file": file, "block": [0, 0], "elements": [start, start + length]})
+                tensor = tensors.setdefault(
+                    name, {"dtype": dtype, "shape": shape, "dim": None, "pieces": []}
+                )
+                tensor["pieces"].append(
+                    {"file": file, "block": [0, 0], "elements": [start, start + length]}
+                )
         _write_json(aside / "index.json", {"tensors": tensors})
         _write_json(aside / "state.json", {**state, "step": step})
         _flush(aside)
@@ -114,7 +134,9 @@ def load(
     stored: Mapping[str, tuple[int, list[tuple[int, int, str]]]],
     read: Callable[[str, str, int, int], Tensor],
 ) -> dict[str, Tensor]:
-    """Task 3: return what this rank wants of every tensor, put together from what others have stored."""
+    """Task 3: return what this rank wants of every tensor, put together from what others have
+    stored.
+    """
     pieces_of = {}
     for name, (_, last) in wanted.items():
         if name not in stored:
@@ -124,10 +146,15 @@ def load(
         covered = 0
         for start, stop, file in pieces_of[name]:
             if start != covered:
-                raise ValueError(f"{name!r}: {file} goes on with element {start}, the pieces before end at {covered}")
+                raise ValueError(
+                    f"{name!r}: {file} goes on with element {start}, the pieces before end at "
+                    f"{covered}"
+                )
             covered = stop
         if covered != count or last > count:
-            raise ValueError(f"{name!r} has {count} elements; stored are {covered}, wanted up to {last}")
+            raise ValueError(
+                f"{name!r} has {count} elements; stored are {covered}, wanted up to {last}"
+            )
 
     found = {}
     for name, (first, last) in wanted.items():
@@ -158,7 +185,11 @@ def state_of(run: Run) -> tuple[dict[str, Array], dict[str, Any]]:
     for kind, group in (("weights", run.weights), ("mean", run.mean), ("square", run.square)):
         for name, array in group.items():
             arrays[f"{kind}/{name}"] = array.copy()
-    facts = {"step": run.step, "position": run.position, "generator": run.generator.bit_generator.state}
+    facts = {
+        "step": run.step,
+        "position": run.position,
+        "generator": run.generator.bit_generator.state,
+    }
     return arrays, facts
 
 
@@ -180,7 +211,9 @@ def interval(write_seconds: float, mtbf_seconds: float, ranks: int) -> float:
 def shares(
     compute_seconds: float, write_seconds: float, mtbf_seconds: float, restart_seconds: float
 ) -> tuple[float, float, float]:
-    """Task 5: return which shares of a long run's time go into (training, writing, what failures cost)."""
+    """Task 5: return which shares of a long run's time go into (training, writing, what failures
+    cost).
+    """
     attempt = (compute_seconds + write_seconds) / mtbf_seconds
     total = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(attempt)
     training, writing = compute_seconds / total, write_seconds / total

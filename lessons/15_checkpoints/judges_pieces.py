@@ -13,7 +13,9 @@ def judge_dealt(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     """Each element once, by a rank that holds it."""
     dp, tp = case.given[0]["sizes"].tolist()
     rows = case.given[0]["tensors"].tolist()
-    told = [{row[0]: row[1:] for row in result["found"].reshape(-1, 3).tolist()} for result in results]
+    told = [
+        {row[0]: row[1:] for row in result["found"].reshape(-1, 3).tolist()} for result in results
+    ]
     for number, (n, m, cut, sliced) in enumerate(rows):
         writers: list[list[int]] = [[] for _ in range(n * m)]
         what = f"of a tensor ({n}, {m}), cut={bool(cut)}, sliced={bool(sliced)},"
@@ -30,14 +32,29 @@ def judge_dealt(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                     writers[element].append(rank)
         for element, ranks in enumerate(writers):
             if len(ranks) != 1:
-                says = f"by ranks {ranks}, expected by one of those that hold it" if ranks else "by no rank"
-                raise Wrong(f"{what} element {element} is written {says}{misdealt(told, number, rows[number], dp, tp)}")
+                says = (
+                    f"by ranks {ranks}, expected by one of those that hold it"
+                    if ranks
+                    else "by no rank"
+                )
+                raise Wrong(
+                    f"{what} element {element} is written "
+                    f"{says}{misdealt(told, number, rows[number], dp, tp)}"
+                )
 
 
-def misdealt(told: Sequence[dict[int, list[int]]], number: int, row: Sequence[int], dp: int, tp: int) -> str:
-    """Return which mistakes, two at most, make all ranks write just this of a tensor, or nothing."""
+def misdealt(
+    told: Sequence[dict[int, list[int]]], number: int, row: Sequence[int], dp: int, tp: int
+) -> str:
+    """Return which mistakes, two at most, make all ranks write just this of a tensor, or
+    nothing.
+    """
     found = [pieces.get(number) for pieces in told]
-    fits = [how for how in DEALT if found == [piece_by(row, dp, tp, rank, how) for rank in range(dp * tp)]]
+    fits = [
+        how
+        for how in DEALT
+        if found == [piece_by(row, dp, tp, rank, how) for rank in range(dp * tp)]
+    ]
     return known({", or if ".join(DEALT[how] for how in fits[:2]): bool(fits)}, bool)
 
 
@@ -45,7 +62,8 @@ DEALT = {
     "every dp": "what all of dp hold is written by each of them; one is enough",
     "every tp": "what all of tp hold is written by each of them; one is enough",
     "every rank": "each rank writes all that it holds; of those that hold the same one is enough",
-    "cut by one": "what is cut along tp is written by tp rank 0 alone, and what is not by all; it is the reverse",
+    "cut by one": "what is cut along tp is written by tp rank 0 alone, and what is not by all; it is the "
+    "reverse",
     "sliced by one": "what is sliced is written by dp rank 0 alone, and what is not by all; it is the reverse",
     "rank 0 alone": "rank 0 alone writes what is not sliced, also of what is cut along tp",
     "whole": "a cut tensor is taken for whole: its block is 1/tp of it",
@@ -69,18 +87,30 @@ DEALT = {
 
 
 def piece_by(row: Sequence[int], dp: int, tp: int, rank: int, how: str = "") -> list[int] | None:
-    """Return (start, stop) of what a rank writes of a tensor (rows, columns, cut, sliced); `how` is one of `DEALT`."""
+    """Return (start, stop) of what a rank writes of a tensor (rows, columns, cut, sliced); `how` is
+    one of `DEALT`.
+    """
     n, m, cut, sliced = row
     along_dp, along_tp = rank // tp, rank % tp
     if how == "exchanged":
         along_dp, along_tp = along_tp, along_dp
     by_one_tp, by_one_dp = not cut, not sliced
-    by_one_tp = {"every tp": False, "every rank": False, "cut by one": bool(cut)}.get(how, by_one_tp)
-    by_one_dp = {"every dp": False, "every rank": False, "sliced by one": bool(sliced)}.get(how, by_one_dp)
-    if (by_one_tp and along_tp) or (by_one_dp and along_dp) or (how == "rank 0 alone" and not sliced and rank):
+    by_one_tp = {"every tp": False, "every rank": False, "cut by one": bool(cut)}.get(
+        how, by_one_tp
+    )
+    by_one_dp = {"every dp": False, "every rank": False, "sliced by one": bool(sliced)}.get(
+        how, by_one_dp
+    )
+    if (
+        (by_one_tp and along_tp)
+        or (by_one_dp and along_dp)
+        or (how == "rank 0 alone" and not sliced and rank)
+    ):
         return None
     count = {"rows": n, "columns": m}.get(how, n * m) // (tp if cut and how != "whole" else 1)
-    begin = count * along_tp if cut and how not in ("whole", "of the block", "no place in tp") else 0
+    begin = (
+        count * along_tp if cut and how not in ("whole", "of the block", "no place in tp") else 0
+    )
     start, stop = 0, count
     if sliced and how != "no slices":
         parts = dp * tp if how == "slices of all" else dp
@@ -91,7 +121,10 @@ def piece_by(row: Sequence[int], dp: int, tp: int, rank: int, how: str = "") -> 
         up = -(-count // parts)
         ways = {
             "rounded up": (min(place * up, count), min(place * up + up, count)),
-            "last takes all": (place * length, count if place == parts - 1 else place * length + length),
+            "last takes all": (
+                place * length,
+                count if place == parts - 1 else place * length + length,
+            ),
             "rounded down": (place * length, place * length + stop - start),
             "left over": (place * length, place * length + length),
             "last longer": (

@@ -28,7 +28,8 @@ class Training:
         rows = self.order[self.position : self.position + 2]
         self.position, self.step = self.position + 2, self.step + 1
         x = (np.outer(rows + 1, (1, 2, 3)) % 5 - 2) * (self.generator.random((2, 3)) > 0.2)
-        error = (x * self.weights["w"]).sum(1) - rows  # no matrix product: its bits depend on where arrays lie
+        # no matrix product: its bits depend on where arrays lie
+        error = (x * self.weights["w"]).sum(1) - rows
         gradient = (x * error[:, None]).sum(0)
         self.mean["w"] += 0.1 * (gradient - self.mean["w"])
         self.square["w"] += 0.01 * (gradient**2 - self.square["w"])
@@ -37,17 +38,27 @@ class Training:
 
 
 def judge_resumed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The losses of the run that nothing disturbed: another process may round the last bit otherwise."""
+    """The losses of the run that nothing disturbed: another process may round the last bit
+    otherwise.
+    """
     facts = case.given[0]["facts"].tolist()
     undisturbed = went_on(facts, 0, lambda saved, later, new: {})
-    for number, (found, who) in enumerate(zip(results[0]["losses"], ("undisturbed", *RESUMED), strict=True)):
-        instead = {clause: partial(went_on, facts, number, other) for clause, other in FORGOTTEN.items()}
+    for number, (found, who) in enumerate(
+        zip(results[0]["losses"], ("undisturbed", *RESUMED), strict=True)
+    ):
+        instead = {
+            clause: partial(went_on, facts, number, other) for clause, other in FORGOTTEN.items()
+        }
         for names in (MOMENTS, ("order",), (*MOMENTS, "order"), ("weights",)):
             clause = f"{RESUMED[who]} {', '.join(names)}" if number else ""
             instead[clause] = partial(went_on, facts, number, partial(of_later, names))
         name = f"{who}: the loss of the next steps"
         if number and not np.isfinite(found).all():
-            fits = [clause for clause, way in instead.items() if np.allclose(found, way(), 1e-9, 0, equal_nan=True)]
+            fits = [
+                clause
+                for clause, way in instead.items()
+                if np.allclose(found, way(), 1e-9, 0, equal_nan=True)
+            ]
             said = f"{name} are {', '.join(f'{loss:.6g}' for loss in found)}, expected numbers"
             if fits:
                 raise Wrong(said + known({", or if ".join(fits[:4]): True}, bool))
@@ -61,7 +72,9 @@ RESUMED = {
 }
 
 
-def of_later(names: Sequence[str], saved: Training, later: Training, new: Training) -> dict[str, object]:
+def of_later(
+    names: Sequence[str], saved: Training, later: Training, new: Training
+) -> dict[str, object]:
     """Return what a run has if these arrays change with another, which went on."""
     return {name: getattr(later, name) for name in names}
 
@@ -72,18 +85,27 @@ def zeros(run: Training) -> dict[str, Array]:
 
 
 FORGOTTEN: dict[str, Callable[[Training, Training, Training], dict[str, object]]] = {
-    "the place in the epoch is forgotten, so it begins again": lambda saved, later, new: {"position": 0},
-    "the order of the epoch is drawn anew": lambda saved, later, new: {"order": saved.generator.permutation(7)},
+    "the place in the epoch is forgotten, so it begins again": lambda saved, later, new: {
+        "position": 0
+    },
+    "the order of the epoch is drawn anew": lambda saved, later, new: {
+        "order": saved.generator.permutation(7)
+    },
     "the order of the epoch is not restored": lambda saved, later, new: {"order": new.order},
     "the count of steps is not restored": lambda saved, later, new: {"step": new.step},
     "the generator is not restored": lambda saved, later, new: {"generator": new.generator},
     "the place in the epoch is not restored": lambda saved, later, new: {"position": new.position},
     "the epoch is taken to have ended": lambda saved, later, new: {"position": 7},
-    "the place in the epoch is one batch further": lambda saved, later, new: {"position": saved.position + 2},
+    "the place in the epoch is one batch further": lambda saved, later, new: {
+        "position": saved.position + 2
+    },
     "the order of the epoch is sorted": lambda saved, later, new: {"order": np.sort(saved.order)},
     "the count of steps is one more": lambda saved, later, new: {"step": saved.step + 1},
     "the count of steps is one less": lambda saved, later, new: {"step": saved.step - 1},
-    "Adam's moments are not restored": lambda saved, later, new: {"mean": new.mean, "square": new.square},
+    "Adam's moments are not restored": lambda saved, later, new: {
+        "mean": new.mean,
+        "square": new.square,
+    },
     "Adam's first moments are not restored": lambda saved, later, new: {"mean": new.mean},
     "Adam's second moments are not restored": lambda saved, later, new: {"square": new.square},
     "the weights are not restored": lambda saved, later, new: {"weights": new.weights},
@@ -92,17 +114,29 @@ FORGOTTEN: dict[str, Callable[[Training, Training, Training], dict[str, object]]
         "mean": new.mean,
         "square": new.square,
     },
-    "Adam's moments begin at 0 again": lambda saved, later, new: {"mean": zeros(saved), "square": zeros(saved)},
+    "Adam's moments begin at 0 again": lambda saved, later, new: {
+        "mean": zeros(saved),
+        "square": zeros(saved),
+    },
     "Adam's first moments begin at 0 again": lambda saved, later, new: {"mean": zeros(saved)},
     "Adam's second moments begin at 0 again": lambda saved, later, new: {"square": zeros(saved)},
-    "the first moments are taken for the second, too": lambda saved, later, new: {"square": copy.deepcopy(saved.mean)},
-    "the second moments are taken for the first, too": lambda saved, later, new: {"mean": copy.deepcopy(saved.square)},
-    "first and second moments are exchanged": lambda saved, later, new: {"mean": saved.square, "square": saved.mean},
+    "the first moments are taken for the second, too": lambda saved, later, new: {
+        "square": copy.deepcopy(saved.mean)
+    },
+    "the second moments are taken for the first, too": lambda saved, later, new: {
+        "mean": copy.deepcopy(saved.square)
+    },
+    "first and second moments are exchanged": lambda saved, later, new: {
+        "mean": saved.square,
+        "square": saved.mean,
+    },
     "weights and moments have the same names, so the second moments overwrite the others": lambda saved, later, new: {
         "weights": copy.deepcopy(saved.square),
         "mean": copy.deepcopy(saved.square),
     },
-    "the generator is made anew, from a seed": lambda saved, later, new: {"generator": np.random.default_rng(0)},
+    "the generator is made anew, from a seed": lambda saved, later, new: {
+        "generator": np.random.default_rng(0)
+    },
     "the generator is made anew, from the number of steps": lambda saved, later, new: {
         "generator": np.random.default_rng(saved.step)
     },
@@ -113,11 +147,15 @@ FORGOTTEN: dict[str, Callable[[Training, Training, Training], dict[str, object]]
 
 
 def went_on(
-    facts: Sequence[int], number: int, other: Callable[[Training, Training, Training], dict[str, object]]
+    facts: Sequence[int],
+    number: int,
+    other: Callable[[Training, Training, Training], dict[str, object]],
 ) -> Array:
-    """Return the losses of a run that goes on from what was saved, but for what it has of another instead.
+    """Return the losses of a run that goes on from what was saved, but for what it has of another
+    instead.
 
-    `other` is given the saved run, the same after its next steps, and the new one, of this `number`, to be restored.
+    `other` is given the saved run, the same after its next steps, and the new one, of this
+    `number`, to be restored.
     """
     before, after, seed = facts
     run = Training(seed)
@@ -138,7 +176,8 @@ def judge_answered(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     young = np.sqrt(2 * times[:, 1] * times[:, 2])
     instead = {
         "the failures of one rank are counted, not of all": young * np.sqrt(ranks),
-        "the time between failures is multiplied by the ranks: more of them fail more often": young * ranks,
+        "the time between failures is multiplied by the ranks: more of them fail more often": young
+        * ranks,
         "the square root is not taken": young**2,
         "a 2 is left out": young / 2**0.5,
         "it is the root of δ M / 2": young / 2,
@@ -158,12 +197,17 @@ def judge_answered(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         wrongly = {clause: shares_by(times, whole)[:, column] for clause, whole in WHOLE.items()}
         right, wholes = shares_by(times, exact), np.array([exact(*each) for each in times.tolist()])
         expected, found = right[:, column], results[0]["shares"][:, column]
-        wrongly |= {f"it is the share of {other}": right[:, i] for i, other in enumerate(NAMES) if i != column}
+        wrongly |= {
+            f"it is the share of {other}": right[:, i]
+            for i, other in enumerate(NAMES)
+            if i != column
+        }
         of_all = (*times[:, :2].T, wholes - times[:, 0] - times[:, 1])
         wrongly |= {
             "seconds are returned, not shares": of_all[column],
             "it is a percentage, not a share": 100 * expected,
-            "it is what it is of the time without failures": of_all[column] / (times[:, 0] + times[:, 1]),
+            "it is what it is of the time without failures": of_all[column]
+            / (times[:, 0] + times[:, 1]),
             "restarts alone are counted, and not the work that is lost": times[:, 3] / wholes,
             "restarts are left out": 1 - right[:, 0] - right[:, 1] - times[:, 3] / wholes,
             "it is one less training; writing is not work that is lost": 1 - right[:, 0],
@@ -184,8 +228,12 @@ def rule_of_thumb(compute: float, write: float, mtbf: float, restart: float) -> 
 
 Whole = Callable[[float, float, float, float], float]
 WHOLE: dict[str, Whole] = {
-    "the time to start again is left out": lambda compute, write, mtbf, restart: exact(compute, write, mtbf, 0),
-    "each interval has one restart": lambda compute, write, mtbf, restart: exact(compute, write, mtbf, 0) + restart,
+    "the time to start again is left out": lambda compute, write, mtbf, restart: exact(
+        compute, write, mtbf, 0
+    ),
+    "each interval has one restart": lambda compute, write, mtbf, restart: (
+        exact(compute, write, mtbf, 0) + restart
+    ),
     "nothing fails while a checkpoint is written": lambda compute, write, mtbf, restart: exact(
         compute, 0, mtbf, restart
     ),
@@ -195,10 +243,14 @@ WHOLE: dict[str, Whole] = {
     "1 is not subtracted from e^((compute + write)/M)": lambda compute, write, mtbf, restart: (
         mtbf * exp((restart + compute + write) / mtbf)
     ),
-    "whole is not multiplied by M": lambda compute, write, mtbf, restart: exact(compute, write, mtbf, restart) / mtbf,
-    "nothing is computed that can fail": lambda compute, write, mtbf, restart: exact(0, write, mtbf, restart),
-    "the restart belongs to the interval, in the same exponent": lambda compute, write, mtbf, restart: exact(
-        compute, write + restart, mtbf, 0
+    "whole is not multiplied by M": lambda compute, write, mtbf, restart: (
+        exact(compute, write, mtbf, restart) / mtbf
+    ),
+    "nothing is computed that can fail": lambda compute, write, mtbf, restart: exact(
+        0, write, mtbf, restart
+    ),
+    "the restart belongs to the interval, in the same exponent": lambda compute, write, mtbf, restart: (
+        exact(compute, write + restart, mtbf, 0)
     ),
     "times are simply added: compute, write and a restart": lambda compute, write, mtbf, restart: (
         compute + write + restart
@@ -210,6 +262,8 @@ WHOLE: dict[str, Whole] = {
 
 
 def shares_by(times: Array, whole: Whole) -> Array:
-    """Return the three shares of each question [question, share] if an interval takes `whole` seconds."""
+    """Return the three shares of each question [question, share] if an interval takes `whole`
+    seconds.
+    """
     parts = [(each[0] / whole(*each), each[1] / whole(*each)) for each in times.tolist()]
     return np.array([(training, writing, 1 - training - writing) for training, writing in parts])

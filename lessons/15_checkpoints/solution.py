@@ -1,4 +1,6 @@
-"""Lesson 15, solved: the package's records of who holds what, its plain checkpoint, its pieces, its cadence."""
+"""Lesson 15, solved: the package's records of who holds what, its plain checkpoint, its pieces, its
+cadence.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ from minidist.trainer.checkpoint.saving import extent_of
 Array = np.ndarray[Any, Any]
 
 
-def pieces_to_write(tensors: Mapping[str, Any], dp: Communicator, tp: Communicator) -> dict[str, tuple[int, int]]:
+def pieces_to_write(
+    tensors: Mapping[str, Any], dp: Communicator, tp: Communicator
+) -> dict[str, tuple[int, int]]:
     """Write down what this rank holds, as the strategies do; of replicas the first writes."""
     found = {}
     for name, held in tensors.items():
         parameter = nn.Parameter(torch.empty(held.shape, device="meta"))
         rows = held.shape[0] // tp.size if held.cut else held.shape[0]
-        bounds = tuple((rank * rows, (rank + 1) * rows) for rank in range(tp.size)) if held.cut else ()
+        bounds = (
+            tuple((rank * rows, (rank + 1) * rows) for rank in range(tp.size)) if held.cut else ()
+        )
         dim, copies = (0, 1) if held.cut else (None, tp.size)
         block = TensorPlacement(name, parameter.shape, dim, bounds, copies, tp)
         parameter.tensor_placement = block  # type: ignore[attr-defined]
@@ -43,7 +49,9 @@ def pieces_to_write(tensors: Mapping[str, Any], dp: Communicator, tp: Communicat
     return found
 
 
-def save(folder: Path, step: int, held: Mapping[str, Any], state: Mapping[str, Any], comm: Communicator) -> None:
+def save(
+    folder: Path, step: int, held: Mapping[str, Any], state: Mapping[str, Any], comm: Communicator
+) -> None:
     """Write, flush, and rename when all have."""
     mine = []
     for name, piece in held.items():
@@ -63,11 +71,17 @@ def load(
         if name not in stored:
             raise ValueError(f"{name} is not stored")
         size, parts = stored[name]
-        sources[name] = [(Extent((size,), None, 0, 0, a, b), partial(read, file, name)) for a, b, file in parts]
-        if words := pieces.flaw([Extent((size,), None, 0, 0, 0, 0), *(extent for extent, _ in sources[name])]):
+        sources[name] = [
+            (Extent((size,), None, 0, 0, a, b), partial(read, file, name)) for a, b, file in parts
+        ]
+        if words := pieces.flaw(
+            [Extent((size,), None, 0, 0, 0, 0), *(extent for extent, _ in sources[name])]
+        ):
             raise ValueError(f"{name}: {words}")
     return {
-        name: pieces.assemble(Extent((stored[name][0],), None, 0, 0, start, stop), sources[name], torch.float64)
+        name: pieces.assemble(
+            Extent((stored[name][0],), None, 0, 0, start, stop), sources[name], torch.float64
+        )
         for name, (start, stop) in wanted.items()
     }
 
@@ -77,7 +91,11 @@ def state_of(run: Any) -> tuple[dict[str, Array], dict[str, Any]]:
     arrays = {"order": run.order.copy()}
     for kind in ("weights", "mean", "square"):
         arrays |= {f"{kind}/{name}": values.copy() for name, values in getattr(run, kind).items()}
-    return arrays, {"step": run.step, "position": run.position, "generator": run.generator.bit_generator.state}
+    return arrays, {
+        "step": run.step,
+        "position": run.position,
+        "generator": run.generator.bit_generator.state,
+    }
 
 
 def restore(run: Any, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Lesson 16: what is checked, and for how many points.
 
-Words, weights and states are made so that the right answer is known beforehand. Times are whole numbers, so a judge
-can count moments one by one. What was sent is counted: digests must stay digests.
+Words, weights and states are made so that the right answer is known beforehand. Times are whole
+numbers, so a judge can count moments one by one. What was sent is counted: digests must stay
+digests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def words(*groups: Sequence[str]) -> Draw:
 
     def draw(rng: np.random.Generator) -> list[Case]:
         return [
-            Case(tuple({"words": np.frombuffer(text.encode(), np.uint8)} for text in group), f"{len(group)} ranks")
+            Case(
+                tuple({"words": np.frombuffer(text.encode(), np.uint8)} for text in group),
+                f"{len(group)} ranks",
+            )
             for group in groups
         ]
 
@@ -55,18 +59,27 @@ def words(*groups: Sequence[str]) -> Draw:
 
 
 def damage(kind: str, where: int, when: int, *who: int, ranks: int = 3) -> Draw:
-    """Draw a training of four steps in which, at step `when`, something becomes of array number `where` on some ranks.
+    """Draw a training of four steps in which, at step `when`, something becomes of array number
+    `where` on some ranks.
 
-    `kind` is what: `bit` (one bit of one number), `swap` (two numbers change places), `sign` (0.0 becomes -0.0), `nan`
-    (on every rank alike), `sum` (two numbers change, their sum does not), `exchange` (arrays 0 and 1 change places),
-    `rest` (a bit of this array and of all behind it) or `nothing`.
+    `kind` is what: `bit` (one bit of one number), `swap` (two numbers change places), `sign` (0.0
+    becomes -0.0), `nan` (on every rank alike), `sum` (two numbers change, their sum does not),
+    `exchange` (arrays 0 and 1 change places), `rest` (a bit of this array and of all behind it) or
+    `nothing`.
     """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         weights = rng.integers(1, 9, (3, 2, 4)).astype(np.float64)
         weights[:, 0, 0], weights[:, 1, 1] = 20.0, 0.0
-        shared = {"weights": weights, "where": np.array(where), "when": np.array(when), "kind": letters(kind)}
-        given = tuple({**shared, "mine": np.array(int(not who or rank in who))} for rank in range(ranks))
+        shared = {
+            "weights": weights,
+            "where": np.array(where),
+            "when": np.array(when),
+            "kind": letters(kind),
+        }
+        given = tuple(
+            {**shared, "mine": np.array(int(not who or rank in who))} for rank in range(ranks)
+        )
         label = f"{ranks} ranks, {kind}"
         return [Case(given, label)]
 
@@ -96,11 +109,16 @@ def traces(*makers: tuple[str, Callable[[np.random.Generator], list[Event]]]) ->
 
 
 def accounts(*cases: tuple[str, Sequence[Sequence[Sequence[int]]]]) -> Draw:
-    """One case for each set of timelines: for every rank, samples of five categories. The capacity is 100."""
+    """One case for each set of timelines: for every rank, samples of five categories. The capacity
+    is 100.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         return [
-            Case(tuple({"held": np.array(samples)} for samples in timelines), f"{len(timelines)} ranks, {label}")
+            Case(
+                tuple({"held": np.array(samples)} for samples in timelines),
+                f"{len(timelines)} ranks, {label}",
+            )
             for label, timelines in cases
         ]
 
@@ -117,12 +135,16 @@ NEVER_TOGETHER = [[40, 0, 20, 39, 0], [40, 39, 20, 0, 0], [40, 0, 20, 0, 39]]
 # ---------------------------------------------------------------- the checks
 
 
-def odd(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+def odd(
+    title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False
+) -> Check:
     """Check task 1."""
     return Check(ODD, title, points, draw, ask_words, judge_words, hidden, wire)
 
 
-def difference(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+def difference(
+    title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False
+) -> Check:
     """Check task 2."""
     return Check(DIFFERENCE, title, points, draw, train, judge_training, hidden, wire)
 
@@ -132,12 +154,16 @@ def slow(title: str, points: float, draw: Draw, hidden: bool = False) -> Check:
     return Check(SLOW, title, points, draw, read_trace, judge_trace, hidden)
 
 
-def memory(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+def memory(
+    title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False
+) -> Check:
     """Check task 4."""
     return Check(MEMORY, title, points, draw, ask_memory, judge_memory, hidden, wire)
 
 
-def watch(title: str, points: float, draw: Draw, judge: Judge = judge_scene, hidden: bool = False) -> Check:
+def watch(
+    title: str, points: float, draw: Draw, judge: Judge = judge_scene, hidden: bool = False
+) -> Check:
     """Check task 5."""
     return Check(WATCH, title, points, draw, look_on, judge, hidden)
 
@@ -149,14 +175,18 @@ ACTIVATIONS = ("activations", [USUAL, MORE_ACTIVATIONS, USUAL])
 BUFFERS = ("communication", [USUAL, USUAL, USUAL, OTHERS_BUFFERS])
 TWICE = ("the same total twice", [USUAL, [[40, 0, 20, 45, 1], [40, 15, 35, 15, 1]], USUAL])
 
-# the largest peak is neither the first that is too large nor the furthest above the median; equal ones; what is usual
+# the largest peak is neither the first that is too large nor the furthest above the median; equal
+# ones; what is usual
 SEVERAL = (
     ("two above", [[[40, 0, 20, 50, 1]], [[60, 0, 39, 25, 1]], [[40, 0, 20, 25, 1]]]),
     ("equal peaks", [USUAL, [[40, 0, 20, 65, 0]], [[80, 0, 20, 25, 0]]]),
     ("equal excess", [USUAL, USUAL, [[55, 0, 35, 25, 1]]]),
     ("many times as much", [USUAL, [[52, 0, 20, 30, 4]], USUAL]),
     ("one that is unlike the others", [USUAL, USUAL, [[0, 0, 60, 25, 1]], [[50, 0, 32, 25, 1]]]),
-    ("it is in the median itself", [[[40, 0, 20, 10, 1]], [[40, 0, 20, 39, 1]], [[45, 0, 20, 41, 1]]]),
+    (
+        "it is in the median itself",
+        [[[40, 0, 20, 10, 1]], [[40, 0, 20, 39, 1]], [[45, 0, 20, 41, 1]]],
+    ),
     ("far below in one", [USUAL, [[58, 0, 0, 44, 1]], USUAL]),
 )
 MIDDLE = (
@@ -169,12 +199,20 @@ MIDDLE = (
 )
 
 CHECKS = [
-    odd("one rank calls another collective", 6, words([REDUCE, GATHER, REDUCE], [REDUCE] * 4 + [GATHER])),
+    odd(
+        "one rank calls another collective",
+        6,
+        words([REDUCE, GATHER, REDUCE], [REDUCE] * 4 + [GATHER]),
+    ),
     odd("all call the same", 1, words([REDUCE] * 4)),
     odd(
         "words that are nearly the same",
         1,
-        words([LONG + "mean", LONG + "sum", LONG + "sum"], [LARGEST, REDUCE, REDUCE], [OTHER, REDUCE, REDUCE]),
+        words(
+            [LONG + "mean", LONG + "sum", LONG + "sum"],
+            [LARGEST, REDUCE, REDUCE],
+            [OTHER, REDUCE, REDUCE],
+        ),
     ),
     odd("rank 0 is the odd one", 2, words([REDUCE + "!", REDUCE, REDUCE, REDUCE])),
     odd("as many say one as the other", 1, words([REDUCE, GATHER], [GATHER, REDUCE])),
@@ -193,16 +231,28 @@ CHECKS = [
     slow("less than half of the median", 1, traces(("4 ranks", just_below), *MIDDLE)),
     memory("one rank holds more", 4, accounts(ACTIVATIONS, BUFFERS, TWICE)),
     memory("several ranks, or categories", 1, accounts(*SEVERAL)),
-    memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL]))),
+    memory(
+        "everything fits",
+        3,
+        accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL])),
+    ),
     memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
-    watch("a deadlock", 4, scenes("three wait in a cycle", "who leads to the cycle moves", "a cycle downwards")),
+    watch(
+        "a deadlock",
+        4,
+        scenes("three wait in a cycle", "who leads to the cycle moves", "a cycle downwards"),
+    ),
     watch("a rank that has gone", 4, scenes("rank 2 has finished", "the second chain counts")),
     watch(
         "a rank that is slow",
         4,
         scenes("rank 2 computes for long", "rank 0 has waited for long", "nobody looked for long"),
     ),
-    watch("nothing to report", 4, scenes("a message was on its way", "all is well", "a clock of whole seconds")),
+    watch(
+        "nothing to report",
+        4,
+        scenes("a message was on its way", "all is well", "a clock of whole seconds"),
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -210,7 +260,9 @@ CHECKS = [
 
 def spoken(rng: np.random.Generator) -> list[Case]:
     """Any number of ranks, each says one of three long texts that begin alike; and a tie."""
-    sayings = [f"all_reduce(float32, {int(rng.integers(1e6))}, {op})" for op in ("sum", "max", "sum, ring")]
+    sayings = [
+        f"all_reduce(float32, {int(rng.integers(1e6))}, {op})" for op in ("sum", "max", "sum, ring")
+    ]
     ranks = int(rng.integers(4, 8))
     texts = [sayings[i] for i in rng.choice(3, ranks, p=[0.6, 0.2, 0.2])]
     tie = [sayings[1], sayings[0], sayings[0], sayings[1], sayings[2]]
@@ -223,7 +275,13 @@ def drawn_damage(kind: str) -> Draw:
     def draw(rng: np.random.Generator) -> list[Case]:
         ranks = int(rng.integers(3, 6))
         return list(
-            damage(kind, int(rng.integers(3)), int(rng.integers(4)), int(rng.integers(ranks)), ranks=ranks)(rng)
+            damage(
+                kind,
+                int(rng.integers(3)),
+                int(rng.integers(4)),
+                int(rng.integers(ranks)),
+                ranks=ranks,
+            )(rng)
         )
 
     return draw
@@ -236,9 +294,14 @@ def at_random(rng: np.random.Generator) -> list[Event]:
     for rank in rng.permutation(5).tolist():
         for _ in range(1 if rank == slow else 12):
             start, middle, end = np.sort(rng.integers(0, HORIZON, 3)).tolist()
-            kind, waited = KINDS[int(rng.integers(len(KINDS)))], float(middle) if rng.random() < 0.4 else None
+            kind, waited = (
+                KINDS[int(rng.integers(len(KINDS)))],
+                float(middle) if rng.random() < 0.4 else None,
+            )
             track = "main" if rng.random() < 0.8 else "+1"
-            events.append(Event(rank, kind, kind, float(start), float(end), track=track, waited_from=waited))
+            events.append(
+                Event(rank, kind, kind, float(start), float(end), track=track, waited_from=waited)
+            )
     return events
 
 
@@ -257,12 +320,16 @@ def some_rank_slow(rng: np.random.Generator) -> list[Event]:
 
 def drawn_accounts(rng: np.random.Generator) -> list[Case]:
     """Timelines at random, around what fits."""
-    cases = [("drawn", rng.integers(0, 33, (int(rng.integers(2, 6)), 5, 5)).tolist()) for _ in range(2)]
+    cases = [
+        ("drawn", rng.integers(0, 33, (int(rng.integers(2, 6)), 5, 5)).tolist()) for _ in range(2)
+    ]
     return list(accounts(*cases)(rng))
 
 
 def drawn_looks(rng: np.random.Generator) -> list[Case]:
-    """Ranks that wait for others at random: some move on between two looks. In the end all is done, whatever it was."""
+    """Ranks that wait for others at random: some move on between two looks. In the end all is done,
+    whatever it was.
+    """
     cases = []
     for number in range(4):
         ranks, looks = int(rng.integers(3, 8)), []
@@ -271,7 +338,9 @@ def drawn_looks(rng: np.random.Generator) -> list[Case]:
             for rank in range(ranks):
                 if states[rank] != "F" and rng.random() < 0.35 and now < 9:
                     peer = int((rank + rng.integers(1, ranks)) % ranks)
-                    states[rank] = str(rng.choice([f"{peer}@{now - 0.5}", "C", f"{peer}@{now - 0.25}", "F"]))
+                    states[rank] = str(
+                        rng.choice([f"{peer}@{now - 0.5}", "C", f"{peer}@{now - 0.25}", "F"])
+                    )
             looks.append(f"{now}: {' '.join(states)}")
         looks.append("14: " + "F " * ranks)
         cases.append(scene_case(f"drawn {number}, {ranks} ranks", 6.0, looks))
@@ -283,7 +352,11 @@ def judge_looks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     given = case.given[0]
     for number, now in enumerate(given["now"].tolist()):
         doing, peer, since = (given[name][number] for name in ("doing", "peer", "since"))
-        previous = None if number == 0 else [given[name][number - 1] for name in ("doing", "peer", "since")]
+        previous = (
+            None
+            if number == 0
+            else [given[name][number - 1] for name in ("doing", "peer", "since")]
+        )
         next_one = np.where(doing == 1, peer, np.arange(len(doing)))
         for rank in np.flatnonzero(doing == 1).tolist():
             chain = [rank]
@@ -300,9 +373,12 @@ def judge_looks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                 members = members[lowest:] + members[:lowest]
             waits = [member for member in members if doing[member] == 1]
             still = previous is not None and all(
-                (now_is[waits] == was[waits]).all() for now_is, was in zip((doing, peer, since), previous, strict=True)
+                (now_is[waits] == was[waits]).all()
+                for now_is, was in zip((doing, peer, since), previous, strict=True)
             )
-            if (kind == "slow" and now - since[rank] > given["limit"]) or (kind != "slow" and still):
+            if (kind == "slow" and now - since[rank] > given["limit"]) or (
+                kind != "slow" and still
+            ):
                 return expect_finding(given, results[0], (kind, members), number + 1)
         if (doing == 2).all():
             return expect_finding(given, results[0], None, number + 1)
@@ -322,7 +398,12 @@ CHECKS += [
     difference("other steps, arrays, ranks", 2, drawn_damage("bit"), hidden=True),
     difference("minus zero", 2, damage("sign", 1, 1, 1), hidden=True),
     difference("not a number, on all alike", 2, damage("nan", 0, 1), hidden=True),
-    slow("events at random", 4, traces(("5 ranks", at_random), ("5 ranks again", at_random)), hidden=True),
+    slow(
+        "events at random",
+        4,
+        traces(("5 ranks", at_random), ("5 ranks again", at_random)),
+        hidden=True,
+    ),
     slow("other runs", 2, traces(("some rank", some_rank_slow)), hidden=True),
     slow("a rank that never communicates", 1, traces(("rank 2 of 4", silent)), hidden=True),
     memory("timelines at random", 5, drawn_accounts, hidden=True),

@@ -1,14 +1,16 @@
-"""Lesson 16 at full scale: a replica goes astray in the middle of a run, is found by a checksum, and is mended.
+"""Lesson 16 at full scale: a replica goes astray in the middle of a run, is found by a checksum,
+and is mended.
 
     torchrun --nproc-per-node 4 lessons/16_when_it_goes_wrong/cluster.py              DistributedDataParallel
     torchrun --nproc-per-node 4 lessons/16_when_it_goes_wrong/cluster.py --minidist   minidist's DDP
 
-In step 3 one weight of the last rank changes, as in a faulty memory. DDP would go on, averaging gradients of different
-models. So the ranks compare 8 bytes after each step, and if these differ, all get the weights that most ranks have. The
-two runs print the same losses only if both notice it in the same step.
+In step 3 one weight of the last rank changes, as in a faulty memory. DDP would go on, averaging
+gradients of different models. So the ranks compare 8 bytes after each step, and if these differ,
+all get the weights that most ranks have. The two runs print the same losses only if both notice it
+in the same step.
 
-NCCL_DEBUG, TORCH_NCCL_TRACE_BUFFER_SIZE and their like are in lessons/NCCL.md. MINIDIST_LIMIT=60 has minidist tell who
-waits for whom after 60 seconds, MINIDIST_DEBUG=1 has it compare all calls.
+NCCL_DEBUG, TORCH_NCCL_TRACE_BUFFER_SIZE and their like are in lessons/NCCL.md. MINIDIST_LIMIT=60
+has minidist tell who waits for whom after 60 seconds, MINIDIST_DEBUG=1 has it compare all calls.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ ROWS, STEPS, FAULT = 16, 5, 3
 
 
 def checksum(model: nn.Module) -> Tensor:
-    """Return 64 bits of all parameters, without leaving their device: each number's bits times an odd number, summed.
+    """Return 64 bits of all parameters, without leaving their device: each number's bits times an
+    odd number, summed.
 
-    Modulo 2^64 an odd factor loses nothing, so any change of one number shows; factors differ, so its place does, too.
+    Modulo 2^64 an odd factor loses nothing, so any change of one number shows; factors differ, so
+    its place does, too.
     """
-    bits = torch.cat([parameter.detach().view(torch.int64).flatten() for parameter in model.parameters()])
+    bits = torch.cat(
+        [parameter.detach().view(torch.int64).flatten() for parameter in model.parameters()]
+    )
     odd = 2 * torch.arange(len(bits), device=bits.device) + 0x5851F42D4C957F2D
     return (bits * odd).sum().view(1)
 
@@ -50,8 +56,12 @@ def train(
     generator = torch.Generator().manual_seed(0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     for parameter in plain.parameters():
-        parameter.data.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / 4)
-    rows = torch.randn(ROWS, 8, dtype=torch.float64, generator=generator.manual_seed(1 + comm.rank)).to(device)
+        parameter.data.copy_(
+            torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / 4
+        )
+    rows = torch.randn(
+        ROWS, 8, dtype=torch.float64, generator=generator.manual_seed(1 + comm.rank)
+    ).to(device)
     model = wrap(plain.to(device))
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
     losses = []
@@ -92,7 +102,14 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     def gather(mine: Tensor) -> Tensor:
         return all_gather(mine, comm)  # type: ignore[return-value]
 
-    return train(comm, device, wrap, DDP.synchronize, gather, lambda tensor, root: broadcast(tensor, comm, root))
+    return train(
+        comm,
+        device,
+        wrap,
+        DDP.synchronize,
+        gather,
+        lambda tensor, root: broadcast(tensor, comm, root),
+    )
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from minidist import Communicator
 from minidist.trace import Event
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Timeline: TypeAlias = list[tuple[float, dict[str, int]]]  # what a rank held from each moment on, by category
-State: TypeAlias = tuple[str, int, float]  # ("computes", -1, 0), ("finished", -1, 0) or ("waits", for whom, since when)
+# what a rank held from each moment on, by category
+Timeline: TypeAlias = list[tuple[float, dict[str, int]]]
+# ("computes", -1, 0), ("finished", -1, 0) or ("waits", for whom, since when)
+State: TypeAlias = tuple[str, int, float]
 Look: TypeAlias = tuple[float, list[State]]  # the time now, and the state of every rank
 
 
@@ -23,7 +25,9 @@ def odd_ranks(words: str, comm: Communicator) -> list[int]:
 
 
 def first_difference(arrays: dict[str, Array], comm: Communicator) -> tuple[str, list[int]] | None:
-    """Task 2: return the first array that is not the same on all ranks, and on which ranks it is odd; or None."""
+    """Task 2: return the first array that is not the same on all ranks, and on which ranks it is
+    odd; or None.
+    """
     each = [_digest(array.tobytes()) for array in arrays.values()]
     if not _odd(_from_everybody(_digest(b"".join(each)), comm)):
         return None
@@ -53,13 +57,17 @@ def _from_everybody(mine: bytes, comm: Communicator) -> list[bytes]:
 
 
 def _odd(answers: list[bytes]) -> list[int]:
-    """Return the ranks that do not have what most have; of a tie, what the lowest rank has is right."""
+    """Return the ranks that do not have what most have; of a tie, what the lowest rank has is
+    right.
+    """
     right = max(answers, key=answers.count)  # the first of several
     return [rank for rank, answer in enumerate(answers) if answer != right]
 
 
 def waiting(events: list[Event]) -> dict[int, float]:
-    """Task 3: return for each rank in how many seconds its main thread did nothing but communicate."""
+    """Task 3: return for each rank in how many seconds its main thread did nothing but
+    communicate.
+    """
     kinds = {"send", "recv", "collective", "wait"}
     intervals: dict[int, list[tuple[float, float]]] = {event.rank: [] for event in events}
     for event in events:
@@ -79,7 +87,9 @@ def _union(intervals: list[tuple[float, float]]) -> float:
 
 
 def straggler(events: list[Event]) -> int | None:
-    """Task 3, continued: return the rank that waits least, if that is less than half of the median; or None."""
+    """Task 3, continued: return the rank that waits least, if that is less than half of the median;
+    or None.
+    """
     waits = waiting(events)
     if not waits:
         return None
@@ -91,7 +101,9 @@ def out_of_memory(timeline: Timeline, capacity: int, comm: Communicator) -> tupl
     """Task 4: return which rank runs out of memory, and the category that is to blame; or None."""
     _, peak = max(timeline, key=lambda sample: sum(sample[1].values()))  # the first of several
     mine = np.array(list(peak.values()), np.int64)
-    peaks = np.array([np.frombuffer(theirs, np.int64) for theirs in _from_everybody(mine.tobytes(), comm)])
+    peaks = np.array(
+        [np.frombuffer(theirs, np.int64) for theirs in _from_everybody(mine.tobytes(), comm)]
+    )
     totals = peaks.sum(axis=1)
     worst = int(totals.argmax())
     if totals[worst] <= capacity:
@@ -100,8 +112,12 @@ def out_of_memory(timeline: Timeline, capacity: int, comm: Communicator) -> tupl
     return worst, list(peak)[int(excess.argmax())]
 
 
-def watch(look: Callable[[], Look], pause: Callable[[], None], limit: float) -> tuple[str, list[int]] | None:
-    """Task 5: look again and again at what the ranks do; return the first finding, or None when all have finished."""
+def watch(
+    look: Callable[[], Look], pause: Callable[[], None], limit: float
+) -> tuple[str, list[int]] | None:
+    """Task 5: look again and again at what the ranks do; return the first finding, or None when all
+    have finished.
+    """
     before: list[State] | None = None
     while True:
         now, states = look()

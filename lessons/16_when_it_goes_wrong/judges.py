@@ -25,20 +25,30 @@ def ask_words(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
 def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Every rank names the same odd ones, after one digest from each to each."""
     texts = [given["words"].tobytes() for given in case.given]
-    instead = {clause: odd_ones([str(digest(text)) for text in texts]) for clause, digest in DIGESTS.items()}
+    instead = {
+        clause: odd_ones([str(digest(text)) for text in texts])
+        for clause, digest in DIGESTS.items()
+    }
     instead["what rank 0 has counts as right, not what most have"] = odd_ones(texts, texts[0])
     last = max(reversed(texts), key=texts.count)
-    instead["of equally many another text than that of the lowest rank counts as right"] = odd_ones(texts, last)
+    instead["of equally many another text than that of the lowest rank counts as right"] = odd_ones(
+        texts, last
+    )
     rarest, right = min(texts, key=texts.count), odd_ones(texts)
     instead |= {
         "the text that the fewest ranks have counts as right": odd_ones(texts, rarest),
-        "those are returned whose words are right": [rank for rank in range(case.ranks) if rank not in right],
-        "more than half of the ranks have to agree; the most frequent text is right, however frequent": (
+        "those are returned whose words are right": [
+            rank for rank in range(case.ranks) if rank not in right
+        ],
+        "more than half of the ranks have to agree; the most frequent text is right, however "
+        "frequent": (
             [*range(case.ranks)] if 2 * max(map(texts.count, texts)) <= case.ranks else [NOTHING]
         ),
         "only the first odd rank is returned": right[:1],
         "only the last odd rank is returned": right[-1:],
-        "the alphabetically first of equally many texts is right": odd_ones(texts, max(sorted(texts), key=texts.count)),
+        "the alphabetically first of equally many texts is right": odd_ones(
+            texts, max(sorted(texts), key=texts.count)
+        ),
     }
     told = [result["odd"].tolist() for result in results]
     for rank, result in enumerate(results):
@@ -47,7 +57,8 @@ def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         own = {
             "what this rank has counts as right, not what most have": mine,
             "only the neighbours' words are compared with this rank's": near,
-            "answers are in the order in which they came, and are not put in the order of the ranks": odd_ones(
+            "answers are in the order in which they came, and are not put in the order of the "
+            "ranks": odd_ones(
                 [texts[(rank - distance) % case.ranks] for distance in range(case.ranks)]
             ),
             "answers are counted from this rank on, and not from rank 0": odd_ones(
@@ -68,7 +79,9 @@ DIGESTS: dict[str, Callable[[bytes], object]] = {
 
 
 def odd_ones(answers: Sequence[Any], right: Any = None) -> list[int]:
-    """Return which answers are not the `right` one: the most frequent one, of equally frequent ones the first."""
+    """Return which answers are not the `right` one: the most frequent one, of equally frequent ones
+    the first.
+    """
     counts = Counter(answers)
     right = right or max(counts, key=lambda answer: (counts[answer], -answers.index(answer)))
     return [rank for rank, answer in enumerate(answers) if answer != right]
@@ -77,7 +90,8 @@ def odd_ones(answers: Sequence[Any], right: Any = None) -> list[int]:
 def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 after each of four steps; return the first that it found."""
     stored = given["weights"].copy()
-    arrays = {name: stored[i].T if i == 2 else stored[i] for i, name in enumerate(NAMES)}  # the last: not contiguous
+    # the last: not contiguous
+    arrays = {name: stored[i].T if i == 2 else stored[i] for i, name in enumerate(NAMES)}
     found: dict[str, Any] = {"step": NOTHING, "name": NOTHING, "ranks": np.empty(0, np.int64)}
     for step in range(4):
         stored *= 2  # an update that rounds nothing, so what is odd stays odd
@@ -89,7 +103,9 @@ def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
             for number in range(where, len(NAMES) if kind == "rest" else where + 1):
                 spoil(stored[number], "bit" if kind in ("rest", "others") else kind)
         odd = comm.rank % 2  # here the same numbers lie in another order
-        answer = exercise.first_difference({n: np.array(a, order="F") if odd else a for n, a in arrays.items()}, comm)
+        answer = exercise.first_difference(
+            {n: np.array(a, order="F") if odd else a for n, a in arrays.items()}, comm
+        )
         if answer is not None and found["step"] == NOTHING:
             if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] in NAMES):
                 raise Wrong(f"first_difference returns {answer!r}, expected (name, ranks), or None")
@@ -123,56 +139,81 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     step = NOTHING if harmless else int(given["when"])
     for rank, result in enumerate(results):
         if (found := int(result["step"])) != step:
-            says = [f"at step {number}" if number != NOTHING else "nowhere" for number in (found, step)]
+            says = [
+                f"at step {number}" if number != NOTHING else "nowhere" for number in (found, step)
+            ]
             missed = found == NOTHING or found > step != NOTHING
             why = MISSED[given["kind"].tobytes().decode()] if missed else IMAGINED
-            raise Wrong(f"rank {rank}: the first difference is found {says[0]}, expected {says[1]}: {why}")
+            raise Wrong(
+                f"rank {rank}: the first difference is found {says[0]}, expected {says[1]}: {why}"
+            )
         if not harmless:
             name = NAMES[int(result["name"])]
             if name != NAMES[int(given["where"])]:
                 several = given["kind"].tobytes() in (b"rest", b"exchange")
                 why = ", the first of several that differ" if several or later else ""
-                raise Wrong(f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}{why}")
+                raise Wrong(
+                    f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}{why}"
+                )
             right = odd_ones(list(bits.values()))
             instead = {
-                "the ranks are returned that differ in any array, not in this one": sorted({*right, *later}),
-                "those are returned whose array is right": [r for r in range(case.ranks) if r not in right],
+                "the ranks are returned that differ in any array, not in this one": sorted(
+                    {*right, *later}
+                ),
+                "those are returned whose array is right": [
+                    r for r in range(case.ranks) if r not in right
+                ],
                 "only the first odd rank is returned": right[:1],
                 "the rank itself is returned": [rank],
-                "all ranks are returned that differ from this one": [r for r in bits if bits[r] != bits[rank]],
+                "all ranks are returned that differ from this one": [
+                    r for r in bits if bits[r] != bits[rank]
+                ],
             }
             expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], right, instead)
         odd_steps, others, all_of_them = 0 if harmless else 4 - step, case.ranks - 1, 8 * len(NAMES)
         one, good, where = [8] * others, [8] * others * (4 - odd_steps), int(given["where"])
         instead = {
             "the digests of all arrays are sent also while all is well": [all_of_them] * others * 4,
-            "the digests of all arrays are sent besides while all is well": (one + [all_of_them] * others) * 4,
+            "the digests of all arrays are sent besides while all is well": (
+                one + [all_of_them] * others
+            )
+            * 4,
             "each array has messages of its own": good + one * (1 + len(NAMES)) * odd_steps,
-            "each array, up to the first odd one, has messages of its own": good + one * (2 + where) * odd_steps,
+            "each array, up to the first odd one, has messages of its own": good
+            + one * (2 + where) * odd_steps,
         }
         expect_sent(rank, notes, good + (one + [all_of_them] * others) * odd_steps, instead)
 
 
 MISSED = {  # what is overlooked, by what was done
-    "bit": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
+    "bit": "one bit of one number is another, which the digest has to see: it is of all bits, not of "
+    "what is printed",
     "others": "one bit of one number is another, which the digest has to see: it is of all bits",
-    "rest": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
+    "rest": "one bit of one number is another, which the digest has to see: it is of all bits, not of "
+    "what is printed",
     "swap": "two numbers have changed places, which the digest has to see",
     "sum": "two numbers have changed, though not their sum, which the digest has to see",
     "exchange": "two arrays have changed places, which the digest of everything has to see",
     "sign": "0.0 has become -0.0, of which a bit is another",
 }
-IMAGINED = "all bits are the same there, also of what is no number; arrays only lie in memory in another order"
+IMAGINED = (
+    "all bits are the same there, also of what is no number; arrays only lie in memory in another "
+    "order"
+)
 
 
 def ask_memory(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4."""
     held = [dict(zip(CATEGORIES, row, strict=True)) for row in given["held"].tolist()]
-    answer = exercise.out_of_memory([(float(second), sample) for second, sample in enumerate(held)], 100, comm)
+    answer = exercise.out_of_memory(
+        [(float(second), sample) for second, sample in enumerate(held)], 100, comm
+    )
     if answer is None:
         return {"rank": NOTHING, "category": NOTHING}
     if not (isinstance(answer, tuple) and len(answer) == 2 and answer[1] in CATEGORIES):
-        raise Wrong(f"out_of_memory returns {answer!r}, expected (rank, the name of a category), or None")
+        raise Wrong(
+            f"out_of_memory returns {answer!r}, expected (rank, the name of a category), or None"
+        )
     rank, category = answer
     return {"rank": rank, "category": CATEGORIES.index(category)}
 
@@ -184,31 +225,49 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         "what is just the capacity counts as above it": blamed(held, capacity=99),
         "the first rank above the capacity is taken": blamed(held, first=True),
         "the largest category is to blame": blamed(held, usual=lambda peaks, worst: 0),
-        "the rank is compared with the mean": blamed(held, usual=lambda peaks, worst: peaks.mean(axis=0)),
+        "the rank is compared with the mean": blamed(
+            held, usual=lambda peaks, worst: peaks.mean(axis=0)
+        ),
         "the rank itself is left out of the median": blamed(
             held, usual=lambda peaks, worst: np.median(np.delete(peaks, worst, axis=0), axis=0)
         ),
         "of equal peaks the last sample is taken": blamed([samples[::-1] for samples in held]),
-        "the largest values of different moments are added up": blamed([each.max(axis=0)[None] for each in held]),
-        "the last sample is taken, not the one with the largest total": blamed([each[-1:] for each in held]),
-        "the first sample is taken, not the one with the largest total": blamed([each[:1] for each in held]),
+        "the largest values of different moments are added up": blamed(
+            [each.max(axis=0)[None] for each in held]
+        ),
+        "the last sample is taken, not the one with the largest total": blamed(
+            [each[-1:] for each in held]
+        ),
+        "the first sample is taken, not the one with the largest total": blamed(
+            [each[:1] for each in held]
+        ),
         "the sample with the largest single category is taken": blamed(
             [each[each.max(axis=1).argmax()][None] for each in held]
         ),
-        "the rank is compared with the least of all": blamed(held, usual=lambda peaks, worst: peaks.min(axis=0)),
-        "the rank is compared with the most of all": blamed(held, usual=lambda peaks, worst: peaks.max(axis=0)),
+        "the rank is compared with the least of all": blamed(
+            held, usual=lambda peaks, worst: peaks.min(axis=0)
+        ),
+        "the rank is compared with the most of all": blamed(
+            held, usual=lambda peaks, worst: peaks.max(axis=0)
+        ),
         "the rank is compared with rank 0": blamed(held, usual=lambda peaks, worst: peaks[0]),
         "how many times as much as the median counts, not how much more": blamed(
             held, excess=lambda peak, usual: peak / np.maximum(usual, 1)
         ),
-        "being far below the median counts as well": blamed(held, excess=lambda peak, usual: np.abs(peak - usual)),
-        "the category is taken that is least above the median": blamed(held, excess=lambda peak, usual: usual - peak),
+        "being far below the median counts as well": blamed(
+            held, excess=lambda peak, usual: np.abs(peak - usual)
+        ),
+        "the category is taken that is least above the median": blamed(
+            held, excess=lambda peak, usual: usual - peak
+        ),
         "of several categories the last is taken": blamed(held, last_category=True),
         "of several ranks with the largest peak the last is taken": blamed(held, pick=last_of),
         "the rank is taken that is furthest above the median, not the one with the largest peak": blamed(
             held, pick=lambda peaks: int((peaks - np.median(peaks, axis=0)).max(axis=1).argmax())
         ),
-        "the rank with the smallest peak is taken": blamed(held, pick=lambda peaks: int(peaks.sum(axis=1).argmin())),
+        "the rank with the smallest peak is taken": blamed(
+            held, pick=lambda peaks: int(peaks.sum(axis=1).argmin())
+        ),
         "there is always a rank to blame": blamed(held, capacity=-1),
     }
     order = sorted(CATEGORIES)
@@ -218,13 +277,18 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         if found != expected:
             own = blamed(held, pick=lambda peaks, rank=rank: rank)
             others = {
-                "each rank names itself, not the one with the largest peak": own if own[0] != expected[0] else None,
+                "each rank names itself, not the one with the largest peak": own
+                if own[0] != expected[0]
+                else None,
                 "categories are in alphabetical order, not in that of the samples": (
                     expected[0],
                     CATEGORIES.index(order[expected[1]]) if expected[1] >= 0 else NOTHING,
                 ),
             }
-            others["each rank names itself, with the category of the right one"] = (rank, expected[1])
+            others["each rank names itself, with the category of the right one"] = (
+                rank,
+                expected[1],
+            )
             fits = [clause for clause, answer in (instead | others).items() if answer == found]
             why = " or if ".join(fits[:3])
             says = f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}"
@@ -247,7 +311,9 @@ def blamed(
     pick: Callable[[Array], int] = lambda peaks: int(peaks.sum(axis=1).argmax()),
     last_category: bool = False,
 ) -> tuple[int, int]:
-    """Return the rank and the category to blame; other arguments than `held` are what goes wrong."""
+    """Return the rank and the category to blame; other arguments than `held` are what goes
+    wrong.
+    """
     peaks = np.array([samples[samples.sum(axis=1).argmax()] for samples in held])
     totals = peaks.sum(axis=1)
     if totals.max() <= capacity:
@@ -267,14 +333,25 @@ def letters(text: str) -> Array:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def expect_ranks(rank: int, name: str, found: Any, expected: list[int], instead: Mapping[str, Any]) -> None:
+def expect_ranks(
+    rank: int, name: str, found: Any, expected: list[int], instead: Mapping[str, Any]
+) -> None:
     """Raise `Wrong` unless just these ranks were named; `instead` is what known mistakes name."""
     if (ranks := found.tolist()) != expected:
-        raise Wrong(f"rank {rank}: {name} are {ranks}, expected {expected}{known(instead, ranks.__eq__)}")
+        raise Wrong(
+            f"rank {rank}: {name} are {ranks}, expected {expected}{known(instead, ranks.__eq__)}"
+        )
 
 
-def expect_sent(rank: int, notes: Sequence[Note], sizes: list[int], instead: Mapping[str, Any] = {}) -> None:
-    """Raise `Wrong` unless a rank sent messages of just these sizes, in this order; `instead`: as known mistakes do."""
+def expect_sent(
+    rank: int, notes: Sequence[Note], sizes: list[int], instead: Mapping[str, Any] = {}
+) -> None:
+    """Raise `Wrong` unless a rank sent messages of just these sizes, in this order; `instead`: as
+    known mistakes do.
+    """
     found = [note.bytes for note in sent_by(rank, notes)]
     if found != sizes:
-        raise Wrong(f"rank {rank} sent messages of {found} bytes, expected {sizes}{known(instead, found.__eq__)}")
+        raise Wrong(
+            f"rank {rank} sent messages of {found} bytes, expected "
+            f"{sizes}{known(instead, found.__eq__)}"
+        )

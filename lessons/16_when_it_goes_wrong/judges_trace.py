@@ -27,22 +27,42 @@ def as_arrays(events: Sequence[Event]) -> Arrays:
         "main": np.array([event.track == "main" for event in events]),
         "start": np.array([event.start for event in events]),
         "end": np.array([event.end for event in events]),
-        "waited": np.array([np.nan if event.waited_from is None else event.waited_from for event in events]),
+        "waited": np.array(
+            [np.nan if event.waited_from is None else event.waited_from for event in events]
+        ),
     }
 
 
 def read_trace(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 3."""
-    rows = zip(*(given[name].tolist() for name in ("rank", "kind", "main", "start", "end", "waited")), strict=True)
+    rows = zip(
+        *(given[name].tolist() for name in ("rank", "kind", "main", "start", "end", "waited")),
+        strict=True,
+    )
     events = [
-        Event(rank, KINDS[kind], KINDS[kind], start, end, 0, "main" if main else "+1", "", "", waited_from)
+        Event(
+            rank,
+            KINDS[kind],
+            KINDS[kind],
+            start,
+            end,
+            0,
+            "main" if main else "+1",
+            "",
+            "",
+            waited_from,
+        )
         for rank, kind, main, start, end, waited in rows
         for waited_from in (None if np.isnan(waited) else waited,)
     ]
     seconds = exercise.waiting(list(events))
     slow = exercise.straggler(list(events))
     ranks = sorted(seconds)
-    return {"ranks": ranks, "seconds": [float(seconds[r]) for r in ranks], "slow": NOTHING if slow is None else slow}
+    return {
+        "ranks": ranks,
+        "seconds": [float(seconds[r]) for r in ranks],
+        "slow": NOTHING if slow is None else slow,
+    }
 
 
 def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -52,11 +72,17 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     begins = np.where(np.isnan(given["waited"]), given["start"], given["waited"])
     counts = (given["kind"] >= 1) & (given["kind"] <= LAST) & given["main"]
     moments = np.zeros((len(ranks), HORIZON), bool)
-    for row, begin, end in zip(given["rank"][counts], begins[counts], given["end"][counts], strict=True):
+    for row, begin, end in zip(
+        given["rank"][counts], begins[counts], given["end"][counts], strict=True
+    ):
         moments[ranks.index(row), int(begin) : int(end)] = True
     waited = moments.sum(axis=1).astype(np.float64)
-    some = {"ranks that never communicate are left out": sorted(set(given["rank"][counts].tolist()))}
-    expect_equal(0, "the list of ranks in the answer", result["ranks"], np.array(ranks), instead=some)
+    some = {
+        "ranks that never communicate are left out": sorted(set(given["rank"][counts].tolist()))
+    }
+    expect_equal(
+        0, "the list of ranks in the answer", result["ranks"], np.array(ranks), instead=some
+    )
     lengths = given["end"] - begins
     for row, (rank, times) in enumerate(zip(ranks, result["seconds"], strict=True)):
         mine = counts & (given["rank"] == rank)
@@ -66,16 +92,23 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 
         def without(*kinds: str, here: Array = here) -> float:
             some = here & np.isin(
-                given["kind"], [KINDS.index(kind) for kind in KINDS[1 : LAST + 1] if kind not in kinds]
+                given["kind"],
+                [KINDS.index(kind) for kind in KINDS[1 : LAST + 1] if kind not in kinds],
             )
             return covered(begins[some], given["end"][some])
 
-        kinds = {f"events of the kind {kind} are left out": without(kind) for kind in KINDS[1 : LAST + 1]}
+        kinds = {
+            f"events of the kind {kind} are left out": without(kind) for kind in KINDS[1 : LAST + 1]
+        }
         kinds |= {
-            f"only events of the kind {kind} count": without(*(k for k in KINDS[1 : LAST + 1] if k != kind))
+            f"only events of the kind {kind} count": without(
+                *(k for k in KINDS[1 : LAST + 1] if k != kind)
+            )
             for kind in KINDS[1 : LAST + 1]
         }
-        kinds["collectives, which span their messages, and waits are left out"] = without("collective", "wait")
+        kinds["collectives, which span their messages, and waits are left out"] = without(
+            "collective", "wait"
+        )
         kinds["only collectives and waits count"] = without("send", "recv")
         pairs = list(zip(begins[mine].tolist(), given["end"][mine].tolist(), strict=True))
         instead = {
@@ -89,20 +122,32 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                 max(end for _, end in pairs) - min(begin for begin, _ in pairs) if pairs else 0.0
             ),
             "events are not sorted by their beginning before they are joined": joined(pairs),
-            "events are sorted by their end, not by their beginning": joined(sorted(pairs, key=lambda pair: pair[1])),
+            "events are sorted by their end, not by their beginning": joined(
+                sorted(pairs, key=lambda pair: pair[1])
+            ),
             "where the joined events end goes back, behind a short event within a long one": joined(
                 sorted(pairs), True
             ),
-            "only the longest event counts": max([end - begin for begin, end in pairs], default=0.0),
-            "some moments count twice, as behind a short event within a long one": max(waited[row], times),
+            "only the longest event counts": max(
+                [end - begin for begin, end in pairs], default=0.0
+            ),
+            "some moments count twice, as behind a short event within a long one": max(
+                waited[row], times
+            ),
         }
         expect_close(rank, "waiting", times, waited[row], instead=instead)
-    least, most, median = ranks[int(waited.argmin())], ranks[int(waited.argmax())], float(np.median(waited))
+    least, most, median = (
+        ranks[int(waited.argmin())],
+        ranks[int(waited.argmax())],
+        float(np.median(waited)),
+    )
     seconds, low = np.sort(waited), float(waited.min())
     rest = np.delete(waited, waited.argmin())
     equal = [rank for rank, each in zip(ranks, waited.tolist(), strict=True) if each == low]
     limits = {
-        "it is compared with half of the median of the other ranks": float(np.median(rest)) if len(rest) else 0.0,
+        "it is compared with half of the median of the other ranks": float(np.median(rest))
+        if len(rest)
+        else 0.0,
         "it is compared with half of the largest": float(waited.max()),
         "of an even number of ranks the lower one of the middle two is taken for the median": seconds[
             (len(seconds) - 1) // 2
@@ -141,7 +186,9 @@ def covered(begins: Array, ends: Array) -> float:
 
 
 def joined(pairs: Sequence[tuple[float, float]], back: bool = False) -> float:
-    """Return how long events last if they are joined in this order; `back`: where they end may go back."""
+    """Return how long events last if they are joined in this order; `back`: where they end may go
+    back.
+    """
     total, reached = 0.0, float("-inf")
     for begin, end in pairs:
         total += max(0.0, end - max(begin, reached))
@@ -151,7 +198,9 @@ def joined(pairs: Sequence[tuple[float, float]], back: bool = False) -> float:
 
 def waits(*seconds: float) -> Callable[[np.random.Generator], list[Event]]:
     """Let each rank wait for so long."""
-    return lambda rng: [Event(rank, "recv", "recv", 0.0, float(each)) for rank, each in enumerate(seconds)]
+    return lambda rng: [
+        Event(rank, "recv", "recv", 0.0, float(each)) for rank, each in enumerate(seconds)
+    ]
 
 
 def real_run(slow: int | None, ranks: int = 4) -> Callable[[np.random.Generator], list[Event]]:
@@ -172,7 +221,9 @@ def real_run(slow: int | None, ranks: int = 4) -> Callable[[np.random.Generator]
 
 
 def beside(rng: np.random.Generator) -> list[Event]:
-    """Rank 0 waits little, but its stream communicates all the time, with messages posted far ahead."""
+    """Rank 0 waits little, but its stream communicates all the time, with messages posted far
+    ahead.
+    """
     events = []
     for rank in range(4):
         events.append(Event(rank, "compute", "forward", 0.0, 20.0))
@@ -195,5 +246,10 @@ def nobody_waits(rng: np.random.Generator) -> list[Event]:
 
 
 def from_the_beginning(rng: np.random.Generator) -> list[Event]:
-    """Receives that waited from 1.0 on, or for rank 1 from 0.0 on, which is a time like any other."""
-    return [Event(rank, "recv", "recv", 3.0, 9.0, waited_from=0.0 if rank == 1 else 1.0) for rank in range(3)]
+    """Receives that waited from 1.0 on, or for rank 1 from 0.0 on, which is a time like any
+    other.
+    """
+    return [
+        Event(rank, "recv", "recv", 3.0, 9.0, waited_from=0.0 if rank == 1 else 1.0)
+        for rank in range(3)
+    ]

@@ -33,7 +33,9 @@ def from_all(numbers: Sequence[int], comm: Communicator) -> Array:
 
 
 def odd_ones(answers: Sequence[int]) -> list[int]:
-    """Return who says something else than most. `most_common` keeps the order of first sight among equals."""
+    """Return who says something else than most. `most_common` keeps the order of first sight among
+    equals.
+    """
     usual = Counter(answers).most_common(1)[0][0]
     return [rank for rank, answer in enumerate(answers) if answer != usual]
 
@@ -59,7 +61,9 @@ def waiting(events: list[Event]) -> dict[int, float]:
     for event in events:
         blocked[event.rank] += []
         if event.kind in COMMUNICATION and event.track == "main":
-            blocked[event.rank].append((event.start if event.waited_from is None else event.waited_from, event.end))
+            blocked[event.rank].append(
+                (event.start if event.waited_from is None else event.waited_from, event.end)
+            )
     return {rank: covered(intervals) for rank, intervals in blocked.items()}
 
 
@@ -80,7 +84,9 @@ def out_of_memory(timeline: Timeline, capacity: int, comm: Communicator) -> tupl
     return rank, list(peak)[int(np.argmax(table[rank] - np.median(table, axis=0)))]
 
 
-def watch(look: Callable[[], Look], pause: Callable[[], None], limit: float) -> tuple[str, list[int]] | None:
+def watch(
+    look: Callable[[], Look], pause: Callable[[], None], limit: float
+) -> tuple[str, list[int]] | None:
     """Follow who waits for whom."""
     before: list[State] = []
     while True:
@@ -88,7 +94,9 @@ def watch(look: Callable[[], Look], pause: Callable[[], None], limit: float) -> 
         for rank in (rank for rank, state in enumerate(states) if state[0] == "waits"):
             finding = follow(rank, states)
             kind, ranks = finding
-            stood_still = bool(before) and all(states[r] == before[r] for r in ranks if states[r][0] == "waits")
+            stood_still = bool(before) and all(
+                states[r] == before[r] for r in ranks if states[r][0] == "waits"
+            )
             if (now - states[rank][2] > limit) if kind == "slow" else stood_still:
                 return finding
         if all(state[0] == "finished" for state in states):

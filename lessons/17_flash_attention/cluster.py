@@ -1,11 +1,13 @@
-"""Lesson 17 at full scale: a layer of attention trained over torch's kernel, and over ours; then bytes and times.
+"""Lesson 17 at full scale: a layer of attention trained over torch's kernel, and over ours; then
+bytes and times.
 
     torchrun --nproc-per-node 4 lessons/17_flash_attention/cluster.py              scaled_dot_product_attention
     torchrun --nproc-per-node 4 lessons/17_flash_attention/cluster.py --minidist   minidist's flash_attention
 
-Each rank has its own sequences. On a GPU all is bfloat16, on a CPU float64: the losses of both agree to `TOLERANCE`.
-After the training, rank 0 tells of each backend that this machine has what autograd keeps, and how long forward and
-backward take. MATH is plain attention. Times are this machine's, and prove nothing elsewhere.
+Each rank has its own sequences. On a GPU all is bfloat16, on a CPU float64: the losses of both
+agree to `TOLERANCE`. After the training, rank 0 tells of each backend that this machine has what
+autograd keeps, and how long forward and backward take. MATH is plain attention. Times are this
+machine's, and prove nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -44,11 +46,18 @@ def by_minidist(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def train(comm: Communicator, attend: Attention, device: torch.device) -> list[float]:
-    """Let each token predict the one before, by x + out(attention(qkv(x))); return the mean loss of each step."""
+    """Let each token predict the one before, by x + out(attention(qkv(x))); return the mean loss of
+    each step.
+    """
     generator = torch.Generator().manual_seed(0)
-    drawn = (torch.randn(rows, HIDDEN, generator=generator) / HIDDEN**0.5 for rows in (3 * HIDDEN, HIDDEN))
+    drawn = (
+        torch.randn(rows, HIDDEN, generator=generator) / HIDDEN**0.5
+        for rows in (3 * HIDDEN, HIDDEN)
+    )
     weights = [weight.to(device, DTYPE) for weight in drawn]
-    x = torch.randn(2, TIME, HIDDEN, generator=torch.Generator().manual_seed(comm.rank + 1)).to(device, DTYPE)
+    x = torch.randn(2, TIME, HIDDEN, generator=torch.Generator().manual_seed(comm.rank + 1)).to(
+        device, DTYPE
+    )
     losses = []
     for _ in range(STEPS):
         qkv, out = (weight.detach().requires_grad_() for weight in weights)
@@ -60,7 +69,9 @@ def train(comm: Communicator, attend: Attention, device: torch.device) -> list[f
         for each in told:
             all_reduce(each, comm, op="mean")
         losses.append(told[0].item())
-        weights = [weight - RATE * mean.to(DTYPE) for weight, mean in zip(weights, told[1:], strict=True)]
+        weights = [
+            weight - RATE * mean.to(DTYPE) for weight, mean in zip(weights, told[1:], strict=True)
+        ]
     return losses
 
 
@@ -75,9 +86,14 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def tell(tokens: int, name: str, device: str) -> str:
-    """Return what a backend keeps from forward to backward, and the best of three times, of one sequence."""
+    """Return what a backend keeps from forward to backward, and the best of three times, of one
+    sequence.
+    """
     attend = by_minidist if name == "minidist" else partial(by_torch, backend=name)
-    heads = [torch.randn(1, 2, tokens, 64, device=device, dtype=DTYPE, requires_grad=True) for _ in range(3)]
+    heads = [
+        torch.randn(1, 2, tokens, 64, device=device, dtype=DTYPE, requires_grad=True)
+        for _ in range(3)
+    ]
     account, seconds = Account(), []
     try:
         with account.recording():
@@ -86,7 +102,8 @@ def tell(tokens: int, name: str, device: str) -> str:
         return f"not here: {str(error).splitlines()[0][:60]}"
     for _ in range(3):
         start = time.perf_counter()
-        torch.autograd.grad(attend(*heads), heads, output.detach())[0].sum().item()  # waits for the GPU
+        # waits for the GPU
+        torch.autograd.grad(attend(*heads), heads, output.detach())[0].sum().item()
         seconds.append(time.perf_counter() - start)
     return f"keeps {account.now['activations']:13,} bytes  {1e3 * min(seconds):9.1f} ms"
 
@@ -94,5 +111,11 @@ def tell(tokens: int, name: str, device: str) -> str:
 if __name__ == "__main__":
     run_twin(production, ours)
     for tokens in ((4096, 16384) if ON_GPU else (512, 1024)) if dist.get_rank() == 0 else ():
-        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION", "minidist"):
+        for name in (
+            "MATH",
+            "EFFICIENT_ATTENTION",
+            "FLASH_ATTENTION",
+            "CUDNN_ATTENTION",
+            "minidist",
+        ):
             print(f"T = {tokens:6,}  {name:20} {tell(tokens, name, 'cuda' if ON_GPU else 'cpu')}")

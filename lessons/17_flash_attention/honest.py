@@ -1,4 +1,6 @@
-"""Lesson 17 answered by hand, from the handout alone: bytes, the online softmax, tiles, and a merge over ranks."""
+"""Lesson 17 answered by hand, from the handout alone: bytes, the online softmax, tiles, and a merge
+over ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def matrix_bytes(batch: int, heads: int, queries: int, keys: int, itemsize: int)
     return batch * heads * queries * keys * itemsize
 
 
-def flash_bytes(batch: int, heads: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -> int:
+def flash_bytes(
+    batch: int, heads: int, kv_heads: int, tokens: int, head_size: int, itemsize: int
+) -> int:
     """Task 1b: Q, O, K, V and lse."""
     q = batch * heads * tokens * head_size * itemsize
     k = batch * kv_heads * tokens * head_size * itemsize
@@ -94,7 +98,13 @@ def flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tu
 
 
 def flash_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Task 4a: the outer loop over keys, as in the paper."""
     delta = (gradient * output).sum(-1)
@@ -139,7 +149,9 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     return Flash.apply(query, key, value, causal)
 
 
-def attention_over_ranks(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> tuple[Tensor, Tensor]:
+def attention_over_ranks(
+    query: Tensor, key: Tensor, value: Tensor, comm: Communicator
+) -> tuple[Tensor, Tensor]:
     """Task 5: numerators and denominators of all ranks, in units of the largest denominator."""
     if key.shape[2]:
         output, lse = flash_forward(query, key, value, False)

@@ -49,18 +49,32 @@ def cuts_of(length: int) -> list[slice]:
 
 def online(scores: Array, value: Array, cuts: Sequence[slice], slip: str) -> Array:
     """Return the output of an online softmax over cuts of the keys that has a slip."""
-    largest = np.full((*scores.shape[:-1], 1), 0.0 if slip in ("from 0", "as they are") else -np.inf)
-    total, output, parts = np.zeros_like(largest), np.zeros((*scores.shape[:-1], value.shape[-1])), []
+    largest = np.full(
+        (*scores.shape[:-1], 1), 0.0 if slip in ("from 0", "as they are") else -np.inf
+    )
+    total, output, parts = (
+        np.zeros_like(largest),
+        np.zeros((*scores.shape[:-1], value.shape[-1])),
+        [],
+    )
     with np.errstate(all="ignore"):
         for cut in cuts:
             own = scores[..., cut].max(-1, keepdims=True)
             own = scores[..., cut].max(TOGETHER[slip], keepdims=True) if slip in TOGETHER else own
             now = largest if slip == "as they are" else np.maximum(largest, own)
             apart = slip in ("own", "added", "mean")
-            weights, shrink = np.exp(scores[..., cut] - (own if apart else now)), np.exp(largest - now)
+            weights, shrink = (
+                np.exp(scores[..., cut] - (own if apart else now)),
+                np.exp(largest - now),
+            )
             parts.append(weights @ value[..., cut, :] / weights.sum(-1, keepdims=True))
-            total = total * (1 if slip in ("neither", "own", "values") else shrink) + weights.sum(-1, keepdims=True)
-            output = output * (1 if slip in ("neither", "own", "sum") else shrink) + weights @ value[..., cut, :]
+            total = total * (1 if slip in ("neither", "own", "values") else shrink) + weights.sum(
+                -1, keepdims=True
+            )
+            output = (
+                output * (1 if slip in ("neither", "own", "sum") else shrink)
+                + weights @ value[..., cut, :]
+            )
             output = output / weights.sum(-1, keepdims=True) if slip == "twice" else output
             largest = now
         if slip in ("added", "mean"):
@@ -71,9 +85,12 @@ def online(scores: Array, value: Array, cuts: Sequence[slice], slip: str) -> Arr
 SLIPS = {
     "the output is not divided by the sum of the weights at the end": "undivided",
     "the sums are not rescaled when a larger score comes": "own",
-    "nothing is rescaled when a larger score comes, neither the sum of the weights nor that of the values": "neither",
-    "the sum of the weights is rescaled when a larger score comes, and the weighted values are not": "sum",
-    "the weighted values are rescaled when a larger score comes, and the sum of the weights is not": "values",
+    "nothing is rescaled when a larger score comes, neither the sum of the weights nor that "
+    "of the values": "neither",
+    "the sum of the weights is rescaled when a larger score comes, and the weighted values "
+    "are not": "sum",
+    "the weighted values are rescaled when a larger score comes, and the sum of the weights "
+    "is not": "values",
     "the output is divided in every block of keys, and at the end again": "twice",
     "each block of keys has a softmax of its own, and the outputs are added": "added",
     "each block of keys has a softmax of its own, and the outputs are averaged": "mean",
@@ -82,43 +99,59 @@ SLIPS = {
 TOGETHER = {"one": None, "one a head": (-2, -1)}  # over which dims the largest score is taken
 LEAST = -800.0  # exp of less is 0 in float64
 BROKEN = {
-    "the largest score so far begins at 0, not at -inf: if all scores are far below 0, all weights are 0": "from 0",
+    "the largest score so far begins at 0, not at -inf: if all scores are far below 0, all "
+    "weights are 0": "from 0",
     "exp is taken of the scores as they are, and not of what they are below the largest": "as they are",
-    "one largest score serves all queries: the weights of a query whose own scores are far below are all 0": "one",
-    "one largest score of a head serves all of its queries: where a query's own scores are far below, all its weights "
-    "are 0": "one a head",
+    "one largest score serves all queries: the weights of a query whose own scores are far "
+    "below are all 0": "one",
+    "one largest score of a head serves all of its queries: where a query's own scores are far "
+    "below, all its weights are 0": "one a head",
 }
 
 
 def expect_finite(output: Array, given: Arrays, seen: Array, cuts: Sequence[slice]) -> None:
-    """Raise `Wrong` if some queries' outputs are no numbers; the mistake that breaks just these is named."""
+    """Raise `Wrong` if some queries' outputs are no numbers; the mistake that breaks just these is
+    named.
+    """
     broken = (~np.isfinite(output)).any(-1)
     if not broken.any():
         return
     queries, keys = seen.shape
     masks = {} if seen.all() else wrong_masks(queries, keys)
     rows: dict[str, Any] = {
-        story: np.broadcast_to(~mask.any(-1), broken.shape) for story, mask in masks.items() if not mask.any(-1).all()
+        story: np.broadcast_to(~mask.any(-1), broken.shape)
+        for story, mask in masks.items()
+        if not mask.any(-1).all()
     }
     for story, slip in BROKEN.items():
         rows[story] = partial(rows_broken_by, slip, given, seen, cuts)
     clause = known(rows, partial(np.array_equal, broken))
-    clause = clause or (": a masked score is -inf, and -inf - (-inf) is not a number" if masks else "")
-    raise Wrong(f"the output of {broken.sum()} of {broken.size} queries is infinite or not a number{clause}")
+    clause = clause or (
+        ": a masked score is -inf, and -inf - (-inf) is not a number" if masks else ""
+    )
+    raise Wrong(
+        f"the output of {broken.sum()} of {broken.size} queries is infinite or not a number{clause}"
+    )
 
 
 def rows_broken_by(slip: str, given: Arrays, seen: Array, cuts: Sequence[slice]) -> Array:
     """Return of which queries a slip makes the output no number."""
     with np.errstate(all="ignore"):
-        return np.asarray(~np.isfinite(online(scores_of(given, seen), given["value"], cuts, slip)).all(-1))
+        return np.asarray(
+            ~np.isfinite(online(scores_of(given, seen), given["value"], cuts, slip)).all(-1)
+        )
 
 
-def wrong_outputs(given: Arrays, seen: Array, cuts: Sequence[slice]) -> dict[str, Callable[[], Array]]:
+def wrong_outputs(
+    given: Arrays, seen: Array, cuts: Sequence[slice]
+) -> dict[str, Callable[[], Array]]:
     """Return what known mistakes give, by clause."""
 
     def slipped(slip: str) -> Array:
         with np.errstate(all="ignore"):
-            return np.nan_to_num(online(scores_of(given, seen), given["value"], cuts, slip), nan=0.0)
+            return np.nan_to_num(
+                online(scores_of(given, seen), given["value"], cuts, slip), nan=0.0
+            )
 
     def scaled(scale: float) -> Array:
         return attention(given, seen, scale)[0]
@@ -135,7 +168,10 @@ def wrong_outputs(given: Arrays, seen: Array, cuts: Sequence[slice]) -> dict[str
     wrong = {story: partial(slipped, slip) for story, slip in SLIPS.items()}
     wrong |= {"the scores are not divided by √d": partial(scaled, 1.0)}
     wrong |= {"the scores are divided by d, not by √d": partial(scaled, 1 / size)}
-    wrong |= {story: partial(lambda mask: attention(given, seen & mask)[0], mask) for story, mask in sees.items()}
+    wrong |= {
+        story: partial(lambda mask: attention(given, seen & mask)[0], mask)
+        for story, mask in sees.items()
+    }
     return wrong
 
 
@@ -144,11 +180,13 @@ def wrong_masks(queries: int, keys: int) -> dict[str, Array]:
     query, key = np.arange(queries)[:, None], np.arange(keys)
     inside, same = key % TILE <= query % TILE, query // TILE == key // TILE
     return {
-        "the mask counts from the bottom right, not from the top left": key - keys <= query - queries,
+        "the mask counts from the bottom right, not from the top left": key - keys
+        <= query - queries,
         "no key is masked": np.ones((queries, keys), dtype=bool),
         "a query does not see the key of its own place": key < query,
         "a query sees one key too many": key <= query + 1,
-        "every tile is masked like the one at the diagonal": (key // TILE <= query // TILE) & inside,
+        "every tile is masked like the one at the diagonal": (key // TILE <= query // TILE)
+        & inside,
         "the tile at the diagonal is not masked": key // TILE <= query // TILE,
         "the tile at the diagonal is left out": key // TILE < query // TILE,
         "the tile at the diagonal counts only": same & inside,
@@ -171,15 +209,27 @@ def wrongly_masked(given: Arrays, seen: Array) -> dict[str, Callable[[], Array]]
         return of_scores(np.where(there, scores, -np.inf), given["value"], seen)
 
     wrong: dict[str, Callable[[], Array]] = {}
-    below = (np.where(seen, scores, -np.inf).max(-1) < LEAST).any()  # where 0 and -1,000 come out alike
-    for there, where in ((keys // TILE <= queries // TILE, ""), (np.ones_like(seen), ", in every tile")):
-        late = f"weights are masked when their sum has been taken, which then has those of masked keys{where}"
+    # where 0 and -1,000 come out alike
+    below = (np.where(seen, scores, -np.inf).max(-1) < LEAST).any()
+    for there, where in (
+        (keys // TILE <= queries // TILE, ""),
+        (np.ones_like(seen), ", in every tile"),
+    ):
+        late = (
+            "weights are masked when their sum has been taken, which then has those of masked "
+            f"keys{where}"
+        )
         wrong[late] = partial(too_late, there)
         for value in (0.0, -100.0, -1000.0, -10000.0):
             number = "a number" if below and value > LEAST else f"{value:,.0f}"
-            why = "and exp(0) is a weight like others" if number == "0" else "and some scores lie below"
+            why = (
+                "and exp(0) is a weight like others"
+                if number == "0"
+                else "and some scores lie below"
+            )
             wrong.setdefault(
-                f"a masked score becomes {number}, not -inf, {why}{where}", partial(masked_by, value, there)
+                f"a masked score becomes {number}, not -inf, {why}{where}",
+                partial(masked_by, value, there),
             )
     return wrong
 
@@ -202,9 +252,12 @@ def judge_lse(found: Array, given: Arrays, seen: Array, rank: int = 0) -> None:
         "it is the logarithm to base 2": lse / np.log(2),
         "the largest score is subtracted from the logarithm": np.log(total) - largest,
         "the logarithm is subtracted from the largest score": largest - np.log(total),
-        "the logarithm of the sum is to base 2, and the exponentials are not": largest + np.log2(total),
-        "the logarithm of the sum is to base 10, and the exponentials are not": largest + np.log10(total),
-        "it is the sum of the weights, with the largest score added, and not its logarithm": largest + total,
+        "the logarithm of the sum is to base 2, and the exponentials are not": largest
+        + np.log2(total),
+        "the logarithm of the sum is to base 10, and the exponentials are not": largest
+        + np.log10(total),
+        "it is the sum of the weights, with the largest score added, and not its logarithm": largest
+        + total,
         "the largest score is multiplied with the logarithm": largest * np.log(total),
         "the scores are not divided by √d": lambda: attention(given, seen, 1.0)[1],
         "it is of the last tile of keys alone": lambda: attention(
@@ -212,18 +265,23 @@ def judge_lse(found: Array, given: Arrays, seen: Array, rank: int = 0) -> None:
         )[1],
     }
     if found.shape == (*lse.shape, 1):
-        raise Wrong(f"rank {rank}: lse has shape {found.shape}, expected {lse.shape}: one number a query")
+        raise Wrong(
+            f"rank {rank}: lse has shape {found.shape}, expected {lse.shape}: one number a query"
+        )
     expect_close(rank, "lse", found, lse, instead=instead)
 
 
 class Meter(TorchDispatchMode):
-    """The bytes that torch's operations return, as long as somebody holds them; the products; and the largest tensor.
+    """The bytes that torch's operations return, as long as somebody holds them; the products; and
+    the largest tensor.
 
     What was `given` does not count.
     """
 
     __module__ = (
-        "meter"  # torch passes this class around where the answer calls it: the watch is not to blame the answer
+        # torch passes this class around where the answer calls it: the watch is not to blame the
+        # answer
+        "meter"
     )
 
     def __init__(self, *given: Tensor) -> None:
@@ -233,19 +291,25 @@ class Meter(TorchDispatchMode):
         self.peak = self.flops = 0
         self.largest: tuple[int, tuple[int, ...]] = (0, ())
         self.fused = ""  # torch's own attention, if it was called, and where
-        self.matrix: tuple[int, ...] = ()  # the shape of one that is larger than a tile in both directions
+        # the shape of one that is larger than a tile in both directions
+        self.matrix: tuple[int, ...] = ()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.__name__.partition(".")[0]
         if "scaled_dot_product" in name:
             self.blame(sys._getframe(1), name)
         found = function(*args, **(kwargs or {}))
         if name in ("mm", "bmm", "addmm", "baddbmm"):
-            self.flops += 2 * found.numel() * args[name.endswith("addmm") or name == "baddbmm"].shape[-1]
+            self.flops += (
+                2 * found.numel() * args[name.endswith("addmm") or name == "baddbmm"].shape[-1]
+            )
         for each in tree_leaves(found):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.given:
                 self.made.add(each.untyped_storage())
-                whole = each.untyped_storage().nbytes() >= each.nbytes  # else it is a view that repeats itself
+                # else it is a view that repeats itself
+                whole = each.untyped_storage().nbytes() >= each.nbytes
                 if whole and len(each.shape) > 1 and min(each.shape[-2:]) > TILE:
                     self.matrix = tuple(each.shape)
                 self.largest = max(self.largest, (each.nbytes if whole else 0, tuple(each.shape)))
@@ -254,7 +318,9 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, or the first operation would import torch's compiler, which takes seconds."""
+        """Return False, or the first operation would import torch's compiler, which takes
+        seconds.
+        """
         return False
 
     def held(self) -> int:
@@ -263,9 +329,16 @@ class Meter(TorchDispatchMode):
 
     def blame(self, frame: Any, name: str) -> None:
         """Note who calls torch's own attention, unless it is the package: that the watch sees."""
-        while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
+        while (
+            frame is not None
+            and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
+        ):
             frame = frame.f_back
-        if not self.fused and frame and not str(frame.f_globals.get("__name__", "")).startswith("minidist"):
+        if (
+            not self.fused
+            and frame
+            and not str(frame.f_globals.get("__name__", "")).startswith("minidist")
+        ):
             self.fused = f"{frame.f_code.co_name}, line {frame.f_lineno}, calls torch's own, {name}"
 
     def __exit__(self, *error: Any) -> None:
@@ -277,7 +350,12 @@ class Meter(TorchDispatchMode):
 
 def measured(meter: Meter) -> dict[str, Any]:
     """Return what a meter has seen."""
-    return {"peak": meter.peak, "flops": meter.flops, "matrix": meter.matrix, "largest": meter.largest[1]}
+    return {
+        "peak": meter.peak,
+        "flops": meter.flops,
+        "matrix": meter.matrix,
+        "largest": meter.largest[1],
+    }
 
 
 def expect_tiles(found: Arrays, given: Arrays, products: int, wholes: int) -> int:
@@ -285,24 +363,37 @@ def expect_tiles(found: Arrays, given: Arrays, products: int, wholes: int) -> in
     (batch, heads, queries, size), keys = given["query"].shape, given["key"].shape[2]
     if (matrix := tuple(found["matrix"].tolist())) and min(queries, keys) > TILE:
         raise Wrong(
-            f"a tensor of shape {matrix} is made: no scores, weights or mask of all queries and keys, but a tile"
+            f"a tensor of shape {matrix} is made: no scores, weights or mask of all queries "
+            "and keys, but a tile"
         )
     most = 8 * batch * heads * (8 * TILE**2 + wholes * max(queries, keys) * size)
     if (peak := int(found["peak"])) > most:
         shape = tuple(found["largest"].tolist())
         row = ": all keys of a tile of queries are together" if shape[-2:] == (TILE, keys) else ""
-        row = ": all queries of a tile of keys are together" if shape[-2:] == (queries, TILE) else row
+        row = (
+            ": all queries of a tile of keys are together" if shape[-2:] == (queries, TILE) else row
+        )
         raise Wrong(
-            f"{peak:,} bytes are held at a time besides the arguments, expected at most {most:,}; the largest tensor "
-            f"has the shape {shape}, a tile of all heads has {(batch, heads, TILE, TILE)}{row}"
+            f"{peak:,} bytes are held at a time besides the arguments, expected at most {most:,}; "
+            f"the largest tensor has the shape {shape}, a tile of all heads has "
+            f"{(batch, heads, TILE, TILE)}{row}"
         )
     down, across = len(cuts_of(queries)), len(cuts_of(keys))
     tiles = sum(min(row + 1, across) for row in range(down)) if given["causal"] else down * across
     tile = products * 2 * batch * heads * TILE**2 * size
     if (flops := int(found["flops"])) > tiles * tile:
-        above = given["causal"] and abs(flops / (products * 2 * batch * heads * size) - queries * keys) < 1
-        why = "no tile wholly above the diagonal is to be computed" if above else f"each tile takes {products} products"
-        raise Wrong(f"matrix products take {flops:,} operations, expected at most {tiles * tile:,}: {why}")
+        above = (
+            given["causal"]
+            and abs(flops / (products * 2 * batch * heads * size) - queries * keys) < 1
+        )
+        why = (
+            "no tile wholly above the diagonal is to be computed"
+            if above
+            else f"each tile takes {products} products"
+        )
+        raise Wrong(
+            f"matrix products take {flops:,} operations, expected at most {tiles * tile:,}: {why}"
+        )
     return peak
 
 
@@ -320,7 +411,10 @@ def expect_pair(found: Any) -> dict[str, Any]:
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise Wrong(f"a {type(found).__name__} is returned, expected the pair (output, lse)")
     output, lse = found
-    return {"output": expect_tensor(output, "the output", 4).numpy(), "lse": expect_tensor(lse, "lse", 3).numpy()}
+    return {
+        "output": expect_tensor(output, "the output", 4).numpy(),
+        "lse": expect_tensor(lse, "lse", 3).numpy(),
+    }
 
 
 def tensors(given: Arrays, names: Sequence[str]) -> list[Tensor]:

@@ -1,4 +1,6 @@
-"""Lesson 17, task 4: the programs that run backward, and see what is saved for it, and their judges."""
+"""Lesson 17, task 4: the programs that run backward, and see what is saved for it, and their
+judges.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from minidist.memory.account import Account
 
 
 def forward_of_all(given: Arrays) -> tuple[Array, Array, Arrays, Array]:
-    """Return output and lse of all keys, the block of keys that backward is asked about, and what is seen of it."""
+    """Return output and lse of all keys, the block of keys that backward is asked about, and what
+    is seen of it.
+    """
     seen = seen_by(given["query"].shape[2], given["key"].shape[2], bool(given["causal"]))
     cut = slice(*given["block"].tolist())
     block = dict(given) | {name: given[name][:, :, cut] for name in QKV[1:]}
@@ -48,8 +52,14 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     with torch.no_grad(), Meter(*leaves) as meter:
         found = exercise.flash_backward(*leaves, bool(given["causal"]))
         if not isinstance(found, tuple | list) or len(found) != 3:
-            raise Wrong("flash_backward returns something else than the three gradients of query, key and value")
-    found = [expect_tensor(each, f"the gradient of {name}", 4) for each, name in zip(found, QKV, strict=True)]
+            raise Wrong(
+                "flash_backward returns something else than the three gradients of query, key and "
+                "value"
+            )
+    found = [
+        expect_tensor(each, f"the gradient of {name}", 4)
+        for each, name in zip(found, QKV, strict=True)
+    ]
     return {name: each.numpy() for name, each in zip(QKV, found, strict=True)} | measured(meter)
 
 
@@ -77,7 +87,9 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
         """Reduce each tile, and repeat the result as often as the tile has keys."""
         parts = [reduce(of[..., cut]) for cut in cuts_of(keys)]
         widths = [cut.stop - cut.start for cut in cuts_of(keys)]
-        return np.concatenate([np.repeat(part, n, -1) for part, n in zip(parts, widths, strict=True)], -1)
+        return np.concatenate(
+            [np.repeat(part, n, -1) for part, n in zip(parts, widths, strict=True)], -1
+        )
 
     def largest(part: Array) -> Array:
         return part.max(-1, keepdims=True, initial=-1e300)
@@ -86,7 +98,9 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
         return largest(part) + np.log(np.exp(part - largest(part)).sum(-1, keepdims=True) + 1e-300)
 
     def weighing(less: Array) -> dict[str, Array]:
-        return gradients(block, np.exp(np.where(np.isfinite(scores), scores - less, -np.inf)), delta)
+        return gradients(
+            block, np.exp(np.where(np.isfinite(scores), scores - less, -np.inf)), delta
+        )
 
     def masked(mask: Array) -> dict[str, Array]:
         return gradients(block, np.exp(scores_of(block, mask) - lse[..., None]), delta)
@@ -101,28 +115,38 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
     wrong: dict[str, Callable[[], dict[str, Array]]] = {
         "Δ, rowsum(dO · O), is forgotten": lambda: gradients(block, p, 0 * delta),
         "Δ is added, not subtracted": lambda: gradients(block, p, -delta),
-        "Δ is subtracted from P (dO Vᵀ), not from dO Vᵀ before it is multiplied by P": lambda: gradients(
-            block, p, delta, ds=(p * dp - delta) * given["query"].shape[-1] ** -0.5 * computed
+        "Δ is subtracted from P (dO Vᵀ), not from dO Vᵀ before it is multiplied by P": lambda: (
+            gradients(
+                block, p, delta, ds=(p * dp - delta) * given["query"].shape[-1] ** -0.5 * computed
+            )
         ),
-        "Δ is a sum over these keys alone, not rowsum(dO · O), which is over all keys": lambda: gradients(
-            block, p, (p * dp).sum(-1, keepdims=True)
+        "Δ is a sum over these keys alone, not rowsum(dO · O), which is over all keys": lambda: (
+            gradients(block, p, (p * dp).sum(-1, keepdims=True))
         ),
-        "Δ is a sum over the keys of a tile, not rowsum(dO · O), which is over all keys": lambda: gradients(
-            block, p, by_tile(lambda part: part.sum(-1, keepdims=True), p * dp)
+        "Δ is a sum over the keys of a tile, not rowsum(dO · O), which is over all keys": lambda: (
+            gradients(block, p, by_tile(lambda part: part.sum(-1, keepdims=True), p * dp))
         ),
-        "Δ is the sum of dO, not of dO · O": lambda: gradients(block, p, given["gradient"].sum(-1, keepdims=True)),
-        "the weights are exp(score - the largest score of these keys), not exp(score - lse)": lambda: weighing(
-            largest(scores)
+        "Δ is the sum of dO, not of dO · O": lambda: gradients(
+            block, p, given["gradient"].sum(-1, keepdims=True)
         ),
-        "the weights are exp(score - the tile's own largest score), not exp(score - lse)": lambda: weighing(
-            by_tile(largest)
+        "the weights are exp(score - the largest score of these keys), not exp(score - lse)": lambda: (
+            weighing(largest(scores))
         ),
-        "each tile has a softmax of its own: the weights are to be exp(score - lse)": lambda: weighing(
-            by_tile(own_lse)
+        "the weights are exp(score - the tile's own largest score), not exp(score - lse)": lambda: (
+            weighing(by_tile(largest))
         ),
-        "the softmax is over these keys alone, not over all keys, as lse is": lambda: weighing(own_lse(scores)),
-        "Δ is the mean of dO · O, not its sum": lambda: gradients(block, p, delta / output.shape[-1]),
-        "Δ is the sum of O, not of dO · O": lambda: gradients(block, p, output.sum(-1, keepdims=True)),
+        "each tile has a softmax of its own: the weights are to be exp(score - lse)": lambda: (
+            weighing(by_tile(own_lse))
+        ),
+        "the softmax is over these keys alone, not over all keys, as lse is": lambda: weighing(
+            own_lse(scores)
+        ),
+        "Δ is the mean of dO · O, not its sum": lambda: gradients(
+            block, p, delta / output.shape[-1]
+        ),
+        "Δ is the sum of O, not of dO · O": lambda: gradients(
+            block, p, output.sum(-1, keepdims=True)
+        ),
         "Δ is the sum over all of a query's heads": lambda: gradients(
             block, p, delta.sum(1, keepdims=True) + 0 * delta
         ),
@@ -132,8 +156,12 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
         "dS is not multiplied by P": lambda: gradients(
             block, p, delta, ds=(dp - delta) * block["query"].shape[-1] ** -0.5 * computed
         ),
-        "dV is dSᵀ dO: it is Pᵀ dO": lambda: swapped("value", rows.swapaxes(-1, -2) @ given["gradient"]),
-        "dK is dSᵀ dO: it is dSᵀ Q": lambda: swapped("key", rows.swapaxes(-1, -2) @ given["gradient"]),
+        "dV is dSᵀ dO: it is Pᵀ dO": lambda: swapped(
+            "value", rows.swapaxes(-1, -2) @ given["gradient"]
+        ),
+        "dK is dSᵀ dO: it is dSᵀ Q": lambda: swapped(
+            "key", rows.swapaxes(-1, -2) @ given["gradient"]
+        ),
         "dK is Pᵀ Q: it is dSᵀ Q": lambda: swapped("key", p.swapaxes(-1, -2) @ block["query"]),
         "dQ is P K: it is dS K": lambda: swapped("query", p @ block["key"]),
         "the gradients of key and value are exchanged": lambda: {
@@ -155,7 +183,8 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
             block, np.exp(np.minimum(scores_of(block, seen, 1.0) - lse[..., None], 700)), delta
         ),
         "a tile's terms replace those of the tiles before, and are not added to them": lambda: (
-            gradients(block, p * last_rows[:, None], delta) | {"query": gradients(block, p * last_keys, delta)["query"]}
+            gradients(block, p * last_rows[:, None], delta)
+            | {"query": gradients(block, p * last_keys, delta)["query"]}
         ),
         "the last tile of queries, which is not full, is left out": lambda: gradients(
             block, p * (np.arange(queries) < queries // TILE * TILE)[:, None], delta
@@ -165,7 +194,9 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
         ),
     }
     if causal:
-        wrong |= {story: partial(masked, mask) for story, mask in wrong_masks(queries, keys).items()}
+        wrong |= {
+            story: partial(masked, mask) for story, mask in wrong_masks(queries, keys).items()
+        }
     return wrong
 
 
@@ -176,7 +207,10 @@ def expect_gradients(found: Arrays, given: Arrays) -> None:
     expected = gradients(block, p, (given["gradient"] * output).sum(-1, keepdims=True))
     wrong = wrong_gradients(given)
     for name in ("value", "query", "key"):  # of value first: it needs the weights alone
-        instead = {story: partial(lambda make, name: make()[name], make, name) for story, make in wrong.items()}
+        instead = {
+            story: partial(lambda make, name: make()[name], make, name)
+            for story, make in wrong.items()
+        }
         with np.errstate(all="ignore"):
             expect_close(0, f"the gradient of {name}", found[name], expected[name], instead=instead)
 
@@ -198,15 +232,25 @@ def run_function(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
             expect_tensor(output, "what flash_attention returns", 4)
         saved, held = account.now["activations"], held_by(meter)
         if output.grad_fn is None:
-            raise Wrong("the output has no gradient: `flash_attention` is to return what the function's apply returns")
+            raise Wrong(
+                "the output has no gradient: `flash_attention` is to return what the function's "
+                "apply returns"
+            )
         try:
             with suppress(NotImplementedError):
                 output.backward(gradient)
         except RuntimeError as error:
             if "incorrect number of gradients" not in str(error):
                 raise
-            raise Wrong(f"{error}: backward returns one value for each argument of forward, None for causal") from error
-    found = {"output": output.detach().numpy(), "saved": saved, "held": held, "after": held_by(meter)}
+            raise Wrong(
+                f"{error}: backward returns one value for each argument of forward, None for causal"
+            ) from error
+    found = {
+        "output": output.detach().numpy(),
+        "saved": saved,
+        "held": held,
+        "after": held_by(meter),
+    }
     for name, leaf in zip(QKV, leaves, strict=True):
         if leaf.grad is None:
             raise Wrong(f"backward leaves no gradient of {name}")
@@ -235,15 +279,25 @@ def judge_function(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         (int(found["held"]), new, "besides the arguments"),
     ):
         if bytes > most:
-            why = "compute inside an autograd.Function, which records nothing, and save five tensors"
-            tiles = f": a matrix of all weights has {matrix:,}" if bytes - most >= matrix // 3 else ""
-            raise Wrong(f"{who} {bytes:,} bytes from forward to backward, expected at most {most:,}{tiles}: {why}")
+            why = (
+                "compute inside an autograd.Function, which records nothing, and save five tensors"
+            )
+            tiles = (
+                f": a matrix of all weights has {matrix:,}" if bytes - most >= matrix // 3 else ""
+            )
+            raise Wrong(
+                f"{who} {bytes:,} bytes from forward to backward, expected at most "
+                f"{most:,}{tiles}: {why}"
+            )
     if matrix := found["matrix"].tolist():
-        raise Wrong(f"a tensor of shape {tuple(matrix)} is made: no weights of all queries and keys, but a tile")
+        raise Wrong(
+            f"a tensor of shape {tuple(matrix)} is made: no weights of all queries and keys, but "
+            "a tile"
+        )
     after = int(found["after"]) - output.nbytes - sum(given[name].nbytes for name in QKV)
     if after > 0:
         raise Wrong(
-            f"after backward {after:,} bytes are still held, while somebody has the output: keep tensors by "
-            "ctx.save_for_backward, which lets them go"
+            f"after backward {after:,} bytes are still held, while somebody has the output: keep "
+            "tensors by ctx.save_for_backward, which lets them go"
         )
     return {"bytes saved for backward": saved}

@@ -12,33 +12,55 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 
 def run_bytes(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 1; each row is batch, heads, kv_heads, queries, keys, head_size, itemsize, budget."""
+    """Run task 1; each row is batch, heads, kv_heads, queries, keys, head_size, itemsize,
+    budget.
+    """
     found = []
     for b, h, kv, tq, tk, d, size, budget in given["rows"].tolist():
         longest = exercise.longest_sequences(budget, b, h, kv, d, size)
         if not isinstance(longest, tuple | list) or len(longest) != 2:
             raise Wrong(f"longest_sequences returns {longest!r}, expected a pair of whole numbers")
-        row = [exercise.matrix_bytes(b, h, tq, tk, size), exercise.flash_bytes(b, h, kv, tk, d, size), *longest]
-        for name, value in zip(("matrix_bytes", "flash_bytes", *["longest_sequences"] * 2), row, strict=True):
+        row = [
+            exercise.matrix_bytes(b, h, tq, tk, size),
+            exercise.flash_bytes(b, h, kv, tk, d, size),
+            *longest,
+        ]
+        for name, value in zip(
+            ("matrix_bytes", "flash_bytes", *["longest_sequences"] * 2), row, strict=True
+        ):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise Wrong(f"{name} returns {value!r} of type {type(value).__name__}, expected a whole number, an int")
+                raise Wrong(
+                    f"{name} returns {value!r} of type {type(value).__name__}, expected a whole "
+                    "number, an int"
+                )
         found.append(row)
     return {"found": found}
 
 
 def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Count."""
-    for row, found in zip(case.given[0]["rows"].tolist(), results[0]["found"].tolist(), strict=True):
+    for row, found in zip(
+        case.given[0]["rows"].tolist(), results[0]["found"].tolist(), strict=True
+    ):
         b, h, kv, tq, tk, d, size, budget = row
         matrix, flash = b * h * tq * tk * size, b * tk * (2 * (h + kv) * d * size + 4 * h)
         told(f"matrix_bytes({b}, {h}, {tq}, {tk}, {size})", found[0], matrix, wrong_matrices(row))
-        told(f"flash_bytes({b}, {h}, {kv}, {tk}, {d}, {size})", found[1], flash, wrong_holdings(row))
+        told(
+            f"flash_bytes({b}, {h}, {kv}, {tk}, {d}, {size})", found[1], flash, wrong_holdings(row)
+        )
         called = f"of longest_sequences({budget}, {b}, {h}, {kv}, {d}, {size})"
         ends = longest_by(row, (h + 2 * kv) * d * size, size)
         told(
-            f"the first {called}", found[2], ends, wrong_ends(row) | {"the two are exchanged": budget // (flash // tk)}
+            f"the first {called}",
+            found[2],
+            ends,
+            wrong_ends(row) | {"the two are exchanged": budget // (flash // tk)},
         )
-        with_flash = {story: budget // (value // tk) for story, value in wrong_holdings(row).items() if not value % tk}
+        with_flash = {
+            story: budget // (value // tk)
+            for story, value in wrong_holdings(row).items()
+            if not value % tk
+        }
         with_flash |= {
             "T is one too long: its bytes are more than the budget": budget // (flash // tk) + 1,
             "T is one too short: what takes just the budget fits": budget // (flash // tk) - 1,
@@ -115,6 +137,8 @@ def wrong_ends(row: Sequence[int]) -> dict[str, int]:
         "query, key and value are forgotten": longest_by(row, 0, size),
         "the output is held, too": longest_by(row, 2 * (h + kv) * d * size, size),
         "keys and values have as many heads as queries": longest_by(row, 3 * h * d * size, size),
-        "two matrices are held, the scores and the weights": longest_by(row, (h + 2 * kv) * d * size, 2 * size),
+        "two matrices are held, the scores and the weights": longest_by(
+            row, (h + 2 * kv) * d * size, 2 * size
+        ),
         "lse is held, too": longest_by(row, (h + 2 * kv) * d * size + 4 * h, size),
     }

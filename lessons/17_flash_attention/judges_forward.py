@@ -1,4 +1,6 @@
-"""Lesson 17, tasks 2 and 3: the programs that run forward, block by block and tile by tile, and their judges."""
+"""Lesson 17, tasks 2 and 3: the programs that run forward, block by block and tile by tile, and
+their judges.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def run_stream(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
         start = 0
         for length in given["lengths"].tolist():
             held.append(sum(ref() is not None for ref in born))
-            pair = tuple(torch.from_numpy(given[name][:, :, start : start + length].copy()) for name in QKV[1:])
+            pair = tuple(
+                torch.from_numpy(given[name][:, :, start : start + length].copy())
+                for name in QKV[1:]
+            )
             born.append(weakref.ref(pair[0].untyped_storage()))
             meter.given |= {tensor.untyped_storage().data_ptr() for tensor in pair}
             start += length
@@ -69,13 +74,19 @@ def judge_stream(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     expect_close(0, "the output", found["output"], attention(given, seen)[0], instead=wrong)
     judge_lse(found["lse"], given, seen)
     if (held := int(found["held"])) > 1:
-        raise Wrong(f"{held} earlier blocks are held when a block comes, expected at most the one before")
-    output, scores = given["query"].nbytes, 8 * seen[..., : max(lengths)].size * int(np.prod(given["query"].shape[:2]))
+        raise Wrong(
+            f"{held} earlier blocks are held when a block comes, expected at most the one before"
+        )
+    output, scores = (
+        given["query"].nbytes,
+        8 * seen[..., : max(lengths)].size * int(np.prod(given["query"].shape[:2])),
+    )
     most = 6 * (output + output // given["query"].shape[2] * max(lengths)) + 4 * scores
     if (peak := int(found["peak"])) > most:
         raise Wrong(
-            f"{peak:,} bytes are held at a time besides the arguments, expected at most {most:,}: of {len(lengths)} "
-            "blocks there stay one largest score, one sum and one weighted sum for each query, and nothing else"
+            f"{peak:,} bytes are held at a time besides the arguments, expected at most {most:,}: "
+            f"of {len(lengths)} blocks there stay one largest score, one sum and one weighted sum "
+            "for each query, and nothing else"
         )
     return {"bytes held in a stream of keys": peak}
 
@@ -107,7 +118,10 @@ def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     wrong |= {"the last tile of queries, which is not full, is left out": cut}
     output = found["output"]
     if output.shape[2:3] != (queries,) and output.shape[2:3] == (full,):
-        raise Wrong(f"the output has {full} queries of {queries}: the last tile, which is not full, is left out")
+        raise Wrong(
+            f"the output has {full} queries of {queries}: the last tile, which is not full, is "
+            "left out"
+        )
     expect_finite(output, given, seen, cuts_of(keys))
     expect_close(0, "the output", output, expected, instead=wrong)
     judge_lse(found["lse"], given, seen)

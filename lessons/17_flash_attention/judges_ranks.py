@@ -32,22 +32,38 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     whole = {"query": case.given[0]["query"]} | everyones
     counts = [given["key"].shape[2] for given in case.given]
     seen = seen_by(whole["query"].shape[2], sum(counts), False)
-    parts = [attention(given, seen[:, : given["key"].shape[2]]) for given in case.given if given["key"].shape[2]]
-    outputs, lses = np.array([part[0] for part in parts]), np.array([part[1] for part in parts])[..., None]
+    parts = [
+        attention(given, seen[:, : given["key"].shape[2]])
+        for given in case.given
+        if given["key"].shape[2]
+    ]
+    outputs, lses = (
+        np.array([part[0] for part in parts]),
+        np.array([part[1] for part in parts])[..., None],
+    )
     expected, lse = attention(whole, seen)
     by_keys = np.array([n for n in counts if n])[:, None, None, None, None]
     with np.errstate(all="ignore"):
         instead: dict[str, Any] = {
-            "the ranks' outputs are averaged: the weight of each is exp(lse - lse of all)": outputs.mean(0),
-            "the ranks' outputs are averaged over all ranks, those without keys, too": outputs.sum(0) / case.ranks,
+            "the ranks' outputs are averaged: the weight of each is exp(lse - lse of all)": outputs.mean(
+                0
+            ),
+            "the ranks' outputs are averaged over all ranks, those without keys, too": outputs.sum(
+                0
+            )
+            / case.ranks,
             "the ranks' outputs are added": outputs.sum(0),
-            "a rank's weight is its number of keys: it is exp(lse - lse of all)": (outputs * by_keys).sum(0)
+            "a rank's weight is its number of keys: it is exp(lse - lse of all)": (
+                outputs * by_keys
+            ).sum(0)
             / sum(counts),
             "the ranks' outputs are added, and the sum is divided by that of the weights": (
                 outputs.sum(0) / np.exp(lses - lses.max(0)).sum(0)
             ),
             "a rank's weight is its lse, not exp(lse)": (outputs * lses).sum(0) / lses.sum(0),
-            "the sum is not divided by the sum of the weights": (outputs * np.exp(lses - lses.max(0))).sum(0),
+            "the sum is not divided by the sum of the weights": (
+                outputs * np.exp(lses - lses.max(0))
+            ).sum(0),
             "the ranks' numerators are added without being brought to one largest score": numerators(
                 case, outputs, lses
             ),
@@ -69,7 +85,9 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             mine, own = attention(case.given[rank], seen[:, : counts[rank]])
             logs = {"it is that of this rank's keys alone": own} | logs
             top = lses.max(0)[..., 0]
-            logs["this rank's own lse is added to the logarithm, not the largest of all ranks"] = own + lse - top
+            logs["this rank's own lse is added to the logarithm, not the largest of all ranks"] = (
+                own + lse - top
+            )
             with np.errstate(all="ignore"):
                 instead["the sum is divided by this rank's own weight, not by that of all"] = (
                     expected * np.exp(lse - own)[..., None]
@@ -77,7 +95,11 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         if not np.isfinite(found["output"]).all():
             none = [other for other, keys in enumerate(counts) if not keys]
             why = "exp of a large lse overflows: subtract the largest lse of all ranks first"
-            why = f"ranks {none} have no keys: lse is -inf there, the output 0 and not 0/0" if none else why
+            why = (
+                f"ranks {none} have no keys: lse is -inf there, the output 0 and not 0/0"
+                if none
+                else why
+            )
             raise Wrong(f"rank {rank}: the output is infinite or not a number in places: {why}")
         alone = {"this rank's keys count only": mine}
         expect_close(rank, "the output", found["output"], expected, instead=alone | instead)
@@ -89,8 +111,9 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         rows = found["calls"].reshape(-1, 2).astype(int)
         if {COLLECTIVES[row[0]] for row in rows} - {"all_reduce"} or rows[:, 1].sum() > 8 * numbers:
             raise Wrong(
-                f"rank {rank} calls {spelled(rows)}: expected all_reduces of at most {8 * numbers} bytes together, a "
-                "maximum and a sum for each query, and a weighted sum of the size of the output"
+                f"rank {rank} calls {spelled(rows)}: expected all_reduces of at most "
+                f"{8 * numbers} bytes together, a maximum and a sum for each query, and a "
+                "weighted sum of the size of the output"
             )
     expect_collectives(notes)
     return {"bytes of all-reduces": 8 * numbers}
@@ -100,6 +123,11 @@ def numerators(case: Case, outputs: Array, lses: Array) -> Array:
     """Return the output if each rank's sums are relative to its own largest score, and added so."""
     given = [each for each in case.given if each["key"].shape[2]]
     seen = [seen_by(each["query"].shape[2], each["key"].shape[2], False) for each in given]
-    own = np.array([scores_of(each, mask).max(-1, keepdims=True) for each, mask in zip(given, seen, strict=True)])
+    own = np.array(
+        [
+            scores_of(each, mask).max(-1, keepdims=True)
+            for each, mask in zip(given, seen, strict=True)
+        ]
+    )
     totals = np.exp(lses - own)
     return np.asarray((outputs * totals).sum(0) / totals.sum(0))

@@ -20,7 +20,9 @@ def matrix_bytes(batch: int, heads: int, queries: int, keys: int, itemsize: int)
     return batch * heads * queries * keys * itemsize
 
 
-def flash_bytes(batch: int, heads: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -> int:
+def flash_bytes(
+    batch: int, heads: int, kv_heads: int, tokens: int, head_size: int, itemsize: int
+) -> int:
     """Count query and output, key and value, and lse in float32."""
     return batch * tokens * (2 * (heads + kv_heads) * head_size * itemsize + 4 * heads)
 
@@ -55,7 +57,13 @@ def flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tu
 
 
 def flash_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the page, backward."""
     return page_backward(gradient, query, key, value, (gradient * output).sum(-1), lse, causal)
@@ -66,7 +74,9 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     return flash.flash_attention(query, key, value, causal)[0]
 
 
-def attention_over_ranks(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> tuple[Tensor, Tensor]:
+def attention_over_ranks(
+    query: Tensor, key: Tensor, value: Tensor, comm: Communicator
+) -> tuple[Tensor, Tensor]:
     """Sum the ranks' outputs and denominators, both relative to the largest denominator."""
     output, lse = attend(query, key, value, causal=False)
     largest = lse.clone().contiguous()

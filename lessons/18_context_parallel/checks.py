@@ -1,7 +1,8 @@
 """Lesson 18: what is checked, and for how many points.
 
-Everything is float64. The judges compute with whole sequences, on one rank. Messages of a ring are counted, a trace
-tells what an answer's all-to-alls carried, and what `meeting` lets through is held against positions, pair by pair.
+Everything is float64. The judges compute with whole sequences, on one rank. Messages of a ring are
+counted, a trace tells what an answer's all-to-alls carried, and what `meeting` lets through is held
+against positions, pair by pair.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ MEET = Task(1, "meet a block of keys", BY_HAND)
 RING = Task(2, "around the ring", BY_HAND)
 ORDER = Task(3, "which tokens a rank has", BY_HAND)
 ULYSSES = Task(4, "heads for tokens", BY_HAND)
-STEP = Task(5, "a share of the loss", (CONTEXT + "context_parallel", CONTEXT + "order", "torch.distributed"))
+STEP = Task(
+    5, "a share of the loss", (CONTEXT + "context_parallel", CONTEXT + "order", "torch.distributed")
+)
 
 # ---------------------------------------------------------------- cases
 
@@ -61,7 +64,11 @@ def each(make: Callable[..., Case], *sizes: Any) -> Draw:
 
 def blocks(rng: np.random.Generator, heads: int, groups: int, large: float = 1.0) -> Case:
     """Draw queries, and the keys of all blocks; scores grow with `large`."""
-    shapes = {"query": (2, heads, KEYS[1], 5), "key": (2, groups, KEYS[-1], 5), "value": (2, groups, KEYS[-1], 5)}
+    shapes = {
+        "query": (2, heads, KEYS[1], 5),
+        "key": (2, groups, KEYS[-1], 5),
+        "value": (2, groups, KEYS[-1], 5),
+    }
     given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     given["query"] *= large
     label = f"{heads} heads, {groups} of keys" + (f", scores of {1000:,}" if large > 1 else "")
@@ -69,22 +76,40 @@ def blocks(rng: np.random.Generator, heads: int, groups: int, large: float = 1.0
 
 
 def ring(
-    rng: np.random.Generator, ranks: int, heads: int, groups: int, own: int, head_dim: int = 3, batch: int = 2
+    rng: np.random.Generator,
+    ranks: int,
+    heads: int,
+    groups: int,
+    own: int,
+    head_dim: int = 3,
+    batch: int = 2,
 ) -> Case:
     """Draw queries, keys and values [B, heads, T, d], the same for every rank."""
     counts = {"query": heads, "key": groups, "value": groups, "gradient": heads}
-    given = {name: rng.normal(size=(batch, count, own * ranks, head_dim)) for name, count in counts.items()}
-    return Case((given,) * ranks, f"P = {ranks}, {heads} heads, {groups} of keys, {own * ranks} tokens")
+    given = {
+        name: rng.normal(size=(batch, count, own * ranks, head_dim))
+        for name, count in counts.items()
+    }
+    return Case(
+        (given,) * ranks, f"P = {ranks}, {heads} heads, {groups} of keys, {own * ranks} tokens"
+    )
 
 
 def lengths(rng: np.random.Generator, ranks: int, own: int) -> Case:
     """Ask for all positions."""
-    return Case(({"ranks": np.array(ranks), "time": np.array(ranks * own)},), f"P = {ranks}, {ranks * own} tokens")
+    return Case(
+        ({"ranks": np.array(ranks), "time": np.array(ranks * own)},),
+        f"P = {ranks}, {ranks * own} tokens",
+    )
 
 
 def met(rng: np.random.Generator, order: str, ranks: int, own: int) -> Case:
     """Ask who meets whom."""
-    given = {"order": np.array(ORDERS.index(order)), "ranks": np.array(ranks), "time": np.array(own)}
+    given = {
+        "order": np.array(ORDERS.index(order)),
+        "ranks": np.array(ranks),
+        "time": np.array(own),
+    }
     return Case((given,), f"{order}, P = {ranks}, {own} tokens each")
 
 
@@ -93,10 +118,16 @@ def everyones(order: str, ranks: int, time: int) -> np.ndarray[Any, Any]:
     return np.concatenate([expected_positions(order, ranks, rank, time) for rank in range(ranks)])
 
 
-def heads(rng: np.random.Generator, order: str, ranks: int, heads: int, groups: int, own: int) -> Case:
+def heads(
+    rng: np.random.Generator, order: str, ranks: int, heads: int, groups: int, own: int
+) -> Case:
     """Draw queries, keys and values of tokens in some order."""
     case = ring(rng, ranks, heads, groups, own)
-    given = {**case.given[0], "everyones": everyones(order, ranks, own * ranks), "ranks": np.array(ranks)}
+    given = {
+        **case.given[0],
+        "everyones": everyones(order, ranks, own * ranks),
+        "ranks": np.array(ranks),
+    }
     return Case((given,) * ranks, f"{case.label}, {order}")
 
 
@@ -112,7 +143,11 @@ def batch(rng: np.random.Generator, order: str, ranks: int, own: int) -> Case:
     for row, length in enumerate((time + 1, time // 2 + 1, own + 2)):
         tokens[row, length:] = 0
     given = {name: rng.normal(size=shape) for name, shape in MATRICES.items()}
-    given |= {"tokens": tokens, "everyones": everyones(order, ranks, time), "order": np.array(ORDERS.index(order))}
+    given |= {
+        "tokens": tokens,
+        "everyones": everyones(order, ranks, time),
+        "order": np.array(ORDERS.index(order)),
+    }
     return Case((given,) * ranks, f"P = {ranks}, {time} tokens, {order}")
 
 
@@ -126,12 +161,42 @@ CHECKS = [
     Check(MEET, "as over all keys at once", 10, each(blocks, (2, 2), (4, 2)), run_meet, judge_meet),
     Check(MEET, "scores of a thousand", 4, each(blocks, (2, 1, 1000.0)), run_meet, judge_meet),
     Check(RING, "forward as on one rank", 12, each(ring, *RINGS), run_forward, judge_forward),
-    Check(RING, "a few blocks are held", 4, each(ring, (12, 1, 1, 2, 16, 1)), run_forward, judge_memory),
+    Check(
+        RING,
+        "a few blocks are held",
+        4,
+        each(ring, (12, 1, 1, 2, 16, 1)),
+        run_forward,
+        judge_memory,
+    ),
     Check(RING, "backward as on one rank", 16, each(ring, *RINGS), run_backward, judge_backward),
-    Check(RING, "forward under mpirun", 2, each(ring, (2, 2, 1, 2)), run_forward, judge_forward, wire="mpi"),
-    Check(RING, "backward under mpirun", 2, each(ring, (2, 2, 1, 2)), run_backward, judge_backward, wire="mpi"),
+    Check(
+        RING,
+        "forward under mpirun",
+        2,
+        each(ring, (2, 2, 1, 2)),
+        run_forward,
+        judge_forward,
+        wire="mpi",
+    ),
+    Check(
+        RING,
+        "backward under mpirun",
+        2,
+        each(ring, (2, 2, 1, 2)),
+        run_backward,
+        judge_backward,
+        wire="mpi",
+    ),
     Check(ORDER, "positions", 5, each(lengths, (2, 4), (3, 4)), run_positions, judge_positions),
-    Check(ORDER, "lengths that do not come out even", 1, each(lengths, (2, 4)), run_positions, judge_lengths),
+    Check(
+        ORDER,
+        "lengths that do not come out even",
+        1,
+        each(lengths, (2, 4)),
+        run_positions,
+        judge_lengths,
+    ),
     Check(
         ORDER,
         "who meets whom",
@@ -140,11 +205,30 @@ CHECKS = [
         run_meeting,
         judge_meeting,
     ),
-    Check(ULYSSES, "heads that cannot be shared out", 2, each(nothing, (2,), (3,)), run_refusal, judge_refusal),
-    Check(ULYSSES, "as attention on one rank", 10, each(heads, *SHARED), run_ulysses, judge_ulysses),
-    Check(ULYSSES, "the same under mpirun", 2, each(heads, SHARED[1]), run_ulysses, judge_ulysses, wire="mpi"),
+    Check(
+        ULYSSES,
+        "heads that cannot be shared out",
+        2,
+        each(nothing, (2,), (3,)),
+        run_refusal,
+        judge_refusal,
+    ),
+    Check(
+        ULYSSES, "as attention on one rank", 10, each(heads, *SHARED), run_ulysses, judge_ulysses
+    ),
+    Check(
+        ULYSSES,
+        "the same under mpirun",
+        2,
+        each(heads, SHARED[1]),
+        run_ulysses,
+        judge_ulysses,
+        wire="mpi",
+    ),
     Check(STEP, "loss and gradients as on one rank", 9, each(batch, *STEPS), run_step, judge_step),
-    Check(STEP, "the same under mpirun", 1, each(batch, STEPS[1]), run_step, judge_step, wire="mpi"),
+    Check(
+        STEP, "the same under mpirun", 1, each(batch, STEPS[1]), run_step, judge_step, wire="mpi"
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -169,7 +253,15 @@ CHECKS += [
         judge_backward,
         hidden=True,
     ),
-    Check(ORDER, "other positions", 1, each(lengths, (1, 2), (5, 2)), run_positions, judge_positions, hidden=True),
+    Check(
+        ORDER,
+        "other positions",
+        1,
+        each(lengths, (1, 2), (5, 2)),
+        run_positions,
+        judge_positions,
+        hidden=True,
+    ),
     Check(
         ORDER,
         "other meetings",
@@ -179,6 +271,14 @@ CHECKS += [
         judge_meeting,
         hidden=True,
     ),
-    Check(ULYSSES, "other sizes", 2, each(heads, ("zigzag", 3, 6, 3, 2)), run_ulysses, judge_ulysses, hidden=True),
+    Check(
+        ULYSSES,
+        "other sizes",
+        2,
+        each(heads, ("zigzag", 3, 6, 3, 2)),
+        run_ulysses,
+        judge_ulysses,
+        hidden=True,
+    ),
     Check(STEP, "other sizes", 1, each(batch, ("zigzag", 3, 2)), run_step, judge_step, hidden=True),
 ]

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 lessons/18_context_parallel/cluster.py              torch's context_parallel
     torchrun --nproc-per-node 4 lessons/18_context_parallel/cluster.py --minidist   this lesson's ring
 
-Each rank keeps T/P tokens of the same sequences. On GPUs `context_parallel` puts a ring in the place of
-`scaled_dot_product_attention`. It has none for a CPU's kernel, so there the same ring is called by its name.
+Each rank keeps T/P tokens of the same sequences. On GPUs `context_parallel` puts a ring in the
+place of `scaled_dot_product_attention`. It has none for a CPU's kernel, so there the same ring is
+called by its name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from minidist.course.twin import run_twin
 from minidist.parallel.context import parallelize_context
 from minidist.parallel.context.order import positions
 
-HIDDEN, HEADS, TIME, STEPS, RATE, TOLERANCE = 32, 4, 48, 5, 0.5, 1e-5  # torch's ring merges in float32
+# torch's ring merges in float32
+HIDDEN, HEADS, TIME, STEPS, RATE, TOLERANCE = 32, 4, 48, 5, 0.5, 1e-5
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -36,11 +38,15 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.maps = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
-        self.attend = lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        self.attend = lambda q, k, v: nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True
+        )
 
     def forward(self, inputs: Tensor, places: Tensor) -> Tensor:
         x = inputs + torch.outer(places, torch.arange(HIDDEN, device=places.device) / HIDDEN).sin()
-        query, key, value = (matrix(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for matrix in self.maps[:3])
+        query, key, value = (
+            matrix(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for matrix in self.maps[:3]
+        )
         return x + self.maps[3](self.attend(query, key, value).transpose(1, 2).flatten(2))
 
 
@@ -49,7 +55,9 @@ class RingOfTorch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *qkv: Tensor) -> Tensor:
-        output, lse = of_torch._templated_ring_attention(torch.distributed.group.WORLD, 2, CPU, *qkv, is_causal=True)
+        output, lse = of_torch._templated_ring_attention(
+            torch.distributed.group.WORLD, 2, CPU, *qkv, is_causal=True
+        )
         ctx.save_for_backward(*qkv, output, lse)
         return output
 
@@ -59,15 +67,22 @@ class RingOfTorch(torch.autograd.Function):
         return of_torch._templated_ring_attention_backward(*told, is_causal=True, dropout_p=0.0)[:3]
 
 
-def train(comm: Communicator, model: Model, mine: Tensor, within: Callable[[list[Tensor]], Any]) -> list[float]:
-    """Train on the tokens `mine` of each sequence, in the context `within(batch)`, which may cut the batch again."""
+def train(
+    comm: Communicator, model: Model, mine: Tensor, within: Callable[[list[Tensor]], Any]
+) -> list[float]:
+    """Train on the tokens `mine` of each sequence, in the context `within(batch)`, which may cut
+    the batch again.
+    """
     generator, losses = torch.Generator().manual_seed(0), []
     data = torch.randn(2, 4, TIME, HIDDEN, generator=generator).to(mine.device)[:, :, mine]
     for parameter in model.parameters():
-        parameter.data = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(mine.device)
+        parameter.data = (
+            torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(mine.device)
+        )
     for _ in range(STEPS):
         model.zero_grad()
-        inputs, targets, places = batch = [data[0].clone(), data[1].clone(), mine.float()]  # cut in place
+        # cut in place
+        inputs, targets, places = batch = [data[0].clone(), data[1].clone(), mine.float()]
         with within(batch):
             loss = (model(inputs, places) - targets).square().sum() / (4 * TIME * HIDDEN)
             loss.backward()
@@ -85,14 +100,21 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     if device.type == "cpu":
         model.attend = RingOfTorch.apply
     mine = torch.arange(TIME, device=device)  # all, to be cut
-    return train(comm, model, mine, lambda batch: context_parallel(mesh, buffers=batch, buffer_seq_dims=[1, 1, 0]))
+    return train(
+        comm,
+        model,
+        mine,
+        lambda batch: context_parallel(mesh, buffers=batch, buffer_seq_dims=[1, 1, 0]),
+    )
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with this lesson's ring, in the same order of tokens."""
     model = Model()
     parallelize_context(model, comm, "ring", "zigzag")
-    return train(comm, model, positions("zigzag", comm.size, comm.rank, TIME).to(device), nullcontext)
+    return train(
+        comm, model, positions("zigzag", comm.size, comm.rank, TIME).to(device), nullcontext
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from minidist.parallel.context.flash import attend, attend_backward
 # ---------------------------------------------------------------- task 1: meet a block of keys
 
 
-def meet(query: Tensor, output: Tensor, lse: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
+def meet(
+    query: Tensor, output: Tensor, lse: Tensor, key: Tensor, value: Tensor, causal: bool
+) -> None:
     """Task 1: let queries attend to one more block, and merge the result into theirs, in place."""
     more, its = attend(query, key, value, causal)
     weight = torch.sigmoid(its - lse)[..., None]  # exp(its) / (exp(its) + exp(lse))
@@ -33,12 +35,18 @@ def meet(query: Tensor, output: Tensor, lse: Tensor, key: Tensor, value: Tensor,
 def to_the_right(x: Tensor, comm: Communicator) -> Tensor:
     """Send `x` to the right neighbour; return what comes from the left one."""
     incoming = torch.empty_like(x)
-    comm.exchange(x.contiguous(), (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+    comm.exchange(
+        x.contiguous(), (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size
+    )
     return incoming
 
 
-def ring_forward(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> tuple[Tensor, Tensor]:
-    """Task 2: return output and lse of causal attention of this rank's tokens to the tokens of all ranks."""
+def ring_forward(
+    query: Tensor, key: Tensor, value: Tensor, comm: Communicator
+) -> tuple[Tensor, Tensor]:
+    """Task 2: return output and lse of causal attention of this rank's tokens to the tokens of all
+    ranks.
+    """
     output = torch.zeros(query.shape, dtype=query.dtype)
     lse = torch.full(query.shape[:3], -torch.inf, dtype=query.dtype)
     block = torch.stack([key, value])
@@ -51,7 +59,13 @@ def ring_forward(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) 
 
 
 def ring_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, comm: Communicator
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    comm: Communicator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Task 2: return the gradients of this rank's query, key and value."""
     to_query = torch.zeros(query.shape, dtype=query.dtype)
@@ -61,7 +75,9 @@ def ring_backward(
         if step > 0:
             block, travelling = to_the_right(block, comm), to_the_right(travelling, comm)
         if step <= comm.rank:
-            dq, dk, dv = attend_backward(gradient, query, block[0], block[1], output, lse, step == 0)
+            dq, dk, dv = attend_backward(
+                gradient, query, block[0], block[1], output, lse, step == 0
+            )
             to_query += dq
             travelling[0] += dk
             travelling[1] += dv
@@ -71,7 +87,9 @@ def ring_backward(
 
 
 class RingAttention(torch.autograd.Function):
-    """Given: your two functions as one that autograd knows. It keeps nothing of the size of T x T."""
+    """Given: your two functions as one that autograd knows. It keeps nothing of the size of T x
+    T.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
@@ -104,9 +122,11 @@ def positions(order: str, ranks: int, rank: int, time: int) -> Tensor:
 
 
 class Meeting(NamedTuple):
-    """Given: the part of a block that a rank has to compute. Slices count tokens of one rank, in its own order.
+    """Given: the part of a block that a rank has to compute. Slices count tokens of one rank, in
+    its own order.
 
-    Of `queries` and `keys`, all see all, or if `causal`, query i of these sees key j of those only if j <= i.
+    Of `queries` and `keys`, all see all, or if `causal`, query i of these sees key j of those only
+    if j <= i.
     """
 
     queries: slice = slice(None)
@@ -150,11 +170,15 @@ class Trade(torch.autograd.Function):
         return all_to_all(gradient.contiguous(), ctx.comm), None
 
 
-def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, everyones: Tensor, comm: Communicator) -> Tensor:
+def ulysses_attention(
+    query: Tensor, key: Tensor, value: Tensor, everyones: Tensor, comm: Communicator
+) -> Tensor:
     """Task 4: return causal attention of this rank's tokens to the tokens of all ranks."""
     heads, groups, ranks = query.shape[1], key.shape[1], comm.size
     if heads % ranks or (groups % ranks and ranks % groups):
-        raise ValueError(f"{heads} heads and {groups} of keys cannot be shared out among {ranks} ranks")
+        raise ValueError(
+            f"{heads} heads and {groups} of keys cannot be shared out among {ranks} ranks"
+        )
     if groups < ranks:
         key, value = (x.repeat_interleave(ranks // groups, dim=1) for x in (key, value))
     order = everyones.argsort()
@@ -174,11 +198,15 @@ def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, everyones: Tens
 PADDING = 0  # the token behind a row's end: nobody has to predict it
 
 
-def share_of_the_loss(model: Callable[[Tensor, Where], Tensor], tokens: Tensor, mine: Tensor) -> Tensor:
+def share_of_the_loss(
+    model: Callable[[Tensor, Where], Tensor], tokens: Tensor, mine: Tensor
+) -> Tensor:
     """Task 5: return this rank's share of the loss, a scalar with gradients."""
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     logits = model(inputs[:, mine], Where(positions=mine))
-    total = F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=PADDING, reduction="sum")
+    total = F.cross_entropy(
+        logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=PADDING, reduction="sum"
+    )
     return total / (labels != PADDING).sum()
 
 
@@ -190,7 +218,9 @@ def main() -> None:
     comm = minidist.init()
     generator = torch.Generator().manual_seed(0)
     time = 4 * comm.size
-    query, key, value = (torch.randn(1, comm.size, time, 8, generator=generator).double() for _ in range(3))
+    query, key, value = (
+        torch.randn(1, comm.size, time, 8, generator=generator).double() for _ in range(3)
+    )
     whole = causal_attention(query, key, value)
 
     def own(x: Tensor) -> Tensor:
@@ -206,13 +236,19 @@ def main() -> None:
         return differs(output, attend(query, key, value, False)[0])
 
     def task_2() -> str:
-        leaves, everything = ([own(x).requires_grad_() for x in (query, key, value)], [query, key, value])
+        leaves, everything = (
+            [own(x).requires_grad_() for x in (query, key, value)],
+            [query, key, value],
+        )
         found = RingAttention.apply(*leaves, comm)
         gradients = torch.autograd.grad(found.sum(), leaves)
         for x in everything:
             x.requires_grad_()
         expected = torch.autograd.grad(causal_attention(*everything).sum(), everything)
-        worst = max(float((mine - own(all_of)).abs().max()) for mine, all_of in zip(gradients, expected, strict=True))
+        worst = max(
+            float((mine - own(all_of)).abs().max())
+            for mine, all_of in zip(gradients, expected, strict=True)
+        )
         return f"{differs(found, own(whole))}, gradients by {worst:.0e}"
 
     def task_3() -> str:
@@ -222,14 +258,20 @@ def main() -> None:
         )
 
     def task_4() -> str:
-        return differs(ulysses_attention(own(query), own(key), own(value), torch.arange(time), comm), own(whole))
+        return differs(
+            ulysses_attention(own(query), own(key), own(value), torch.arange(time), comm),
+            own(whole),
+        )
 
     def task_5() -> str:
-        model = GPT(GPTConfig(vocabulary=9, layers=1, hidden=8, heads=2, intermediate=8, sequence=time))
+        model = GPT(
+            GPTConfig(vocabulary=9, layers=1, hidden=8, heads=2, intermediate=8, sequence=time)
+        )
         tokens = torch.arange(time + 1)[None] % 9
         loss = share_of_the_loss(model, tokens, torch.arange(time))
         return (
-            f"alone, a rank's share is all of the loss: {loss.item():.2f}, expected about {torch.tensor(9).log():.2f}"
+            f"alone, a rank's share is all of the loss: {loss.item():.2f}, expected about "
+            f"{torch.tensor(9).log():.2f}"
         )
 
     for number, task in enumerate((task_1, task_2, task_3, task_4, task_5), start=1):

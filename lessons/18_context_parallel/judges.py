@@ -62,9 +62,13 @@ def causal(time: int) -> Tensor:
 
 
 def expect_everywhere(
-    name: str, found: Sequence[Array], expected: Sequence[Array], instead: Mapping[str, Callable[[int], Array]]
+    name: str,
+    found: Sequence[Array],
+    expected: Sequence[Array],
+    instead: Mapping[str, Callable[[int], Array]],
 ) -> None:
-    """Hold what each rank has against what it should have; of the mistakes, that which explains most ranks is told.
+    """Hold what each rank has against what it should have; of the mistakes, that which explains
+    most ranks is told.
 
     `instead` maps a story to what returns, by rank, what comes out of it.
     """
@@ -72,7 +76,10 @@ def expect_everywhere(
     if all(map(partial(is_close, tolerance=1e-9), found, expected)):
         return
     given = {story: [of(rank) for rank in range(len(found))] for story, of in instead.items()}
-    fits = {story: sum(map(partial(is_close, tolerance=1e-9), found, them)) for story, them in given.items()}
+    fits = {
+        story: sum(map(partial(is_close, tolerance=1e-9), found, them))
+        for story, them in given.items()
+    }
     by_fit = sorted(given, key=lambda story: -fits[story])
     contract.expect_ranks(name, found, expected, instead={story: given[story] for story in by_fit})
 
@@ -80,14 +87,21 @@ def expect_everywhere(
 NOISE = 1e-12  # of the largest value of all ranks: what rounding leaves where 0 is right
 
 
-def without_noise(found: Sequence[Array], expected: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Return both, with exact zeros on ranks of which nothing but 0 is expected: a query that sees one key, say."""
+def without_noise(
+    found: Sequence[Array], expected: Sequence[Array]
+) -> tuple[list[Array], list[Array]]:
+    """Return both, with exact zeros on ranks of which nothing but 0 is expected: a query that sees
+    one key, say.
+    """
     least = NOISE * max(float(np.abs(each).max(initial=0)) for each in expected)
     silent = [bool((np.abs(each) <= least).all()) for each in expected]
     cleaned = [
-        np.where(np.abs(mine) <= least, 0.0, mine) if quiet else mine for quiet, mine in zip(silent, found, strict=True)
+        np.where(np.abs(mine) <= least, 0.0, mine) if quiet else mine
+        for quiet, mine in zip(silent, found, strict=True)
     ]
-    return cleaned, [0 * right if quiet else right for quiet, right in zip(silent, expected, strict=True)]
+    return cleaned, [
+        0 * right if quiet else right for quiet, right in zip(silent, expected, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------- task 1
@@ -97,12 +111,18 @@ def seen_blocks(given: Arrays) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield key, value and mask of each block of task 1."""
     key, value = torch.tensor(given["key"]), torch.tensor(given["value"])
     for first, last in pairwise(KEYS):
-        mask = causal(last) if first == 0 else torch.ones(given["query"].shape[2], last - first, dtype=torch.bool)
+        mask = (
+            causal(last)
+            if first == 0
+            else torch.ones(given["query"].shape[2], last - first, dtype=torch.bool)
+        )
         yield key[:, :, first:last], value[:, :, first:last], mask
 
 
 def run_meet(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Meet blocks one after the other; the result lies in a larger tensor, as in a rank of which a part takes part."""
+    """Meet blocks one after the other; the result lies in a larger tensor, as in a rank of which a
+    part takes part.
+    """
     query = torch.tensor(given["query"])
     batch, heads, time, size = query.shape
     output = torch.zeros(batch, heads, 2 * time, size).double()[:, :, time:]
@@ -110,7 +130,9 @@ def run_meet(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     for number, (key, value, _) in enumerate(seen_blocks(given)):
         returned = exercise.meet(query, output, lse, key, value, number == 0)
         if returned is not None:
-            raise Wrong("meet returns something: it changes output and lse in place, and returns nothing")
+            raise Wrong(
+                "meet returns something: it changes output and lse in place, and returns nothing"
+            )
     return {"output": output.numpy(), "lse": lse.numpy()}
 
 
@@ -141,23 +163,25 @@ def judge_meet(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "lse becomes that of the last block: what was there before weighs too little": partial(
             fold, outputs, lses, last=True
         ),
-        "lse becomes the larger of the two, not log(exp(a) + exp(b)): what was there weighs too little": partial(
-            fold, outputs, lses, larger=True
+        "lse becomes the larger of the two, not log(exp(a) + exp(b)): what was there weighs "
+        "too little": partial(fold, outputs, lses, larger=True),
+        "the mask of the block is not passed on: its queries see later keys": plain_attention(
+            query, keys, values
         ),
-        "the mask of the block is not passed on: its queries see later keys": plain_attention(query, keys, values),
         **{clause: partial(weighed, outputs, lses, how) for how, clause in WEIGHED.items()},
     }
     found = results[0]["output"], results[0]["lse"]
     if np.isneginf(found[1]).all():
         raise Wrong(
-            "rank 0: lse is still -inf when blocks have been met: it is to be brought up to date, too, and what is "
-            "added to -inf stays -inf; log(exp(a) + exp(b)) is wanted"
+            "rank 0: lse is still -inf when blocks have been met: it is to be brought up to date, "
+            "too, and what is added to -inf stays -inf; log(exp(a) + exp(b)) is wanted"
         )
     for name, array in zip(("output", "lse"), found, strict=True):
         if (array != array).any():
             raise Wrong(
-                f"rank 0: {name} is not a number where scores reach {scores.max():.0f}: exp(lse) is infinite there, "
-                "and infinity by infinity is nothing; form lse' - lse first, and weigh by a function of it"
+                f"rank 0: {name} is not a number where scores reach {scores.max():.0f}: exp(lse) "
+                "is infinite there, and infinity by infinity is nothing; form lse' - lse first, "
+                "and weigh by a function of it"
             )
     contract.expect_close(0, "output", found[0], output.numpy(), instead=instead)
     instead = {
@@ -186,10 +210,14 @@ def weighed(outputs: Tensor, lses: Tensor, how: str) -> Array:
     for output, its in zip(outputs, lses, strict=True):
         both = torch.logaddexp(lse, its)
         weight = torch.sigmoid(its - (both if how == "lse first" else lse))
-        weight = {"half": torch.full_like(its, 0.5), "by lse": its / (its + lse)}.get(how, weight)[..., None]
-        old, new = {"turned": (weight, 1 - weight), "no old": (1.0, weight), "no new": (1 - weight, 1.0)}.get(
-            how, (1 - weight, weight)
-        )
+        weight = {"half": torch.full_like(its, 0.5), "by lse": its / (its + lse)}.get(how, weight)[
+            ..., None
+        ]
+        old, new = {
+            "turned": (weight, 1 - weight),
+            "no old": (1.0, weight),
+            "no new": (1 - weight, 1.0),
+        }.get(how, (1 - weight, weight))
         total, lse = old * total + new * output, lse + its if how == "added" else both
     return total.numpy()
 
@@ -197,7 +225,9 @@ def weighed(outputs: Tensor, lses: Tensor, how: str) -> Array:
 def plain_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Array:
     """Return attention in which each query sees every key."""
     key, value = torch.cat(list(keys), 2), torch.cat(list(values), 2)
-    return attention(query, key, value, torch.ones(query.shape[2], key.shape[2], dtype=torch.bool))[0].numpy()
+    return attention(query, key, value, torch.ones(query.shape[2], key.shape[2], dtype=torch.bool))[
+        0
+    ].numpy()
 
 
 def by_lse(outputs: Tensor, lses: Tensor) -> Array:
@@ -223,7 +253,9 @@ def fold(
     """
     total, weight = outputs[0], lses[0]
     for output, lse in zip(outputs[1:], lses[1:], strict=True):
-        total = total.lerp(output, torch.sigmoid(weight - lse if turned else lse - weight)[..., None])
+        total = total.lerp(
+            output, torch.sigmoid(weight - lse if turned else lse - weight)[..., None]
+        )
         both = torch.maximum(weight, lse) if larger else torch.logaddexp(weight, lse)
         weight = weight if stays else lse if last else both
     return total.numpy()
@@ -233,7 +265,9 @@ def fold(
 
 
 class Held(TorchFunctionMode):
-    """The bytes of all storages that torch's functions return, but for `known` ones, as long as somebody keeps them."""
+    """The bytes of all storages that torch's functions return, but for `known` ones, as long as
+    somebody keeps them.
+    """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
@@ -241,7 +275,9 @@ class Held(TorchFunctionMode):
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         self.most = 0
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = function(*args, **(kwargs or {}))
         for each in found if isinstance(found, tuple | list) else (found,):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.known:
@@ -274,7 +310,9 @@ Seen: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys
 WRONGLY_SEEN: dict[str, Seen] = {
     "the keys of later ranks count as well": lambda q, k, own: (k <= q) | (k // own != q // own),
     "a rank's own keys count only": lambda q, k, own: (k <= q) & (k // own == q // own),
-    "the causal mask hides keys of earlier ranks, too": lambda q, k, own: (k // own <= q // own) & (k % own <= q % own),
+    "the causal mask hides keys of earlier ranks, too": lambda q, k, own: (
+        (k // own <= q // own) & (k % own <= q % own)
+    ),
     "a rank's own block is not masked: its queries see later keys of their own rank": lambda q, k, own: (
         k // own <= q // own
     ),
@@ -298,7 +336,9 @@ def wrongly_seen(case: Case) -> dict[str, Callable[[int], Array]]:
     place = torch.arange(qkv[0].shape[2])
 
     def of(seen: Seen, rank: int) -> Array:
-        return part(attention(*qkv, seen(place[:, None], place, len(place) // case.ranks))[0], case, rank)
+        return part(
+            attention(*qkv, seen(place[:, None], place, len(place) // case.ranks))[0], case, rank
+        )
 
     def exchanged(rank: int) -> Array:
         seen = place <= place[:, None]
@@ -323,7 +363,9 @@ def merged_plainly(case: Case, rank: int) -> Array:
     query, key, value = (torch.tensor(case.given[0][name]).chunk(case.ranks, 2) for name in HEADS)
     time = query[0].shape[2]
     outputs = [
-        attention(query[rank], key[source], value[source], causal(time) | torch.tensor(source < rank))[0]
+        attention(
+            query[rank], key[source], value[source], causal(time) | torch.tensor(source < rank)
+        )[0]
         for source in range(rank + 1)
     ]
     return torch.stack(outputs).mean(0).numpy()
@@ -333,7 +375,9 @@ def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     """As attention on one rank; keys and values go to the right, P - 1 times."""
     qkv = [torch.tensor(case.given[0][name]) for name in HEADS]
     output, lse = attention(*qkv, causal(qkv[0].shape[2]))
-    instead = wrongly_seen(case) | {"the blocks' outputs are averaged, without weights": partial(merged_plainly, case)}
+    instead = wrongly_seen(case) | {
+        "the blocks' outputs are averaged, without weights": partial(merged_plainly, case)
+    }
     for name, whole, stories in (("output", output, instead), ("lse", lse, {})):
         expected = [part(whole, case, rank) for rank in range(case.ranks)]
         expect_everywhere(f"the {name}", [result[name] for result in results], expected, stories)
@@ -347,8 +391,9 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     for rank, result in enumerate(results):
         if (held := int(result["held"])) > BLOCKS_HELD * block:
             raise Wrong(
-                f"rank {rank} holds {held} bytes at a time, expected at most {BLOCKS_HELD * block}, {BLOCKS_HELD} "
-                f"times its keys and values: the keys of all {case.ranks} ranks are never to be together"
+                f"rank {rank} holds {held} bytes at a time, expected at most "
+                f"{BLOCKS_HELD * block}, {BLOCKS_HELD} times its keys and values: the keys of all "
+                f"{case.ranks} ranks are never to be together"
             )
     return {"bytes held in ring attention": max(int(result["held"]) for result in results)}
 
@@ -359,32 +404,46 @@ def block_of(case: Case) -> int:
 
 
 def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> None:
-    """Raise `Wrong` unless each rank sends so many blocks to its right, each in at most two messages."""
+    """Raise `Wrong` unless each rank sends so many blocks to its right, each in at most two
+    messages.
+    """
     block, given = block_of(case), case.given[0]
     copies = given["query"].shape[1] // given["key"].shape[1]
     for note in notes:
-        if note.kind not in ("send", "call") or any(name.startswith("minidist.collectives") for name in note.through):
-            raise Wrong(f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange only")
+        if note.kind not in ("send", "call") or any(
+            name.startswith("minidist.collectives") for name in note.through
+        ):
+            raise Wrong(
+                f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange "
+                "only"
+            )
     for rank in range(case.ranks):
         sent, right = sent_by(rank, notes), (rank + 1) % case.ranks
         if any(note.to != right for note in sent):
             others = sorted({note.to for note in sent})
-            raise Wrong(f"rank {rank} sends to {others}, expected to {right} only: a rank passes on what came to it")
+            raise Wrong(
+                f"rank {rank} sends to {others}, expected to {right} only: a rank passes on what "
+                "came to it"
+            )
         bytes = sum(note.bytes for note in sent)
         if bytes != blocks * block or not steps <= len(sent) <= 2 * blocks:
             stories = {
-                f"keys and values are repeated for the {copies} heads that share them, before they are sent": (
-                    copies > 1 and copies * blocks * block
-                ),
-                "keys and values travel home, too, where nobody needs them": blocks > steps and (blocks + 1) * block,
-                "a block goes all the way round, back to its own rank": blocks == steps and (blocks + 1) * block,
-                "the gradients do not make the last step, home": blocks > steps and (blocks - 1) * block,
+                f"keys and values are repeated for the {copies} heads that share them, before "
+                "they are sent": (copies > 1 and copies * blocks * block),
+                "keys and values travel home, too, where nobody needs them": blocks > steps
+                and (blocks + 1) * block,
+                "a block goes all the way round, back to its own rank": blocks == steps
+                and (blocks + 1) * block,
+                "the gradients do not make the last step, home": blocks > steps
+                and (blocks - 1) * block,
                 "only keys, or only values, are sent": blocks * block / 2,
                 "the gradients do not travel": blocks > steps and steps * block,
             }
-            hint = contract.known(stories, lambda value, sent=bytes: value is not False and value == sent)
+            hint = contract.known(
+                stories, lambda value, sent=bytes: value is not False and value == sent
+            )
             found = f"{bytes} bytes in {len(sent)} messages"
             raise Wrong(
-                f"rank {rank} sends {found}, expected {blocks * block} bytes, {blocks} blocks, in {steps} to "
-                f"{2 * blocks} messages{hint}"
+                f"rank {rank} sends {found}, expected {blocks * block} bytes, {blocks} blocks, in "
+                f"{steps} to {2 * blocks} messages{hint}"
             )

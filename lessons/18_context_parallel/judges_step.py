@@ -23,7 +23,11 @@ from minidist.model.gpt import Attend, causal_attention, rotary_table, rotate
 from minidist.parallel.context.gathered import Gathered
 
 VOCABULARY, WIDTH = 11, 8
-MATRICES = {"embedding": (VOCABULARY, WIDTH), **dict.fromkeys(HEADS, (WIDTH, WIDTH)), "head": (WIDTH, VOCABULARY)}
+MATRICES = {
+    "embedding": (VOCABULARY, WIDTH),
+    **dict.fromkeys(HEADS, (WIDTH, WIDTH)),
+    "head": (WIDTH, VOCABULARY),
+}
 
 # ---------------------------------------------------------------- task 4
 
@@ -51,13 +55,20 @@ def judge_refusal(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     for rank, result in enumerate(results):
         if int(result["sent"]):
             raise Wrong(
-                f"rank {rank} sends messages before it refuses heads that cannot be shared out: look at them first"
+                f"rank {rank} sends messages before it refuses heads that cannot be shared "
+                "out: look at them first"
             )
         for heads, groups in unshared(case.ranks):
             if heads not in result["refused"]:
                 says = f"{heads} heads, {groups} of keys, on {case.ranks} ranks"
-                why = f"{case.ranks} does not divide {heads}" if heads % case.ranks else "neither divides the other"
-                raise Wrong(f"rank {rank}: ulysses_attention raises no ValueError for {says}: {why}")
+                why = (
+                    f"{case.ranks} does not divide {heads}"
+                    if heads % case.ranks
+                    else "neither divides the other"
+                )
+                raise Wrong(
+                    f"rank {rank}: ulysses_attention raises no ValueError for {says}: {why}"
+                )
 
 
 def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -67,14 +78,19 @@ def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     try:
         return forward_backward(
             comm,
-            lambda: exercise.ulysses_attention(*qkv.values(), torch.tensor(given["everyones"]), comm),
+            lambda: exercise.ulysses_attention(
+                *qkv.values(), torch.tensor(given["everyones"]), comm
+            ),
             qkv,
             torch.tensor(given["gradient"][:, :, mine]),
         )
     except RuntimeError as error:
         if "does not have a grad_fn" not in str(error):
             raise
-        why = "all_to_all alone has no backward, so write a torch.autograd.Function with one, and detach nothing"
+        why = (
+            "all_to_all alone has no backward, so write a torch.autograd.Function with one, and "
+            "detach nothing"
+        )
         raise Wrong(f"what ulysses_attention returns has no gradient: {why}") from error
 
 
@@ -84,12 +100,15 @@ def keys_met(heads: int, groups: int, ranks: int, changed: str) -> list[int]:
     every = groups * copies  # heads of keys, with copies
     if changed == "repeat":
         return [head // (heads // every) % groups for head in range(heads)]
-    place = [(head % ranks, head // ranks) for head in range(heads)]  # rank, and place there, if dealt like cards
+    # rank, and place there, if dealt like cards
+    place = [(head % ranks, head // ranks) for head in range(heads)]
     return [(rank + ranks * (at // (heads // every))) // copies for rank, at in place]
 
 
 def ulysses_found(given: Arrays, changed: str = "") -> list[Array]:
-    """Return output and gradients [B, heads, T, d] in the order of positions, with a mistake if one is named."""
+    """Return output and gradients [B, heads, T, d] in the order of positions, with a mistake if one
+    is named.
+    """
     leaves = leaves_of(given)
     query, key, value = leaves
     time, ranks = query.shape[2], given["ranks"]
@@ -120,13 +139,17 @@ def ulysses_found(given: Arrays, changed: str = "") -> list[Array]:
 
 ULYSSES_STORIES = {
     "own": "each rank attends to its own tokens only",
-    "arrival": "tokens are taken in the order in which they arrive: the mask wants them in the order of positions",
+    "arrival": "tokens are taken in the order in which they arrive: the mask wants them in the order of "
+    "positions",
     "none": "no key is hidden",
     "value unsorted": "values are not put in the order of positions, and queries and keys are",
-    "unsorted": "tokens are not put in the order of positions before attention, and their order is undone behind it",
+    "unsorted": "tokens are not put in the order of positions before attention, and their order is undone "
+    "behind it",
     "sorted twice": "the order is undone with the wrong permutation: what sorted once sorts once more",
-    "repeat": "heads of keys are repeated in turn (0 1 0 1): copies of a head are to be neighbours (0 0 1 1)",
-    "cards": "heads are dealt like cards (rank r has r, r + P, ...): the first rank is to have the first heads",
+    "repeat": "heads of keys are repeated in turn (0 1 0 1): copies of a head are to be neighbours (0 0 "
+    "1 1)",
+    "cards": "heads are dealt like cards (rank r has r, r + P, ...): the first rank is to have the "
+    "first heads",
 }
 
 
@@ -151,25 +174,32 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         def of(changed: str, rank: int, number: int = number) -> Array:
             return ulysses_found(given, changed)[number][:, :, places[rank]]
 
-        instead: dict[str, Callable[[int], Array]] = {story: partial(of, changed) for changed, story in stories.items()}
+        instead: dict[str, Callable[[int], Array]] = {
+            story: partial(of, changed) for changed, story in stories.items()
+        }
         right = [expected[number][:, :, mine] for mine in places]
         if number == 0 and case.ranks > 1:
             instead |= {
-                "chunks that came back are joined as tokens, and are heads": mixed_up(expected[0], places).__getitem__,
-                "tokens are sorted for attention, and not put back in the order in which they lie on the ranks": (
-                    partial(neighbours, expected[0], case.ranks)
-                ),
+                "chunks that came back are joined as tokens, and are heads": mixed_up(
+                    expected[0], places
+                ).__getitem__,
+                "tokens are sorted for attention, and not put back in the order in which they "
+                "lie on the ranks": (partial(neighbours, expected[0], case.ranks)),
             }
         try:
             expect_everywhere(
-                name.replace("out", "what is returned"), [result[name] for result in results], right, instead
+                name.replace("out", "what is returned"),
+                [result[name] for result in results],
+                right,
+                instead,
             )
         except Wrong as wrong:
             if number == 0 or "this is what comes out" in str(wrong) or case.ranks == 1:
                 raise
             raise Wrong(
-                f"{wrong}: what is returned is right, so the exchanges are, too, but not their backward, in which each "
-                "chunk's gradient goes back to the rank that the chunk came from, and into its place there"
+                f"{wrong}: what is returned is right, so the exchanges are, too, but not their "
+                "backward, in which each chunk's gradient goes back to the rank that the chunk "
+                "came from, and into its place there"
             ) from None
     for rank, result in enumerate(results):
         expect_bytes(case, rank, result)
@@ -183,12 +213,18 @@ def mixed_up(output: Array, places: Array) -> list[Array]:
     found = []
     for rank in range(ranks):
         mine = output[:, :, places[rank]]
-        found.append(mine.reshape(*mine.shape[:1], ranks, heads // ranks, own, -1).swapaxes(1, 2).reshape(mine.shape))
+        found.append(
+            mine.reshape(*mine.shape[:1], ranks, heads // ranks, own, -1)
+            .swapaxes(1, 2)
+            .reshape(mine.shape)
+        )
     return found
 
 
 def only(carried: int, needed: int, story: int) -> bool:
-    """Tell whether a story's bytes are those that were carried, and not by chance the right ones."""
+    """Tell whether a story's bytes are those that were carried, and not by chance the right
+    ones.
+    """
     return story == carried != needed
 
 
@@ -222,7 +258,9 @@ def expect_bytes(case: Case, rank: int, result: Arrays) -> None:
 
 
 class Model:
-    """One layer of attention, whose keys are rotated by their positions. It has no modules, so it begins at once."""
+    """One layer of attention, whose keys are rotated by their positions. It has no modules, so it
+    begins at once.
+    """
 
     def __init__(self, given: Arrays, attend: Attend) -> None:
         self.weights = {name: torch.tensor(given[name], requires_grad=True) for name in MATRICES}
@@ -231,8 +269,12 @@ class Model:
     def __call__(self, tokens: Tensor, where: Where) -> Tensor:
         """Map tokens [B, T] to logits [B, T, V]."""
         x = F.embedding(tokens, self.weights["embedding"])
-        rotary = rotary_table(where.position_numbers(tokens.shape[1], x.device), WIDTH // 2, 100.0, x.dtype)
-        query, key, value = ((x @ self.weights[name]).unflatten(-1, (2, -1)).transpose(1, 2) for name in HEADS)
+        rotary = rotary_table(
+            where.position_numbers(tokens.shape[1], x.device), WIDTH // 2, 100.0, x.dtype
+        )
+        query, key, value = (
+            (x @ self.weights[name]).unflatten(-1, (2, -1)).transpose(1, 2) for name in HEADS
+        )
         found = self.attend(rotate(query, rotary), rotate(key, rotary), value)
         return (x + found.transpose(1, 2).flatten(2)) @ self.weights["head"]
 
@@ -248,7 +290,9 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     mine = torch.tensor(given["everyones"]).chunk(comm.size)[comm.rank]
     loss = exercise.share_of_the_loss(model, torch.tensor(given["tokens"]), mine)
     if loss.dim() or not loss.requires_grad:
-        raise Wrong(f"share_of_the_loss returns {tuple(loss.shape)}: a scalar with gradients is wanted")
+        raise Wrong(
+            f"share_of_the_loss returns {tuple(loss.shape)}: a scalar with gradients is wanted"
+        )
     loss.backward()
     return {"loss": loss.item(), "gradient": model.gradient()}
 
@@ -269,7 +313,8 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
     labelled = (labels != 0).sum()
     if changed == "two further":
         labels = tokens.roll(-2, 1)[:, :-1].clone()
-    for mine in lies.chunk(ranks) if "cut first" in changed else ():  # the last label wraps round, or does not count
+    # the last label wraps round, or does not count
+    for mine in lies.chunk(ranks) if "cut first" in changed else ():
         labels[:, mine] = tokens[:, mine].roll(-1, 1)
         labels[:, mine[-1]] *= "wrapped" in changed
     if changed in ("not shifted", "not shifted, by labels"):
@@ -280,12 +325,18 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
             inputs[:, mine] = tokens[:, : len(mine)]
     counts = torch.ones_like(labels, dtype=torch.bool) if changed == "padding" else labels != 0
     counts = inputs != 0 if changed == "inputs" else counts
-    losses = F.cross_entropy(model(inputs, Where(positions=positions)).transpose(1, 2), labels, reduction="none")
+    losses = F.cross_entropy(
+        model(inputs, Where(positions=positions)).transpose(1, 2), labels, reduction="none"
+    )
     counts = counts.double()
     weights = counts / counts.sum()
     if changed in ("mean of means", "sum of means"):
         for mine in lies.chunk(ranks):
-            weights[:, mine] = counts[:, mine] / counts[:, mine].sum() / (ranks if changed == "mean of means" else 1)
+            weights[:, mine] = (
+                counts[:, mine]
+                / counts[:, mine].sum()
+                / (ranks if changed == "mean of means" else 1)
+            )
     if "cut first" in changed and "counted after" not in changed:
         weights = counts / labelled
     if changed == "over inputs":
@@ -294,7 +345,11 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
         weights = counts / labels.numel()
     if changed == "sum":
         weights = counts
-    divisors = {"not shifted, by labels": labelled, "over tokens": (tokens != 0).sum(), "rows": labelled * len(tokens)}
+    divisors = {
+        "not shifted, by labels": labelled,
+        "over tokens": (tokens != 0).sum(),
+        "rows": labelled * len(tokens),
+    }
     divisors |= {"ranks": labelled * ranks, "one row": labelled / len(tokens)}
     if changed in divisors:
         weights = counts / divisors[changed]
@@ -306,8 +361,8 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
 
 
 STEP_STORIES = {
-    "mean of means": "each rank takes the mean over its own labels, and the means are averaged: ranks have different "
-    "numbers of labels",
+    "mean of means": "each rank takes the mean over its own labels, and the means are averaged: ranks have "
+    "different numbers of labels",
     "sum of means": "each rank takes the mean over its own labels: divide by the labels of all ranks",
     "over all": "the sum is divided by all tokens, padding included",
     "padding": "padding counts as a label",
@@ -319,7 +374,8 @@ STEP_STORIES = {
     "cut first, wrapped": "labels are shifted after the cut, and wrap round",
     "cut first, wrapped, counted after": "labels are shifted after the cut, and wrap round",
     "padding, by labels": "padding counts as a label in the sum, and not in the number that divides it",
-    "over tokens": "the sum is divided by all tokens that are no padding, with the first of each row: by the labels",
+    "over tokens": "the sum is divided by all tokens that are no padding, with the first of each row: by the "
+    "labels",
     "rows": "the sum is divided by the number of rows once more",
     "ranks": "the sum is divided by the number of ranks once more",
     "one row": "the sum is divided by the labels of a row on average, not by those of all rows",
@@ -328,7 +384,8 @@ STEP_STORIES = {
     "not shifted, by labels": "labels are the inputs themselves, not the tokens after them",
     "not shifted": "labels are the inputs themselves, not the tokens after them",
     "local": "positions count from 0 on every rank: rotation goes by the position in the whole sequence",
-    "neighbours": "positions count on from that of the rank's first token: in this order its tokens are no neighbours",
+    "neighbours": "positions count on from that of the rank's first token: in this order its tokens are no "
+    "neighbours",
     "contiguous": "positions are those of contiguous order, and the tokens lie in another",
 }
 
@@ -339,16 +396,20 @@ def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     loss, gradient = serial_step(given, case.ranks)
     found = np.array(sum(float(result["loss"]) for result in results))
     instead: dict[str, Any] = {
-        story: partial(lambda changed: np.array(serial_step(given, case.ranks, changed)[0]), changed)
+        story: partial(
+            lambda changed: np.array(serial_step(given, case.ranks, changed)[0]), changed
+        )
         for changed, story in STEP_STORIES.items()
     }
     if any(np.isnan(result["loss"]) for result in results):
         raise Wrong(
-            "a share is not a number: a rank whose tokens are all padding divides by none; divide by the labels of all "
-            "ranks"
+            "a share is not a number: a rank whose tokens are all padding divides by none; divide "
+            "by the labels of all ranks"
         )
     if case.ranks > 1 and all(abs(float(result["loss"]) - loss) < 1e-9 for result in results):
-        raise Wrong("every rank returns the loss of all tokens: its share is that of its own tokens")
+        raise Wrong(
+            "every rank returns the loss of all tokens: its share is that of its own tokens"
+        )
     expect_shares(found, np.array(loss), "the shares of all ranks together", instead)
     total = np.sum([result["gradient"] for result in results], axis=0)
     expect_shares(total, gradient, "the gradients of all ranks together", {})

@@ -1,4 +1,6 @@
-"""Lesson 18, solved: `blocks.py`, `plain.py`, `order.py` and `ulysses.py` of `minidist/parallel/context`."""
+"""Lesson 18, solved: `blocks.py`, `plain.py`, `order.py` and `ulysses.py` of
+`minidist/parallel/context`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,18 @@ from minidist.parallel.context.plain import PlainRingAttention, pass_on
 from minidist.parallel.context.ulysses import Ulysses, heads_fault
 
 
-def meet(query: Tensor, output: Tensor, lse: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
+def meet(
+    query: Tensor, output: Tensor, lse: Tensor, key: Tensor, value: Tensor, causal: bool
+) -> None:
     """Attend to a block, and merge."""
-    blocks.meet(blocks.Attended(query, output, lse), torch.stack((key, value)), Meeting(causal=causal))
+    blocks.meet(
+        blocks.Attended(query, output, lse), torch.stack((key, value)), Meeting(causal=causal)
+    )
 
 
-def ring_forward(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> tuple[Tensor, Tensor]:
+def ring_forward(
+    query: Tensor, key: Tensor, value: Tensor, comm: Communicator
+) -> tuple[Tensor, Tensor]:
     """Let keys and values go round."""
     kept: dict[str, tuple[Tensor, ...]] = {}
     ctx = SimpleNamespace(save_for_backward=lambda *tensors: kept.update(tensors=tensors))
@@ -32,7 +40,13 @@ def ring_forward(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) 
 
 
 def ring_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, comm: Communicator
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    comm: Communicator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Let them go round again, with their gradients."""
     ctx = SimpleNamespace(saved_tensors=(query, output, lse, key, value), comm=comm)
@@ -40,22 +54,35 @@ def ring_backward(
 
 
 def by_rank(order: str, ranks: int, time: int) -> Tensor:
-    """Return the positions of the tokens of all ranks, rank by rank; nothing if they cannot be shared out so."""
+    """Return the positions of the tokens of all ranks, rank by rank; nothing if they cannot be
+    shared out so.
+    """
     if time % multiple(order, ranks):
         return torch.tensor([])
     return torch.cat([positions(order, ranks, rank, time) for rank in range(ranks)])
 
 
-def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, everyones: Tensor, comm: Communicator) -> Tensor:
+def ulysses_attention(
+    query: Tensor, key: Tensor, value: Tensor, everyones: Tensor, comm: Communicator
+) -> Tensor:
     """Exchange tokens for heads, attend, exchange back."""
-    order = next(order for order in ORDERS if torch.equal(by_rank(order, comm.size, len(everyones)), everyones))
+    order = next(
+        order
+        for order in ORDERS
+        if torch.equal(by_rank(order, comm.size, len(everyones)), everyones)
+    )
     return Ulysses(comm, order, causal_attention)(query, key, value)
 
 
-def share_of_the_loss(model: Callable[[Tensor, Where], Tensor], tokens: Tensor, mine: Tensor) -> Tensor:
+def share_of_the_loss(
+    model: Callable[[Tensor, Where], Tensor], tokens: Tensor, mine: Tensor
+) -> Tensor:
     """Cut inputs and labels alike, and divide by the labels of all ranks."""
     labels = tokens[:, 1:].masked_fill(tokens[:, 1:] == 0, -100)
-    return cross_entropy_sum(model(tokens[:, mine], Where(positions=mine)), labels[:, mine]) / (labels >= 0).sum()
+    return (
+        cross_entropy_sum(model(tokens[:, mine], Where(positions=mine)), labels[:, mine])
+        / (labels >= 0).sum()
+    )
 
 
 __all__ = [

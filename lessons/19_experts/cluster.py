@@ -1,4 +1,5 @@
-"""Lesson 19 at full scale: experts on two ranks of each group, their gradients summed over the groups.
+"""Lesson 19 at full scale: experts on two ranks of each group, their gradients summed over the
+groups.
 
     torchrun --nproc-per-node 4 lessons/19_experts/cluster.py              all_to_all_single and grouped_mm of torch
     torchrun --nproc-per-node 4 lessons/19_experts/cluster.py --minidist   this lesson, on the same wires
@@ -27,11 +28,14 @@ from minidist.model.moe import MoE
 from minidist.parallel.expert import expert_parallel
 
 CONFIG = GPTConfig(hidden=32, heads=1, intermediate=16, experts=8, top_k=2, layers=1, sequence=16)
-TOKENS, STEPS, RATE, TOLERANCE = 64, 5, 0.5, 1e-5  # of each rank; float32, in which torch multiplies groups
+# of each rank; float32, in which torch multiplies groups
+TOKENS, STEPS, RATE, TOLERANCE = 64, 5, 0.5, 1e-5
 
 
 class Dispatcher:
-    """A `Compute` of torch's own parts: tokens travel by `all_to_all_single`, one product serves all experts."""
+    """A `Compute` of torch's own parts: tokens travel by `all_to_all_single`, one product serves
+    all experts.
+    """
 
     def __init__(self, experts: nn.Module, group: dist.ProcessGroup) -> None:
         self.experts, self.group, self.ranks = experts, group, group.size()
@@ -40,23 +44,35 @@ class Dispatcher:
         leaving = torch.tensor(counts, device=rows.device).view(self.ranks, -1)
         coming = torch.empty_like(leaving)
         dist.all_to_all_single(coming, leaving, group=self.group)
-        sent, came = leaving.sum(1).tolist(), coming.sum(1).tolist()  # the GPU waits for the CPU here
+        # the GPU waits for the CPU here
+        sent, came = leaving.sum(1).tolist(), coming.sum(1).tolist()
         rows = all_to_all_single_autograd(rows, came, sent, self.group)
         whose = torch.arange(coming.shape[1], device=rows.device).repeat(self.ranks)
         order = whose.repeat_interleave(coming.flatten()).argsort(stable=True)
         ends = coming.sum(0).cumsum(0).to(torch.int32)
-        gate, up, down = (partial(F.grouped_mm, mat_b=weight.mT, offs=ends) for weight in self.experts.parameters())
+        gate, up, down = (
+            partial(F.grouped_mm, mat_b=weight.mT, offs=ends)
+            for weight in self.experts.parameters()
+        )
         made = down(F.silu(gate(rows[order])) * up(rows[order]))
-        return all_to_all_single_autograd(torch.empty_like(made).index_copy(0, order, made), sent, came, self.group)
+        return all_to_all_single_autograd(
+            torch.empty_like(made).index_copy(0, order, made), sent, came, self.group
+        )
 
 
-def train(comm: Communicator, device: torch.device, spread: Callable[[nn.Module, int], Communicator]) -> list[float]:
-    """Train a layer to imitate random numbers; `spread` leaves this rank's experts, and returns who has the same."""
+def train(
+    comm: Communicator, device: torch.device, spread: Callable[[nn.Module, int], Communicator]
+) -> list[float]:
+    """Train a layer to imitate random numbers; `spread` leaves this rank's experts, and returns who
+    has the same.
+    """
     generator, losses = torch.Generator().manual_seed(0), []
     model = MoE(CONFIG, 0)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.3, generator=generator)
-    data = torch.randn(2, comm.size, TOKENS // 16, 16, CONFIG.hidden, generator=generator)[:, comm.rank].to(device)
+    data = torch.randn(2, comm.size, TOKENS // 16, 16, CONFIG.hidden, generator=generator)[
+        :, comm.rank
+    ].to(device)
     copies = spread(model.to(device), 2 if comm.size % 2 == 0 else 1)
     for _ in range(STEPS):
         model.zero_grad()
@@ -75,7 +91,9 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     """Send by torch's all-to-all, and multiply by its grouped product."""
 
     def spread(model: nn.Module, ep: int) -> Communicator:
-        mesh = init_device_mesh(device.type, (comm.size // ep, ep), mesh_dim_names=("edp", "ep"))["ep"]
+        mesh = init_device_mesh(device.type, (comm.size // ep, ep), mesh_dim_names=("edp", "ep"))[
+            "ep"
+        ]
         for parameter in model.routed.experts.parameters():
             parameter.data = parameter.data.chunk(ep)[mesh.get_local_rank()].clone()
         model.routed.compute = Dispatcher(model.routed.experts, mesh.get_group())

@@ -32,11 +32,14 @@ def route(x: Tensor, router: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tens
 # ---------------------------------------------------------------- task 2: dispatch
 
 Experts = Callable[[Tensor, list[int]], Tensor]
-"""Maps rows [N, D], sorted by expert, to what this rank's experts make of them [N, D]; the list has one number for each
-of its experts, how many of the rows are this expert's, and adds up to N."""
+"""Maps rows [N, D], sorted by expert, to what this rank's experts make of them [N, D]; the list has
+one number for each of its experts, how many of the rows are this expert's, and adds up to N.
+"""
 
 
-def dispatch(x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator) -> Tensor:
+def dispatch(
+    x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator
+) -> Tensor:
     """Task 2: return for each token the weighted sum of what its experts make of it: [M, D]."""
     k, ranks = choice.shape[1], comm.size
     wanted = choice.flatten()
@@ -101,11 +104,15 @@ class Attached(torch.autograd.Function):
 
 
 def attach(weights: Tensor, loss: Tensor, layer: Layer, counts: Tensor) -> Tensor:
-    """Task 3: return the weights, unchanged; backward through them trains the loss, too, and counts."""
+    """Task 3: return the weights, unchanged; backward through them trains the loss, too, and
+    counts.
+    """
     return Attached.apply(weights, loss, layer, counts)
 
 
-def kept(choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator) -> Tensor:
+def kept(
+    choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator
+) -> Tensor:
     """Task 3: return which choices have room: bool [B, T', k]."""
     k = choice.shape[2]
     capacity = math.ceil(factor * k * time / experts)
@@ -114,13 +121,16 @@ def kept(choice: Tensor, positions: Tensor, time: int, experts: int, factor: flo
         for sequence in range(len(choice)):
             asked[sequence, positions, choice[sequence, :, j]] = 1
     all_reduce(asked, comm)
-    before = asked.cumsum(1) - asked  # how many earlier tokens of the sequence asked the same expert
+    # how many earlier tokens of the sequence asked the same expert
+    before = asked.cumsum(1) - asked
     room = before[:, positions] < capacity
     return room.gather(2, choice)
 
 
 def rebalance(layer: Layer, comm: Communicator) -> None:
-    """Task 3: move each bias by one, and begin a new tally. It is called once a step, after the last backward."""
+    """Task 3: move each bias by one, and begin a new tally. It is called once a step, after the
+    last backward.
+    """
     total = layer.tally.clone()
     all_reduce(total, comm)
     below = total * len(total)  # compared as integers
@@ -132,12 +142,18 @@ def rebalance(layer: Layer, comm: Communicator) -> None:
 
 
 def groups(comm: Communicator, ep: int) -> tuple[Communicator, Communicator]:
-    """Task 4: return two groups that this rank belongs to: those who share the experts, and those who have the same."""
+    """Task 4: return two groups that this rank belongs to: those who share the experts, and those
+    who have the same.
+    """
     return comm.split(comm.rank // ep), comm.split(comm.rank % ep)
 
 
-def synchronize(router: Tensor, experts: Sequence[Tensor], tokens: int, edp: Communicator, comm: Communicator) -> None:
-    """Task 4: leave in `.grad` of each parameter the gradient of the mean loss over the tokens of all ranks."""
+def synchronize(
+    router: Tensor, experts: Sequence[Tensor], tokens: int, edp: Communicator, comm: Communicator
+) -> None:
+    """Task 4: leave in `.grad` of each parameter the gradient of the mean loss over the tokens of
+    all ranks.
+    """
     everyones = torch.tensor([tokens])
     all_reduce(everyones, comm)
     for parameters, group in (([router], comm), (experts, edp)):
@@ -161,7 +177,9 @@ def main() -> None:
 
     def task_1() -> str:
         choice, weights = route(x, router, torch.zeros(2 * ranks).double(), 2)
-        return f"token 0 goes to the experts {choice[0].tolist()}, with weights {weights[0].tolist()}"
+        return (
+            f"token 0 goes to the experts {choice[0].tolist()}, with weights {weights[0].tolist()}"
+        )
 
     def task_2() -> str:
         choice = (torch.arange(4)[:, None] + torch.arange(2)) % (2 * ranks)
@@ -180,18 +198,26 @@ def main() -> None:
         choice = torch.zeros(1, each, 1, dtype=torch.int64)
         loss = balance_loss(torch.ones(1, each, 4) / 4, choice, comm)
         layer = Layer(torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
-        attach(torch.ones(1).requires_grad_(), loss, layer, torch.tensor([each, 0, 0, 0])).sum().backward()
+        attach(
+            torch.ones(1).requires_grad_(), loss, layer, torch.tensor([each, 0, 0, 0])
+        ).sum().backward()
         rebalance(layer, comm)
         places = comm.rank + ranks * torch.arange(each)
         room = kept(choice, places, each * ranks, 4, 1.0, comm)
-        return f"loss {loss.item():g}, bias {layer.bias.tolist()}, of rank 0's choices {int(room.sum())} have room"
+        return (
+            f"loss {loss.item():g}, bias {layer.bias.tolist()}, of rank 0's choices "
+            f"{int(room.sum())} have room"
+        )
 
     def task_4() -> str:
         share, copies = groups(comm, ranks)
         weight = torch.ones(1).double().requires_grad_()
         router.grad, weight.grad = torch.ones_like(router), torch.ones_like(weight)
         synchronize(router, [weight], 2, copies, comm)
-        return f"{share.size} ranks share the experts; gradients {router.grad[0, 0]:g} and {weight.grad.item():g}"
+        return (
+            f"{share.size} ranks share the experts; gradients {router.grad[0, 0]:g} and "
+            f"{weight.grad.item():g}"
+        )
 
     for number, task in enumerate((task_1, task_2, task_3, task_4), start=1):
         try:

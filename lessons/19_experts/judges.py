@@ -27,29 +27,45 @@ def expect_everywhere(
     instead: Mapping[str, Callable[[], Sequence[Array]]],
     tolerance: float = 1e-9,
 ) -> None:
-    """Hold what each rank has against what it should have; of the mistakes, that which explains most ranks is told."""
+    """Hold what each rank has against what it should have; of the mistakes, that which explains
+    most ranks is told.
+    """
     same = partial(is_close, tolerance=tolerance)
     if all(map(same, found, expected)):
         return
     given = {story: list(of()) for story, of in instead.items()}
     fits = {story: sum(map(same, found, them)) for story, them in given.items()}
     by_fit = sorted(given, key=lambda story: -fits[story])
-    contract.expect_ranks(name, found, expected, tolerance, instead={story: given[story] for story in by_fit})
+    contract.expect_ranks(
+        name, found, expected, tolerance, instead={story: given[story] for story in by_fit}
+    )
 
 
 # ---------------------------------------------------------------- routing, as it is written
 
 
 def routed(given: Arrays, changed: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return choice, weights, and the gradients of tokens and router, with a mistake if one is named."""
+    """Return choice, weights, and the gradients of tokens and router, with a mistake if one is
+    named.
+    """
     k, bias = int(given["k"]), torch.tensor(given["bias"]).double()
     x = torch.tensor(given["x"]).double().requires_grad_()
     router = torch.tensor(given["router"]).double().requires_grad_()
     logits = x @ router.T
     if changed == "colder":
         logits = logits / x.shape[1] ** 0.5
-    scores = logits.sigmoid() if changed == "sigmoid" else logits.softmax(0 if changed == "over tokens" else -1)
-    told = scores if changed == "no bias" else logits + bias if changed == "bias on products" else scores + bias
+    scores = (
+        logits.sigmoid()
+        if changed == "sigmoid"
+        else logits.softmax(0 if changed == "over tokens" else -1)
+    )
+    told = (
+        scores
+        if changed == "no bias"
+        else logits + bias
+        if changed == "bias on products"
+        else scores + bias
+    )
     if changed == "bias turned":
         told = scores - bias
     if changed == "16 bits":
@@ -57,7 +73,9 @@ def routed(given: Arrays, changed: str = "") -> tuple[Tensor, Tensor, Tensor, Te
     if changed == "worst":
         told = -told
     numbers = torch.arange(len(router)).flip(0) if changed == "last" else torch.arange(len(router))
-    choice = numbers[told.detach()[:, numbers].sort(dim=-1, descending=True, stable=True).indices][:, :k]
+    choice = numbers[told.detach()[:, numbers].sort(dim=-1, descending=True, stable=True).indices][
+        :, :k
+    ]
     taken = told if changed == "biased weights" else logits if changed == "products" else scores
     weights = taken.gather(-1, choice)
     if changed == "chosen alone":
@@ -94,23 +112,31 @@ def run_route(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
     x, router = (x.bfloat16(), router.float()) if half else (x, router)
     x.requires_grad_()
     router.requires_grad_()
-    choice, weights = exercise.route(x, router, torch.tensor(given["bias"]).to(router.dtype), int(given["k"]))
+    choice, weights = exercise.route(
+        x, router, torch.tensor(given["bias"]).to(router.dtype), int(given["k"])
+    )
     if choice.dtype != torch.int64:
         raise Wrong(f"route returns a choice of {choice.dtype}: int64 is wanted")
     if not weights.requires_grad:
-        raise Wrong("the weights have no gradient, so nothing teaches the router: do not detach them from the scores")
+        raise Wrong(
+            "the weights have no gradient, so nothing teaches the router: do not detach them from "
+            "the scores"
+        )
     (weights * torch.tensor(given["gradient"])).sum().backward()
     found = {"choice": choice, "weights": weights.detach().double()}
     if weights.dtype != router.dtype:
         raise Wrong(
-            f"the weights are {weights.dtype} where tokens are {x.dtype}, expected {router.dtype}: products and scores "
-            "of 16 bits choose other experts, and more than float32 is more than is asked"
+            f"the weights are {weights.dtype} where tokens are {x.dtype}, expected "
+            f"{router.dtype}: products and scores of 16 bits choose other experts, and more than "
+            "float32 is more than is asked"
         )
     for name, leaf in (("x", x), ("router", router)):
         if leaf.grad is None:
             raise Wrong(f"backward leaves no gradient of {name}: the weights have to depend on it")
         found[f"gradient of {name}"] = leaf.grad.double()
-    return {name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()}
+    return {
+        name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()
+    }
 
 
 CHOICE_STORIES = {
@@ -123,8 +149,8 @@ CHOICE_STORIES = {
     "last": "of equal scores the expert with the larger number comes first",
 }
 ALWAYS_1 = (
-    "the softmax is taken after the choice, over the chosen expert alone, or its score is divided by itself: the "
-    "weight is always 1, and its gradient 0, so the router learns nothing"
+    "the softmax is taken after the choice, over the chosen expert alone, or its score is divided "
+    "by itself: the weight is always 1, and its gradient 0, so the router learns nothing"
 )
 WEIGHT_STORIES = {
     "biased weights": "the bias is part of the weights: it is there to choose, and for nothing else",
@@ -144,13 +170,15 @@ WEIGHT_STORIES = {
 
 
 TIES = (
-    "experts with equal scores come in any order: of these the smaller number comes first, which topk and a sort that "
-    "is not stable do not promise"
+    "experts with equal scores come in any order: of these the smaller number comes first, which "
+    "topk and a sort that is not stable do not promise"
 )
 
 
 def equal_scores(given: Arrays, found: Array, choice: Array) -> bool:
-    """Tell whether an answer's choice has at each place an expert that is as good as the right one."""
+    """Tell whether an answer's choice has at each place an expert that is as good as the right
+    one.
+    """
     x, router, bias = (torch.tensor(given[name]).double() for name in ("x", "router", "bias"))
     told = (x @ router.T).softmax(-1) + bias
     if found.shape != choice.shape or found.min() < 0 or found.max() >= len(router):
@@ -165,11 +193,20 @@ def judge_route(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     choice, weights, of_x, of_router = (x.numpy() for x in routed(given))
 
     def stories(told: Mapping[str, str], number: int) -> dict[str, Callable[[], Array]]:
-        return {told[name]: partial(lambda name: routed(given, name)[number].numpy(), name) for name in told}
+        return {
+            told[name]: partial(lambda name: routed(given, name)[number].numpy(), name)
+            for name in told
+        }
 
     told = stories(CHOICE_STORIES, 0)
-    if result["choice"].shape == choice.shape and np.array_equal(np.sort(result["choice"], 1), np.sort(choice, 1)):
-        told |= {"the chosen experts are not in the order of their scores, best first": lambda: result["choice"]}
+    if result["choice"].shape == choice.shape and np.array_equal(
+        np.sort(result["choice"], 1), np.sort(choice, 1)
+    ):
+        told |= {
+            "the chosen experts are not in the order of their scores, best first": lambda: result[
+                "choice"
+            ]
+        }
     if equal_scores(given, result["choice"], choice):
         last = {story: told.pop(story) for story in [CHOICE_STORIES["last"]]}
         told = last | {TIES: lambda: result["choice"]}
@@ -183,5 +220,10 @@ def judge_route(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             continue
         found = result[f"gradient of {name}"]
         contract.expect_close(
-            0, f"the gradient of {name}", found, expected, tolerance, instead=stories(WEIGHT_STORIES, number)
+            0,
+            f"the gradient of {name}",
+            found,
+            expected,
+            tolerance,
+            instead=stories(WEIGHT_STORIES, number),
         )

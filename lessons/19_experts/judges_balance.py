@@ -49,7 +49,9 @@ def run_loss(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
 
 def fractions(case: Case, rank: int, changed: str = "") -> Array:
-    """Return what the gradient of a rank's scores should be [B, T', E]: E f_e, with a mistake if one is named."""
+    """Return what the gradient of a rank's scores should be [B, T', E]: E f_e, with a mistake if
+    one is named.
+    """
     given = case.given[0]
     mine = places(given, case.ranks)[rank]
     choice, experts = given["choice"], given["scores"].shape[-1]
@@ -71,9 +73,11 @@ def fractions(case: Case, rank: int, changed: str = "") -> Array:
 
 
 LOSS_STORIES = {
-    "own": "the fractions are those of the tokens that this rank happens to have: add up those of a sequence's ranks",
+    "own": "the fractions are those of the tokens that this rank happens to have: add up those of a "
+    "sequence's ranks",
     "batch": "the fractions are those of all sequences together: each sequence has its own",
-    "own batch": "the fractions are those of all tokens of this rank together: each sequence has its own, on all ranks",
+    "own batch": "the fractions are those of all tokens of this rank together: each sequence has its own, on "
+    "all ranks",
     "first": "only first choices are counted: fractions are those of all k T choices",
     "no E": "the factor E is missing: the loss of even load is to be 1 a token",
     "over tokens": "the counts are divided by T, not by k T: fractions of all choices add up to 1",
@@ -116,7 +120,11 @@ def judge_loss(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         [result["gradient"] for result in results],
         gradients(),
         {story: partial(gradients, name) for name, story in LOSS_STORIES.items()}
-        | {"gradients flow through the fractions, which are counts": lambda: [2 * g for g in gradients()]},
+        | {
+            "gradients flow through the fractions, which are counts": lambda: [
+                2 * g for g in gradients()
+            ]
+        },
         COUNTS,
     )
     expect_collectives(notes)
@@ -127,7 +135,9 @@ def judge_loss(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
 
 def run_attach(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Train two microbatches, recomputed or not; between them a forward in evaluation."""
-    layer = exercise.Layer(*(torch.zeros(given["counts"].shape[1], dtype=torch.int64) for _ in range(2)))
+    layer = exercise.Layer(
+        *(torch.zeros(given["counts"].shape[1], dtype=torch.int64) for _ in range(2))
+    )
     logits = torch.tensor(given["logits"], requires_grad=True)
     found: dict[str, Any] = {"kept": True}
 
@@ -141,11 +151,16 @@ def run_attach(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
     first, second, unseen = torch.tensor(given["counts"])
     for counts in (first, second):
         if given["recomputed"]:
-            model(logits, counts)  # what recomputation does: this graph is forgotten, and made again for backward
+            # what recomputation does: this graph is forgotten, and made again for backward
+            model(logits, counts)
         model(logits, counts).backward()
         with torch.no_grad():
             model(logits, unseen)
-    return found | {"gradient": logits.grad.numpy(), "tally": layer.tally.numpy(), "bias": layer.bias.numpy()}
+    return found | {
+        "gradient": logits.grad.numpy(),
+        "tally": layer.tally.numpy(),
+        "bias": layer.bias.numpy(),
+    }
 
 
 def judge_attach(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -168,7 +183,8 @@ def judge_attach(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             "the auxiliary loss is never attached: backward goes past it": main,
             "the gradient of the weights is lost": aux,
             "1 is added to the gradient of the weights as well": main + aux + 2 * slope,
-            "the loss gets the sum of the weights' gradient, where it should get 1": main + aux * upstream.sum().item(),
+            "the loss gets the sum of the weights' gradient, where it should get 1": main
+            + aux * upstream.sum().item(),
             "the loss gets the mean of the weights' gradient, where it should get 1": (
                 main + aux * upstream.mean().item()
             ),
@@ -179,7 +195,8 @@ def judge_attach(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     first, second, unseen = given["counts"]
     both = first + second
     again = (
-        "choices are counted in forward, which recomputation runs twice and evaluation runs as well: count in backward"
+        "choices are counted in forward, which recomputation runs twice and evaluation runs "
+        "as well: count in backward"
     )
     contract.expect_equal(
         0,
@@ -189,7 +206,8 @@ def judge_attach(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         instead={
             "nothing is counted": 0 * both,
             again: (2 if given["recomputed"] else 1) * both + 2 * unseen,
-            "choices are counted in each forward that has gradients: recomputation runs it twice": 2 * both,
+            "choices are counted in each forward that has gradients: recomputation runs it twice": 2
+            * both,
             "only the last microbatch is counted: a step has several": second,
             "the larger of the counts is kept: they are added up": np.maximum(first, second),
             "choices are counted in evaluation, too": both + 2 * unseen,

@@ -23,7 +23,9 @@ LEAVES = ("x", "weights", "matrices")
 
 def work(rows: Tensor, counts: Sequence[int], matrices: Tensor) -> Tensor:
     """Return what experts make of rows, sorted by expert: tanh(row W), each of its own W."""
-    return torch.cat([torch.tanh(part @ w) for part, w in zip(torch.split(rows, counts), matrices, strict=True)])
+    return torch.cat(
+        [torch.tanh(part @ w) for part, w in zip(torch.split(rows, counts), matrices, strict=True)]
+    )
 
 
 def run_dispatch(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -37,9 +39,14 @@ def run_dispatch(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     def experts(rows: Tensor, counts: Sequence[int]) -> Tensor:
         counts = [int(count) for count in counts]
         if len(counts) != held:
-            raise Wrong(f"experts are called with {len(counts)} counts: this rank has {held} experts, a count for each")
+            raise Wrong(
+                f"experts are called with {len(counts)} counts: this rank has {held} experts, a "
+                "count for each"
+            )
         if sum(counts) != len(rows):
-            raise Wrong(f"experts are called with {len(rows)} rows, and counts that add up to {sum(counts)}")
+            raise Wrong(
+                f"experts are called with {len(rows)} rows, and counts that add up to {sum(counts)}"
+            )
         return work(rows, counts, leaves["matrices"])
 
     comm.trace = trace = Trace()
@@ -47,12 +54,17 @@ def run_dispatch(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     out = exercise.dispatch(leaves["x"], choice, leaves["weights"], experts, held, comm)
     forward = calls(trace)
     if not out.requires_grad:
-        raise Wrong("what dispatch returns has no gradient: rows have to travel by `exchange`, which has a backward")
+        raise Wrong(
+            "what dispatch returns has no gradient: rows have to travel by `exchange`, which has "
+            "a backward"
+        )
     torch.autograd.backward(out, torch.tensor(given["gradient"]))
     found = {"out": out.detach(), "forward": forward, "backward": calls(trace)[len(forward) :]}
     for name, leaf in leaves.items():
         found[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    return {name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()}
+    return {
+        name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()
+    }
 
 
 # ---------------------------------------------------------------- what should come out
@@ -67,7 +79,9 @@ def rows_of(case: Case) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def made_by(case: Case, leaves: Sequence[dict[str, Tensor]], matrices: Tensor, changed: str) -> list[Tensor]:
+def made_by(
+    case: Case, leaves: Sequence[dict[str, Tensor]], matrices: Tensor, changed: str
+) -> list[Tensor]:
     """Return by rank what experts make of its choices [M, k, D], with a mistake if one is named."""
     ranks, held = case.ranks, len(matrices) // case.ranks
     numbers = torch.arange(len(matrices))
@@ -107,9 +121,14 @@ def made_by(case: Case, leaves: Sequence[dict[str, Tensor]], matrices: Tensor, c
 def serial(case: Case, changed: str = "") -> dict[str, list[Array]]:
     """Return by rank what is returned and the gradients, as if one rank had all experts."""
     matrices = torch.tensor(case.given[0]["matrices"], requires_grad=True)
-    leaves = [{name: torch.tensor(given[name], requires_grad=True) for name in LEAVES[:2]} for given in case.given]
+    leaves = [
+        {name: torch.tensor(given[name], requires_grad=True) for name in LEAVES[:2]}
+        for given in case.given
+    ]
     outs = []
-    for (order, _), mine, made in zip(rows_of(case), leaves, made_by(case, leaves, matrices, changed), strict=True):
+    for (order, _), mine, made in zip(
+        rows_of(case), leaves, made_by(case, leaves, matrices, changed), strict=True
+    ):
         weights, flat = mine["weights"], made.flatten(0, 1)
         if changed == "not undone":
             made = flat[order].view(made.shape)
@@ -130,7 +149,10 @@ def serial(case: Case, changed: str = "") -> dict[str, list[Array]]:
         if changed == "best":
             weights = weights * torch.eye(weights.shape[1])[0]
         outs.append((made * weights[..., None]).sum(1) + mine["x"] * (changed == "residual"))
-    total = sum((out * torch.tensor(given["gradient"])).sum() for out, given in zip(outs, case.given, strict=True))
+    total = sum(
+        (out * torch.tensor(given["gradient"])).sum()
+        for out, given in zip(outs, case.given, strict=True)
+    )
     assert isinstance(total, Tensor)
     total.backward()
     held = len(matrices) // case.ranks
@@ -148,21 +170,22 @@ def serial(case: Case, changed: str = "") -> dict[str, list[Array]]:
 
 
 STORIES = {
-    "not undone": "what comes back is taken in the order in which it was sent, by expert: undo the sort, so that each "
-    "token gets its own",
-    "undone twice": "the sort is undone with the wrong permutation: back[order] sorts once more, and its inverse is "
-    "wanted",
-    "by sender": "rows are handed to the experts in the order in which they came, by sender: sort them by expert, or "
-    "call the experts for each sender",
-    "by expert": "what the experts made goes back in the order of the experts: each sender is to get its own rows, in "
-    "the order in which they came",
+    "not undone": "what comes back is taken in the order in which it was sent, by expert: undo the sort, so "
+    "that each token gets its own",
+    "undone twice": "the sort is undone with the wrong permutation: back[order] sorts once more, and its inverse "
+    "is wanted",
+    "by sender": "rows are handed to the experts in the order in which they came, by sender: sort them by "
+    "expert, or call the experts for each sender",
+    "by expert": "what the experts made goes back in the order of the experts: each sender is to get its own "
+    "rows, in the order in which they came",
     "residual": "x is added to the sum: that is left to the model",
     "other tokens": "rows are those of other tokens: choice i is one of token i // k, not i mod M",
     "weighted first": "rows are weighted before the experts see them: weigh what they made",
     "shares": "the weights are divided by their sum: they are taken as they are",
     "unweighted": "what the k experts made is added up without the weights",
     "mean": "what the k experts made is averaged: each counts by its weight",
-    "sorted weights": "the weights are in the order of the rows that were sent, by expert, and the rows no longer are",
+    "sorted weights": "the weights are in the order of the rows that were sent, by expert, and the rows no longer "
+    "are",
     "too early": "weights by token are multiplied with rows by expert: sort the rows back first",
     "in turn": "expert e is taken for one of rank e mod P: rank r has neighbouring experts, from r E/P on",
     "only mine": "choices that fall on experts of other ranks are lost",
@@ -177,7 +200,9 @@ NAMES = {
 
 
 def judge_dispatch(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """As if one rank had all experts; three all-to-alls forward, two backward, and no row too many."""
+    """As if one rank had all experts; three all-to-alls forward, two backward, and no row too
+    many.
+    """
     expected = serial(case)
     for key, name in NAMES.items():
 
@@ -187,8 +212,13 @@ def judge_dispatch(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         stories: dict[str, Callable[[], Sequence[Array]]] = {
             story: partial(of, changed) for changed, story in STORIES.items()
         }
-        nothing = {"matrices": "into the experts", "x": "to x through the exchanges: they have to have a backward"}
-        nothing["weights"] = "to the weights: they are multiplied with what the experts made, and not detached"
+        nothing = {
+            "matrices": "into the experts",
+            "x": "to x through the exchanges: they have to have a backward",
+        }
+        nothing["weights"] = (
+            "to the weights: they are multiplied with what the experts made, and not detached"
+        )
         if key in nothing:
             zeros = [np.zeros_like(each) for each in expected[key]]
             stories = {f"no gradient flows back {nothing[key]}": partial(list, zeros)} | stories
@@ -198,8 +228,8 @@ def judge_dispatch(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     for note in notes:
         if note.kind == "roll_call":
             raise Wrong(
-                f"{note.line} leaves out how many rows are coming, so the exchange asks the other ranks behind the "
-                "messages: send the counts, and tell it"
+                f"{note.line} leaves out how many rows are coming, so the exchange asks the other "
+                "ranks behind the messages: send the counts, and tell it"
             )
     expect_collectives(notes)
 
@@ -226,8 +256,13 @@ def expect_calls(case: Case, rank: int, result: Arrays) -> None:
         elif phase == "forward" and exchanged[1:] == sizes[1:]:
             hint = ": the counts are int64, one for each of all E experts"
         elif names & {"all_gather", "all_reduce"}:
-            hint = ": every rank gets everybody's tokens, and needs only those that chose its experts"
+            hint = (
+                ": every rank gets everybody's tokens, and needs only those that chose its experts"
+            )
         elif phase == "forward" and len(exchanged) == 2:
             hint = ": tell the ranks first how many rows are coming to each of their experts"
         shown = ", ".join(map(str, sizes))
-        raise Wrong(f"rank {rank}: {phase} calls {spelled(rows)}, expected all_to_alls of {shown} bytes{hint}")
+        raise Wrong(
+            f"rank {rank}: {phase} calls {spelled(rows)}, expected all_to_alls of {shown} "
+            f"bytes{hint}"
+        )

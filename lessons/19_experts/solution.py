@@ -1,4 +1,6 @@
-"""Lesson 19, solved: `minidist/model/moe.py`, and `plain.py` and `expert_parallel.py` of `minidist/parallel/expert`."""
+"""Lesson 19, solved: `minidist/model/moe.py`, and `plain.py` and `expert_parallel.py` of
+`minidist/parallel/expert`.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ Experts = Callable[[Tensor, list[int]], Tensor]
 
 def route(x: Tensor, router: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Score, choose, and weigh."""
-    layer = SimpleNamespace(router=router, bias=bias, config=SimpleNamespace(balance_rate=1, top_k=k))
+    layer = SimpleNamespace(
+        router=router, bias=bias, config=SimpleNamespace(balance_rate=1, top_k=k)
+    )
     scores = RoutedExperts.logits(layer, x).softmax(-1)
     choice = RoutedExperts.choose(layer, scores)
     weights = scores.gather(-1, choice)
     return choice, weights if k == 1 else weights / weights.sum(-1, keepdim=True)
 
 
-def dispatch(x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator) -> Tensor:
+def dispatch(
+    x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator
+) -> Tensor:
     """Send rows to their experts, and add up what comes back."""
     compute = partial(plain_dispatch, experts=experts, comm=comm)
     layer = SimpleNamespace(config=SimpleNamespace(experts=held * comm.size), compute=compute)
@@ -58,9 +64,13 @@ def attach(weights: Tensor, loss: Tensor, layer: Layer, counts: Tensor) -> Tenso
     return Attach.apply(weights, loss, layer, counts)
 
 
-def kept(choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator) -> Tensor:
+def kept(
+    choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator
+) -> Tensor:
     """Serve the first tokens of each sequence."""
-    config = SimpleNamespace(capacity=factor, sequence=time, experts=experts, top_k=choice.shape[-1])
+    config = SimpleNamespace(
+        capacity=factor, sequence=time, experts=experts, top_k=choice.shape[-1]
+    )
     layer = SimpleNamespace(config=config, whole=partial(reduce_from, comm=comm))
     return RoutedExperts.kept(layer, choice, Where(positions=positions))
 
@@ -68,7 +78,9 @@ def kept(choice: Tensor, positions: Tensor, time: int, experts: int, factor: flo
 def rebalance(layer: Layer, comm: Communicator) -> None:
     """Count over all ranks, and move each bias by one."""
     experts = len(layer.bias)
-    routed = RoutedExperts(GPTConfig(layers=1, experts=experts, top_k=1, raw_weights=True, balance="bias"), 0)
+    routed = RoutedExperts(
+        GPTConfig(layers=1, experts=experts, top_k=1, raw_weights=True, balance="bias"), 0
+    )
     routed.bias = layer.bias
     routed.tally[:experts] = layer.tally
     moe.rebalance(routed, partial(reduce_from, comm=comm))
@@ -81,7 +93,9 @@ def groups(comm: Communicator, ep: int) -> tuple[Communicator, Communicator]:
     return mesh.ep, mesh.over("edp")
 
 
-def synchronize(router: Tensor, experts: Sequence[Tensor], tokens: int, edp: Communicator, comm: Communicator) -> None:
+def synchronize(
+    router: Tensor, experts: Sequence[Tensor], tokens: int, edp: Communicator, comm: Communicator
+) -> None:
     """Sum over those who have the same parameters, and divide by all tokens."""
     total = torch.tensor(tokens)
     all_reduce(total, comm)

@@ -1,4 +1,6 @@
-"""Lesson 20: what is checked, and for how many points. No task has ranks: each case is a question and its answer."""
+"""Lesson 20: what is checked, and for how many points. No task has ranks: each case is a question
+and its answer.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from judges_watch import (
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.plan", "minidist.cli", "minidist.bench")
-TIME = Task(1, "time and money", BY_HAND, imports=("minidist.plan",))  # once for all cases: the solution needs it
+# once for all cases: the solution needs it
+TIME = Task(1, "time and money", BY_HAND, imports=("minidist.plan",))
 MEMORY = Task(2, "the memory of a GPU", BY_HAND)
 CHOICE = Task(3, "the best of many layouts", BY_HAND)
 BUBBLE = Task(4, "a bubble, as measured", (*BY_HAND, "minidist.parallel"))
@@ -47,7 +50,9 @@ def each(make: Callable[..., Case], *shapes: tuple[object, ...]) -> Draw:
 
 
 def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: float = 0.0) -> Case:
-    """Ask for a step with `many` microbatches; gradients take `slow` times, or more, what one backward hides."""
+    """Ask for a step with `many` microbatches; gradients take `slow` times, or more, what one
+    backward hides.
+    """
     model, batch = a_model(rng), many * layout.dp * layout.microbatch
     machine = a_machine(rng, layout.dp * layout.tp * layout.pp)
     if slow:
@@ -55,7 +60,9 @@ def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: float = 0.
         hides = (2 / 3 * hides["computing"] + hides["recomputing"]) / many
         bytes = 2 * (layout.dp - 1) / layout.dp * 2 * model.parameters / (layout.tp * layout.pp)
         cards = max(1, machine.node // layout.tp)  # of a ring along dp, in a node
-        machine = machine._replace(card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9 / cards)
+        machine = machine._replace(
+            card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9 / cards
+        )
     return Case((packed(model, machine, layout=layout, batch=batch),), layout.words())
 
 
@@ -78,23 +85,41 @@ def room(rng: np.random.Generator, gpus: int) -> Case:
     """Ask for replicas, and whether bytes just above and just below what is free fit."""
     machine = a_machine(rng, gpus)
     free, reserved = room_of(machine), machine.reserved * 2**30
-    sizes = [1.001 * free, 0.999 * free, 0.96 * free, 0.5 * free, 1.2 * free, free + reserved / 2, free - reserved / 2]
+    sizes = [
+        1.001 * free,
+        0.999 * free,
+        0.96 * free,
+        0.5 * free,
+        1.2 * free,
+        free + reserved / 2,
+        free - reserved / 2,
+    ]
     bytes = np.array(sizes)[:, None] * rng.dirichlet(np.ones(4), len(sizes))
     return Case((packed(a_model(rng), machine, bytes=bytes),), f"{gpus} GPUs")
 
 
 def full(rng: np.random.Generator, gpus: int) -> Case:
-    """Ask for bytes that fill the memory just so, and for one more and one less, in numbers without rounding."""
+    """Ask for bytes that fill the memory just so, and for one more and one less, in numbers without
+    rounding.
+    """
     machine = a_machine(rng, gpus)._replace(memory=64.0, reserved=8.0)
     exact = np.array([16, 8, 24, 8]) * 2.0**30
     return Case(
-        (packed(a_model(rng), machine, bytes=np.array([exact, exact + np.eye(4)[1], exact - np.eye(4)[2]])),),
+        (
+            packed(
+                a_model(rng),
+                machine,
+                bytes=np.array([exact, exact + np.eye(4)[1], exact - np.eye(4)[2]]),
+            ),
+        ),
         "just full",
     )
 
 
 def diagnoses(rng: np.random.Generator, *rows: tuple[Layout, int, float]) -> Case:
-    """Ask about layouts with so many sequences a replica; idle are `times` as long as by the formula, or just 15 %."""
+    """Ask about layouts with so many sequences a replica; idle are `times` as long as by the
+    formula, or just 15 %.
+    """
     model, layouts, told = a_model(rng, 48), [], []
     for layout, many, times in rows:
         m = many // layout.microbatch
@@ -107,24 +132,34 @@ def diagnoses(rng: np.random.Generator, *rows: tuple[Layout, int, float]) -> Cas
 
 
 def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
-    """Draw plans, each late or in time by less than some mistake in counting hours, and each mistake as often."""
+    """Draw plans, each late or in time by less than some mistake in counting hours, and each
+    mistake as often.
+    """
     rows: list[Plan] = []
     shown: Counter[str] = Counter()
     for number in range(many):
         hours, mtbf, restart = rng.uniform(2000, 6000), rng.uniform(3e4, 6e4), rng.uniform(0.2, 2)
         every = rng.choice([2, 6, 24]) if number % 6 else 0
-        kept, shared = int(rng.integers(1, 5)), (rng.random() < 0.7 if number % 6 else number % 4 == 0)
+        kept, shared = (
+            int(rng.integers(1, 5)),
+            (rng.random() < 0.7 if number % 6 else number % 4 == 0),
+        )
         apart = every or 6  # so that somebody looks where no checkpoint is written, too
-        noticed = rng.choice([0, (kept - rng.uniform(0.2, 0.8)) * apart, (kept - rng.uniform(1.2, 1.8)) * apart])
+        noticed = rng.choice(
+            [0, (kept - rng.uniform(0.2, 0.8)) * apart, (kept - rng.uniform(1.2, 1.8)) * apart]
+        )
         noticed = max(0.0, noticed) if number % 4 else (kept - 1) * apart
         limit, by_rank = rng.random(2) < 0.5
         plan = Plan(gpus, hours, hours, mtbf, every, kept, shared, restart, limit, by_rank, noticed)
         takes = hours_of(plan)
-        guesses = {how: hours_of(plan, how) for how in LOOKS if not same(hours_of(plan, how), takes)}
+        guesses = {
+            how: hours_of(plan, how) for how in LOOKS if not same(hours_of(plan, how), takes)
+        }
         how = min(guesses, key=shown.__getitem__)
         shown[how] += 1
         rows.append(plan._replace(rented=takes + rng.uniform(0.2, 0.8) * (guesses[how] - takes)))
-    rows.append(Plan(64, 1024, 1056, 32768, 16, 2, True, 8, True, True, 16))  # two failures of 16 hours: just in time
+    # two failures of 16 hours: just in time
+    rows.append(Plan(64, 1024, 1056, 32768, 16, 2, True, 8, True, True, 16))
     return Case(({"plans": np.array(rows, float)},), f"{many} plans for {gpus} GPUs")
 
 
@@ -163,8 +198,18 @@ STATES = (
     Layout(16, 4, 2, 1, 16),
 )  # one microbatch
 KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
-FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 4), Layout(1, 4, 2, 2), Layout(2, 2, 4, 2, 6))
-WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))
+FLIGHT = (
+    Layout(2, 4, 4),
+    Layout(2, 2, 4, 3, 2),
+    Layout(2, 4, 16, 1, 4),
+    Layout(1, 4, 2, 2),
+    Layout(2, 2, 4, 2, 6),
+)
+WORK = (
+    Layout(4, 4, 2, recompute=True),
+    Layout(2, 8, 4, 1, 2, True, 0, True),
+    Layout(2, 2, 4, 3, 1, False, 1, True),
+)
 CUT = (
     (Layout(2, 1, 8), 64, 1.0),  # nothing
     (Layout(4, 2, 4, 1, 4), 64, 1.05),  # fewer sequences in a microbatch
@@ -197,7 +242,14 @@ OTHERS = (
 )
 
 CHECKS = [
-    Check(TIME, "computing", 4, each(a_step, (ALONE, 4), (AGAIN, 8)), run_step, parts("computing", "recomputing")),
+    Check(
+        TIME,
+        "computing",
+        4,
+        each(a_step, (ALONE, 4), (AGAIN, 8)),
+        run_step,
+        parts("computing", "recomputing"),
+    ),
     Check(
         TIME,
         "tensor parallelism",
@@ -206,7 +258,14 @@ CHECKS = [
         run_step,
         parts("tensor"),
     ),
-    Check(TIME, "the bubble", 4, each(a_step, (TEAM, 8), (AGAIN, 8), (DEEP, 16)), run_step, parts("bubble")),
+    Check(
+        TIME,
+        "the bubble",
+        4,
+        each(a_step, (TEAM, 8), (AGAIN, 8), (DEEP, 16)),
+        run_step,
+        parts("bubble"),
+    ),
     Check(
         TIME,
         "gradients, hidden in part",
@@ -226,13 +285,48 @@ CHECKS = [
         run_memory,
         kinds("parameters", "gradients", "optimizer"),
     ),
-    Check(MEMORY, "activations of a layer", 4, each(holding, (8, *KEPT)), run_memory, kinds("activations")),
-    Check(MEMORY, "microbatches under way", 4, each(holding, (24, *FLIGHT)), run_memory, kinds("activations")),
+    Check(
+        MEMORY,
+        "activations of a layer",
+        4,
+        each(holding, (8, *KEPT)),
+        run_memory,
+        kinds("activations"),
+    ),
+    Check(
+        MEMORY,
+        "microbatches under way",
+        4,
+        each(holding, (24, *FLIGHT)),
+        run_memory,
+        kinds("activations"),
+    ),
     Check(MEMORY, "recomputing", 3, each(holding, (32, *WORK)), run_memory, kinds("activations")),
-    Check(CHOICE, "what does not divide", 3, TWENTY, run_best, refusing("gpus", "heads", "layers", "batch")),
+    Check(
+        CHOICE,
+        "what does not divide",
+        3,
+        TWENTY,
+        run_best,
+        refusing("gpus", "heads", "layers", "batch"),
+    ),
     Check(CHOICE, "nodes, and stages", 2, TWENTY, run_best, refusing("node", "stages")),
-    Check(CHOICE, "memory, and the best", 3, TWENTY, run_best, partial(judge_best, about=("", "memory"))),
-    Check(CHOICE, "equally fast ones", 4, each(proposals, (64, True)), run_best, partial(judge_best, about=())),
+    Check(
+        CHOICE,
+        "memory, and the best",
+        3,
+        TWENTY,
+        run_best,
+        partial(judge_best, about=("", "memory")),
+    ),
+    Check(
+        CHOICE,
+        "equally fast ones",
+        4,
+        each(proposals, (64, True)),
+        run_best,
+        partial(judge_best, about=()),
+    ),
     Check(
         CHOICE,
         "none that fits",
@@ -241,7 +335,14 @@ CHECKS = [
         run_best,
         partial(judge_best, about=("memory",)),
     ),
-    Check(BUBBLE, "the two shares", 6, each(diagnoses, CUT), run_diagnose, partial(judge_diagnose, shares=True)),
+    Check(
+        BUBBLE,
+        "the two shares",
+        6,
+        each(diagnoses, CUT),
+        run_diagnose,
+        partial(judge_diagnose, shares=True),
+    ),
     Check(BUBBLE, "what helps", 5, each(diagnoses, CUT), run_diagnose, judge_diagnose),
     Check(BUBBLE, "what does not help", 5, each(diagnoses, SLOW), run_diagnose, judge_diagnose),
     Check(
@@ -252,8 +353,22 @@ CHECKS = [
         run_undefended,
         about("dead node", "torn checkpoint", "bad loss"),
     ),
-    Check(WATCH, "hangs and slow ranks", 3, each(plans, (64, 24)), run_undefended, about("hang", "slow rank")),
-    Check(WATCH, "the end of the lease", 5, each(plans, (8, 24), (512, 24)), run_undefended, about("late end")),
+    Check(
+        WATCH,
+        "hangs and slow ranks",
+        3,
+        each(plans, (64, 24)),
+        run_undefended,
+        about("hang", "slow rank"),
+    ),
+    Check(
+        WATCH,
+        "the end of the lease",
+        5,
+        each(plans, (8, 24), (512, 24)),
+        run_undefended,
+        about("late end"),
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -277,7 +392,31 @@ CHECKS += [
         judge_held,
         hidden=True,
     ),
-    Check(CHOICE, "other layouts", 4, each(proposals, (128,), (64, True)), run_best, judge_best, hidden=True),
-    Check(BUBBLE, "other pipelines", 4, each(diagnoses, OTHERS), run_diagnose, judge_diagnose, hidden=True),
-    Check(WATCH, "other plans", 3, each(plans, (256, 40)), run_undefended, judge_undefended, hidden=True),
+    Check(
+        CHOICE,
+        "other layouts",
+        4,
+        each(proposals, (128,), (64, True)),
+        run_best,
+        judge_best,
+        hidden=True,
+    ),
+    Check(
+        BUBBLE,
+        "other pipelines",
+        4,
+        each(diagnoses, OTHERS),
+        run_diagnose,
+        judge_diagnose,
+        hidden=True,
+    ),
+    Check(
+        WATCH,
+        "other plans",
+        3,
+        each(plans, (256, 40)),
+        run_undefended,
+        judge_undefended,
+        hidden=True,
+    ),
 ]

@@ -1,10 +1,12 @@
-"""Lesson 20 at full scale: measure a product and an all-reduce, predict a step of data parallelism, then measure it.
+"""Lesson 20 at full scale: measure a product and an all-reduce, predict a step of data parallelism,
+then measure it.
 
     torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py              DDP of torch
     torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py --minidist   DDP of minidist, same wires
 
-Rank 0 prints what it predicts beside what it measures. With few rows the gradients take longer than the backward that
-hides them; ranks that share a GPU or a core are slower than one alone, which no formula here knows.
+Rank 0 prints what it predicts beside what it measures. With few rows the gradients take longer than
+the backward that hides them; ranks that share a GPU or a core are slower than one alone, which no
+formula here knows.
 """
 
 from __future__ import annotations
@@ -42,18 +44,26 @@ def seconds(work: Callable[[], object], device: torch.device, times: int = 9) ->
 
 def predict(parameters: int, ranks: int, device: torch.device) -> str:
     """Measure two parts of a step, and say how long the whole will be."""
-    rows, weight = torch.randn(ROWS, WIDTH, device=device).double(), torch.randn(WIDTH, WIDTH, device=device).double()
+    rows, weight = (
+        torch.randn(ROWS, WIDTH, device=device).double(),
+        torch.randn(WIDTH, WIDTH, device=device).double(),
+    )
     rate = 2 * ROWS * WIDTH**2 / seconds(lambda: rows @ weight, device)
     gradients = torch.zeros(parameters, device=device).double()
     took = seconds(lambda: dist.all_reduce(gradients), device)
-    bandwidth = max(1.0, plain.ring(gradients.nbytes, ranks, took))  # of bytes a second; one rank sends nothing
-    found = plain.step((parameters, 0, 0, 1), 1, ROWS, 1, 1, ranks, rate=rate, inside=1, across=bandwidth / 4)
+    # of bytes a second; one rank sends nothing
+    bandwidth = max(1.0, plain.ring(gradients.nbytes, ranks, took))
+    found = plain.step(
+        (parameters, 0, 0, 1), 1, ROWS, 1, 1, ranks, rate=rate, inside=1, across=bandwidth / 4
+    )
     parts = ", ".join(f"{found[name] * 1e3:.2f} ms of {name}" for name in ("computing", "data"))
     reached = f"{rate / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:.2f} GB/s reached"
     return f"{reached}: a step takes {sum(found.values()) * 1e3:.2f} ms, {parts}"
 
 
-def train(spread: Callable[[nn.Module], Any], factor: int, comm: Communicator, device: torch.device) -> list[float]:
+def train(
+    spread: Callable[[nn.Module], Any], factor: int, comm: Communicator, device: torch.device
+) -> list[float]:
     """Train on gradients of `factor` times the loss; return the loss of each step."""
     draws, layers = torch.Generator().manual_seed(0), []
     for _ in range(LAYERS):
@@ -62,7 +72,9 @@ def train(spread: Callable[[nn.Module], Any], factor: int, comm: Communicator, d
     model = nn.Sequential(*layers).to(device)
     told = predict(sum(each.numel() for each in model.parameters()), comm.size, device)
     model, losses, took = spread(model), [], []
-    batch = torch.randn(2, comm.size, ROWS, WIDTH, dtype=torch.float64, generator=draws)[:, comm.rank].to(device)
+    batch = torch.randn(2, comm.size, ROWS, WIDTH, dtype=torch.float64, generator=draws)[
+        :, comm.rank
+    ].to(device)
     for _ in range(STEPS):
         dist.barrier()
         start = perf_counter()
@@ -84,7 +96,9 @@ def train(spread: Callable[[nn.Module], Any], factor: int, comm: Communicator, d
 def production(comm: Communicator, device: torch.device) -> list[float]:
     """Train with torch's DDP, which averages gradients."""
     places = [device.index] if device.type == "cuda" else None
-    return train(lambda model: DistributedDataParallel(model, device_ids=places), comm.size, comm, device)
+    return train(
+        lambda model: DistributedDataParallel(model, device_ids=places), comm.size, comm, device
+    )
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:

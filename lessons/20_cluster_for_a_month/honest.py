@@ -119,8 +119,12 @@ def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str
     return parts | {"data": gradients - behind if gradients > behind else 0.0}
 
 
-def bill(model: Model, machine: Machine, batch: int, seconds: float, tokens: float, recompute: bool) -> Bill:
-    """Task 1: return days, money and MFU of a run over `tokens` tokens, whose steps take `seconds` each."""
+def bill(
+    model: Model, machine: Machine, batch: int, seconds: float, tokens: float, recompute: bool
+) -> Bill:
+    """Task 1: return days, money and MFU of a run over `tokens` tokens, whose steps take `seconds`
+    each.
+    """
     of_step = batch * model.sequence
     hours = math.ceil(tokens / of_step) * seconds / 3600
     nodes = machine.gpus / machine.node
@@ -132,7 +136,9 @@ def bill(model: Model, machine: Machine, batch: int, seconds: float, tokens: flo
 
 
 def replicas(machine: Machine, tp: int, pp: int) -> int:
-    """Task 2: return how many replicas there are if each has pp stages of tp GPUs, and all GPUs are used."""
+    """Task 2: return how many replicas there are if each has pp stages of tp GPUs, and all GPUs are
+    used.
+    """
     count, left = divmod(machine.gpus, tp * pp)
     if left:
         raise ValueError(f"{left} of {machine.gpus} GPUs are left over")
@@ -147,7 +153,8 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     under_way = layout.pp if layout.chunks == 1 else layout.pp + (layout.pp - 1) / layout.chunks
     under_way = min(under_way, m)
     sbh = model.sequence * layout.microbatch * model.hidden
-    outside = layout.tp if layout.sp else 1  # what divides that which lies outside of tensor-parallel regions
+    # what divides that which lies outside of tensor-parallel regions
+    outside = layout.tp if layout.sp else 1
     whole = sbh * (10 / outside + 24 / layout.tp)
     entry = 2 * sbh / outside
     layers = model.layers / layout.pp
@@ -155,11 +162,18 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     if layout.recompute:
         activations = layers * under_way * entry + whole - entry
     gradients = mine * (2 if m == 1 else 4)
-    return {"parameters": 2 * mine, "gradients": gradients, "optimizer": adam, "activations": activations}
+    return {
+        "parameters": 2 * mine,
+        "gradients": gradients,
+        "optimizer": adam,
+        "activations": activations,
+    }
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
-    """Task 2: tell whether a GPU has room for `bytes` (by category, as `held` returns them) beside what is reserved."""
+    """Task 2: tell whether a GPU has room for `bytes` (by category, as `held` returns them) beside
+    what is reserved.
+    """
     free = (machine.memory - machine.reserved) * 1024**3
     return sum(bytes.values()) <= free
 
@@ -169,8 +183,12 @@ def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
 REASONS = ("", "gpus", "node", "heads", "layers", "batch", "stages", "memory")
 
 
-def best(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int) -> tuple[int | None, list[str]]:
-    """Task 3: return the number of the best layout, counted from 0, and for each layout why it is refused."""
+def best(
+    model: Model, machine: Machine, layouts: Sequence[Layout], batch: int
+) -> tuple[int | None, list[str]]:
+    """Task 3: return the number of the best layout, counted from 0, and for each layout why it is
+    refused.
+    """
     refused, left = [], []
     for number, layout in enumerate(layouts):
         reason = why_not(model, machine, layout, batch)
@@ -187,7 +205,9 @@ REMEDIES = ("nothing", "microbatches", "chunks", "zero bubble", "stages or links
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong with a pipeline: shares of the whole step, one of `REMEDIES`, and to how many."""
+    """What is wrong with a pipeline: shares of the whole step, one of `REMEDIES`, and to how
+    many.
+    """
 
     measured: float
     formula: float
@@ -265,7 +285,15 @@ def undefended(plan: Plan) -> set[str]:
 # ---------------------------------------------------------------- try it
 
 H100 = Machine(
-    gpus=64, node=8, peak=989e12, reached=0.6, memory=79.6, reserved=7.6, inside=365, card=400, price=8 * 2.49
+    gpus=64,
+    node=8,
+    peak=989e12,
+    reached=0.6,
+    memory=79.6,
+    reserved=7.6,
+    inside=365,
+    card=400,
+    price=8 * 2.49,
 )
 LLAMA = Model(parameters=70.6e9, layers=80, hidden=8192, heads=64, sequence=4096)
 TEAM = Layout(dp=8, tp=4, pp=2)
@@ -279,19 +307,32 @@ def main() -> None:
     def task_1() -> str:
         parts = step(LLAMA, H100, TEAM, 1024)
         cost = bill(LLAMA, H100, 1024, sum(parts.values()), 1.4e12, False)
-        return f"{sum(parts.values()):.2f} s a step, {cost.days:.1f} days, {cost.money:,.0f} $, MFU {cost.mfu:.1%}"
+        return (
+            f"{sum(parts.values()):.2f} s a step, {cost.days:.1f} days, {cost.money:,.0f} $, MFU "
+            f"{cost.mfu:.1%}"
+        )
 
     def task_2() -> str:
         bytes = held(LLAMA, TEAM, 1024)
         shown = ", ".join(f"{name} {each / 1e9:.1f} GB" for name, each in bytes.items())
-        return f"{replicas(H100, 4, 2)} replicas; {shown}: {'it fits' if fits(H100, bytes) else 'it does not fit'}"
+        return (
+            f"{replicas(H100, 4, 2)} replicas; {shown}: "
+            f"{'it fits' if fits(H100, bytes) else 'it does not fit'}"
+        )
 
     def task_3() -> str:
-        some = [TEAM, Layout(8, 4, 2, zero=1), Layout(8, 4, 2, zero=1, sp=True), Layout(4, 4, 4, zero=1, sp=True)]
+        some = [
+            TEAM,
+            Layout(8, 4, 2, zero=1),
+            Layout(8, 4, 2, zero=1, sp=True),
+            Layout(4, 4, 4, zero=1, sp=True),
+        ]
         return str(best(LLAMA, H100, some, 1024))
 
     def task_4() -> str:
-        return str(diagnose(LLAMA, Layout(dp=16, tp=1, pp=4, microbatch=8), 1024, seconds=10.0, idle=3.0))
+        return str(
+            diagnose(LLAMA, Layout(dp=16, tp=1, pp=4, microbatch=8), 1024, seconds=10.0, idle=3.0)
+        )
 
     def task_5() -> str:
         plan = Plan(64, 5500, 5600, 50_700, 12, 1, True, 0.5, limit=True, by_rank=False, noticed=6)

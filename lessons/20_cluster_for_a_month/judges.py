@@ -1,4 +1,6 @@
-"""Lesson 20, task 1: the program that runs beside an answer, and its judge. All judges read what is given here."""
+"""Lesson 20, task 1: the program that runs beside an answer, and its judge. All judges read what is
+given here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 PARTS = ("computing", "recomputing", "tensor", "bubble", "data")
 COSTS = ("days", "money", "mfu")
-HIDDEN = ": all of it hides, behind more than one backward, or in a ring too fast, as if dp ranks were neighbours"
+HIDDEN = (
+    ": all of it hides, behind more than one backward, or in a ring too fast, as if dp ranks were "
+    "neighbours"
+)
 CLOSE = 1e-6  # of what is expected: a formula that is added up in another order
 
 
@@ -54,7 +59,9 @@ class Layout(NamedTuple):
     def words(self) -> str:
         """Return how an exercise writes it."""
         shown = [
-            f"{name}={value}" for name, value in self._asdict().items() if value != Layout._field_defaults.get(name)
+            f"{name}={value}"
+            for name, value in self._asdict().items()
+            if value != Layout._field_defaults.get(name)
         ]
         return f"Layout({', '.join(shown)})"
 
@@ -83,9 +90,13 @@ def own(exercise: ModuleType, given: Model | Machine | Layout) -> Any:
 
 
 def numbers(what: str, found: Any, names: Sequence[str]) -> list[float]:
-    """Return the values of an answer by name; raise `Wrong` if it is no mapping with just these names."""
+    """Return the values of an answer by name; raise `Wrong` if it is no mapping with just these
+    names.
+    """
     if not hasattr(found, "keys") or set(found) != set(names):
-        raise Wrong(f"{what} returns {found!r}, expected a dictionary with the keys {', '.join(names)}")
+        raise Wrong(
+            f"{what} returns {found!r}, expected a dictionary with the keys {', '.join(names)}"
+        )
     return [float(found[name]) for name in names]
 
 
@@ -95,38 +106,66 @@ def numbers(what: str, found: Any, names: Sequence[str]) -> list[float]:
 def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run `step`."""
     layout, batch = layout_of(given["layout"]), int(given["batch"])
-    asked = own(exercise, model_of(given)), own(exercise, machine_of(given)), own(exercise, layout), batch
+    asked = (
+        own(exercise, model_of(given)),
+        own(exercise, machine_of(given)),
+        own(exercise, layout),
+        batch,
+    )
     return {"step": numbers("step", exercise.step(*asked), PARTS)}
 
 
 def run_bill(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run `bill`, for a step with recomputing and without, and for tokens that fill the last step."""
+    """Run `bill`, for a step with recomputing and without, and for tokens that fill the last
+    step.
+    """
     asked = own(exercise, model_of(given)), own(exercise, machine_of(given)), int(given["batch"])
     found = [exercise.Bill(*exercise.bill(*asked, *run)) for run in runs(given)]
     return {"bill": [[float(getattr(each, name)) for name in COSTS] for each in found]}
 
 
 def runs(given: Arrays) -> list[tuple[float, float, bool]]:
-    """Return seconds of a step, tokens, and whether layers are computed again, of the runs that are asked for."""
+    """Return seconds of a step, tokens, and whether layers are computed again, of the runs that are
+    asked for.
+    """
     length, tokens = given["run"].tolist()
     of_step = int(given["batch"]) * model_of(given).sequence
-    return [(length, tokens, False), (length, tokens, True), (length, tokens // of_step * of_step, False)]
+    return [
+        (length, tokens, False),
+        (length, tokens, True),
+        (length, tokens // of_step * of_step, False),
+    ]
 
 
 # ---------------------------------------------------------------- the judges
 
 
-def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note], parts: Sequence[str] = PARTS) -> None:
+def judge_step(
+    case: Case, results: Sequence[Arrays], notes: Sequence[Note], parts: Sequence[str] = PARTS
+) -> None:
     """Compare some parts of a step with the formulas, and with those of known mistakes."""
     given, found = case.given[0], dict(zip(PARTS, results[0]["step"].tolist(), strict=True))
-    model, machine, layout, batch = model_of(given), machine_of(given), layout_of(given["layout"]), int(given["batch"])
+    model, machine, layout, batch = (
+        model_of(given),
+        machine_of(given),
+        layout_of(given["layout"]),
+        int(given["batch"]),
+    )
     expected = seconds_of(model, machine, layout, batch)
     for part in parts:
         if not same(found[part], expected[part]):
-            wrongly = {clause: seconds_of(model, machine, layout, batch, how) for how, clause in SLIPS.items()}
-            says = f"{part} of {layout.words()} with a batch of {batch} is {found[part]:.6g} s, expected"
+            wrongly = {
+                clause: seconds_of(model, machine, layout, batch, how)
+                for how, clause in SLIPS.items()
+            }
+            says = (
+                f"{part} of {layout.words()} with a batch of {batch} is {found[part]:.6g} s, "
+                "expected"
+            )
             hint = HIDDEN if part == "data" and not found[part] else likeliest(wrongly, found, part)
-            raise Wrong(f"{says} {expected[part]:.6g} s{hint or times(found[part], expected[part], layout)}")
+            raise Wrong(
+                f"{says} {expected[part]:.6g} s{hint or times(found[part], expected[part], layout)}"
+            )
 
 
 def judge_bill(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -142,15 +181,27 @@ def judge_bill(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                     for how, clause in BILLS.items()
                 }
                 hint = known(wrongly, lambda value: same(row[i], value))  # noqa: B023
-                said = f"{name} of {tokens:.0f} tokens in steps of {batch * model.sequence} with recompute={again} "
+                said = (
+                    f"{name} of {tokens:.0f} tokens in steps of {batch * model.sequence} with "
+                    f"recompute={again} "
+                )
                 said += f"is {row[i]:.9g}, expected {expected[i]:.9g}"
                 raise Wrong(said + (hint or times(row[i], expected[i], Layout(1, 1, 1))))
 
 
-def likeliest(wrongly: Mapping[str, Mapping[Any, float]], found: Mapping[Any, float], part: Any) -> str:
-    """Return, in words, the mistake that gives this part and most of the others, or the first two, or nothing."""
-    fitting = {clause: values for clause, values in wrongly.items() if same(found[part], values[part])}
-    counts = {clause: sum(same(found[name], values[name]) for name in found) for clause, values in fitting.items()}
+def likeliest(
+    wrongly: Mapping[str, Mapping[Any, float]], found: Mapping[Any, float], part: Any
+) -> str:
+    """Return, in words, the mistake that gives this part and most of the others, or the first two,
+    or nothing.
+    """
+    fitting = {
+        clause: values for clause, values in wrongly.items() if same(found[part], values[part])
+    }
+    counts = {
+        clause: sum(same(found[name], values[name]) for name in found)
+        for clause, values in fitting.items()
+    }
     most = [clause for clause in counts if counts[clause] == max(counts.values())]
     return known({", or if ".join(most[:2]): bool(most)}, bool)
 
@@ -162,13 +213,22 @@ def same(found: float, expected: float) -> bool:
 
 def times(found: float, expected: float, layout: Layout) -> str:
     """Say by which factor a value is off, if it is a size of the layout or a unit."""
-    factors = {name: float(getattr(layout, name)) for name in ("dp", "tp", "pp", "chunks", "microbatch")}
+    factors = {
+        name: float(getattr(layout, name)) for name in ("dp", "tp", "pp", "chunks", "microbatch")
+    }
     factors |= {
         "dp tp": layout.dp * layout.tp,
         "tp pp": layout.tp * layout.pp,
         "dp tp pp": layout.dp * layout.tp * layout.pp,
     }
-    factors |= {"8, as of bits and bytes": 8.0, "2": 2.0, "3": 3.0, "1000": 1e3, "1024": 1024.0, "24 hours": 24.0}
+    factors |= {
+        "8, as of bits and bytes": 8.0,
+        "2": 2.0,
+        "3": 3.0,
+        "1000": 1e3,
+        "1024": 1024.0,
+        "24 hours": 24.0,
+    }
     for name, factor in factors.items():
         if factor != 1 and same(found, factor * expected):
             return f": it is {name} times as much"
@@ -180,15 +240,28 @@ def times(found: float, expected: float, layout: Layout) -> str:
 # ---------------------------------------------------------------- the formulas, and known mistakes
 
 
-def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: str = "") -> dict[str, float]:
+def seconds_of(
+    model: Model, machine: Machine, layout: Layout, batch: int, how: str = ""
+) -> dict[str, float]:
     """Return the seconds of a step by part; `how` is one of `SLIPS`."""
     n, layers, h, _, s = model
     dp, tp, pp, v, b, sp, zero, recompute = layout
     m = {"dp": batch / b, "microbatch": batch / dp, "m is b": b}.get(how, batch / dp / b)
-    rate = machine.peak * {"peak": 1.0, "reached above": 1 / machine.reached}.get(how, machine.reached)
+    rate = machine.peak * {"peak": 1.0, "reached above": 1 / machine.reached}.get(
+        how, machine.reached
+    )
     m = 1 if how == "one microbatch" else m
-    of_attention = {"attention": 0, "attention of 6": 6, "attention of 4": 4, "attention of 8": 8}.get(how, 12)
-    of_attention *= {"one layer": 1 / layers, "each head": model.heads, "heads for h": model.heads / h}.get(how, 1)
+    of_attention = {
+        "attention": 0,
+        "attention of 6": 6,
+        "attention of 4": 4,
+        "attention of 8": 8,
+    }.get(how, 12)
+    of_attention *= {
+        "one layer": 1 / layers,
+        "each head": model.heads,
+        "heads for h": model.heads / h,
+    }.get(how, 1)
     one = b * s * (6 * n + of_attention * layers * s * h) / (tp * pp * rate)
     one *= {"forward": 1 / 3, "stages": pp, "tensor ranks": tp}.get(how, 1)
     again = (
@@ -200,7 +273,9 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
     def ring(bytes: float, ranks: int, span: int) -> float:
         unit, apart = 2**30 if how == "binary" else 1e9, span // ranks
         mine = max(1, machine.node // apart)  # of the ring's ranks, in a node
-        cards = {"own card": 1, "shared card": mine / machine.node, "all cards": machine.node}.get(how, mine)
+        cards = {"own card": 1, "shared card": mine / machine.node, "all cards": machine.node}.get(
+            how, mine
+        )
         card = cards * machine.card * unit / {"bits": 1}.get(how, 8)
         card = card if how == "faster than inside" else min(card, machine.inside * unit)
         near = {"all inside": True, "all across": False, "ranks alone": ranks <= machine.node}.get(
@@ -212,9 +287,19 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         return (sent if ranks > 1 else 0) * bytes / (machine.inside * unit if near else card)
 
     again_sends = recompute or how == "always 6"
-    count = {"two": 2, "forward's": 4, "both": 8}.get(how, 6) if again_sends else {"two": 2, "both": 8}.get(how, 4)
+    count = (
+        {"two": 2, "forward's": 4, "both": 8}.get(how, 6)
+        if again_sends
+        else {"two": 2, "both": 8}.get(how, 4)
+    )
     at = layers / {"all layers": 1}.get(how, pp)
-    tensor = at * count * ring({"elements": 1, "32 bits": 4}.get(how, 2) * s * (1 if how == "one" else b) * h, tp, tp)
+    tensor = (
+        at
+        * count
+        * ring(
+            {"elements": 1, "32 bits": 4}.get(how, 2) * s * (1 if how == "one" else b) * h, tp, tp
+        )
+    )
     tensor /= {"sp halves": 2, "sp divides": tp}.get(how, 1) if sp else 1
     found = {"computing": m * one, "recomputing": m * again, "tensor": m * tensor}
     ideal = found["computing"] if how == "bubble of computing" else sum(found.values())
@@ -285,7 +370,8 @@ SLIPS = {
     "all cards": "a ring across nodes has all cards of a node; it has those of its own ranks there",
     "faster than inside": "the cards carry a ring faster than the links inside a node, which it passes through, too",
     "one": "an activation is that of one sequence; a microbatch may have more",
-    "sp halves": "sequence parallelism sends half; its reduce-scatter and its all-gather send what an all-reduce does",
+    "sp halves": "sequence parallelism sends half; its reduce-scatter and its all-gather send what an "
+    "all-reduce does",
     "sp divides": "sequence parallelism divides what is sent by tp; it divides what is kept",
     "bits": "the card's Gb/s are taken for GB/s: a byte has 8 bits",
     "all inside": "every group is taken to lie within a node",
@@ -299,7 +385,8 @@ SLIPS = {
     "32 bits": "what is sent has 4 bytes an element, not 2",
     "bubble of computing": "the ideal time is computing alone: ranks wait for recomputing and messages, too",
     "bubble without recomputing": "the ideal time is that without recomputing",
-    "of step": "the ideal time is multiplied by (p - 1)/(v m + p - 1), which is the bubble's share of the whole step",
+    "of step": "the ideal time is multiplied by (p - 1)/(v m + p - 1), which is the bubble's share of the "
+    "whole step",
     "no chunks": "the bubble is not divided by the chunks",
     "p": "the bubble is p/(v m) of the ideal time; it is (p - 1)/(v m)",
     "bubble dp": "m is the batch by the microbatch's size: the batch is to be divided by dp, too",
@@ -310,10 +397,12 @@ SLIPS = {
     "whole layer": "gradients are not divided by pp",
     "hides nothing": "nothing is hidden behind the backward of the last microbatch",
     "hides forward": "it also hides behind the forward: no gradient is ready then",
-    "hides all": "it hides behind the backward of all microbatches: gradients are complete in the last one only",
+    "hides all": "it hides behind the backward of all microbatches: gradients are complete in the last one "
+    "only",
     "hides the step": "it hides behind the whole step: gradients are complete in the last microbatch only",
     "hides two thirds": "two thirds of what is computed again are taken for backward; all of it is done there",
-    "hides messages": "it also hides behind the messages of tensor parallelism in backward; only computing counts",
+    "hides messages": "it also hides behind the messages of tensor parallelism in backward; only computing "
+    "counts",
     "hides all messages": "it also hides behind all messages of tensor parallelism; only computing counts",
     "ZeRO halves": "ZeRO-1 sends half; its reduce-scatter and its all-gather send what an all-reduce does",
     "bubble of data": "data belongs to the ideal time; only computing, recomputing and tensor do",
@@ -323,25 +412,45 @@ SLIPS = {
 
 
 def costs_of(
-    model: Model, machine: Machine, batch: int, length: float, tokens: float, again: bool, how: str = ""
+    model: Model,
+    machine: Machine,
+    batch: int,
+    length: float,
+    tokens: float,
+    again: bool,
+    how: str = "",
 ) -> tuple[float, float, float]:
     """Return days, money and MFU; `how` is one of `BILLS`."""
     of_step = batch * model.sequence
-    steps = {"steps down": tokens // of_step, "no rounding": tokens / of_step, "sequences": -(-tokens // batch)}
+    steps = {
+        "steps down": tokens // of_step,
+        "no rounding": tokens / of_step,
+        "sequences": -(-tokens // batch),
+    }
     steps |= {"one more": tokens // of_step + 1, "one token": tokens}
     hours = steps.get(how, -(-tokens // of_step)) * length / 3600
-    hours = {"weeks": -(-hours // 168) * 168, "days": -(-hours // 24) * 24, "hours": -(-hours // 1)}.get(how, hours)
+    hours = {
+        "weeks": -(-hours // 168) * 168,
+        "days": -(-hours // 24) * 24,
+        "hours": -(-hours // 1),
+    }.get(how, hours)
     hours *= {"minutes": 60, "hours of seconds": 3600}.get(how, 1)
     exact = machine.gpus / machine.node
     nodes = {"by the day": exact / 24, "rounded nodes": -(-exact // 1), "one more node": exact + 1}
-    nodes |= {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
+    nodes |= {
+        "node price": machine.gpus,
+        "one node": 1,
+        "price of a GPU": machine.gpus / machine.node**2,
+    }
     attention = (
         {"no attention": 0, "attention of 4": 4, "attention of 6": 6}.get(how, 12)
         * model.layers
         * model.sequence
         * model.hidden
     )
-    useful = of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
+    useful = (
+        of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
+    )
     useful *= {
         "all tokens": tokens / of_step,
         "of sequences": 1 / model.sequence,
@@ -350,8 +459,17 @@ def costs_of(
         "lowered": 3 / 4 if again else 1,
         "asked": tokens / of_step / -(-tokens // of_step),
     }.get(how, 1)
-    could = length * {"one GPU": 1}.get(how, machine.gpus) * machine.peak * (machine.reached if how == "reached" else 1)
-    return hours / 24, hours * nodes.get(how, machine.gpus / machine.node) * machine.price, useful / could
+    could = (
+        length
+        * {"one GPU": 1}.get(how, machine.gpus)
+        * machine.peak
+        * (machine.reached if how == "reached" else 1)
+    )
+    return (
+        hours / 24,
+        hours * nodes.get(how, machine.gpus / machine.node) * machine.price,
+        useful / could,
+    )
 
 
 BILLS = {
@@ -374,8 +492,10 @@ BILLS = {
     "one more": "a step is added also where the tokens fill the last one",
     "no rounding": "the last step counts in part; it takes as long as any other",
     "sequences": "the tokens are divided by sequences: a step has batch * sequence tokens",
-    "hardware": "operations that are computed again count as useful (that is HFU, of the hardware, not MFU)",
-    "lowered": "what is computed again is taken off: it is not among the operations of the model in the first place",
+    "hardware": "operations that are computed again count as useful (that is HFU, of the hardware, not "
+    "MFU)",
+    "lowered": "what is computed again is taken off: it is not among the operations of the model in the "
+    "first place",
     "asked": "the tokens of the run are counted, not those of its steps: the last one counts in full",
     "reached": "the share is that of what a GPU reaches, not of its peak",
     "no attention": "the operations of attention, 12 L s h a token, are left out",

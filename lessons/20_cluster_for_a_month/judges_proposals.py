@@ -1,4 +1,6 @@
-"""Lesson 20: what models, machines and layouts the checks ask about. Task 3's layouts show who chooses well."""
+"""Lesson 20: what models, machines and layouts the checks ask about. Task 3's layouts show who
+chooses well.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ def a_model(rng: np.random.Generator, layers: int = 0) -> Model:
     heads = 16 * int(rng.integers(1, 5))
     hidden, layers = 128 * heads, layers or 16 * int(rng.integers(1, 6))
     vocabulary = 1000 * int(rng.integers(32, 128))
-    return Model(12.0 * layers * hidden**2 + vocabulary * hidden, layers, hidden, heads, 2048 * int(rng.integers(1, 5)))
+    return Model(
+        12.0 * layers * hidden**2 + vocabulary * hidden,
+        layers,
+        hidden,
+        heads,
+        2048 * int(rng.integers(1, 5)),
+    )
 
 
 def a_machine(rng: np.random.Generator, gpus: int, node: int = 8) -> Machine:
@@ -27,12 +35,17 @@ def a_machine(rng: np.random.Generator, gpus: int, node: int = 8) -> Machine:
     peak, memory = rng.choice([312e12, 989e12, 2250e12]), rng.choice([39.4, 79.6, 139.8])
     inside, card = rng.choice([235.0, 365.0, 680.0]), rng.choice([100.0, 200.0, 400.0])
     reached, price = round(rng.uniform(0.4, 0.75), 3), node * round(rng.uniform(1.2, 4.8), 2)
-    return Machine(gpus, node, peak, reached, memory, round(rng.uniform(2, 8), 1), inside, card, price)
+    return Machine(
+        gpus, node, peak, reached, memory, round(rng.uniform(2, 8), 1), inside, card, price
+    )
 
 
 def packed(model: Model, machine: Machine | None = None, **more: object) -> Arrays:
     """Return what a rank is given, as arrays."""
-    given = {"model": np.array(model, float), **{name: np.array(value) for name, value in more.items()}}
+    given = {
+        "model": np.array(model, float),
+        **{name: np.array(value) for name, value in more.items()},
+    }
     return given | ({"machine": np.array(machine, float)} if machine else {})
 
 
@@ -40,7 +53,10 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
     """Draw twenty layouts with every reason among them; the fastest of all does not fit."""
     while True:
         layers, batch = 8 * int(rng.integers(3, 8)), gpus * 3 // int(rng.choice([2, 4]))
-        model, machine = a_model(rng, layers)._replace(heads=int(rng.choice([12, 20, 28]))), a_machine(rng, gpus)
+        model, machine = (
+            a_model(rng, layers)._replace(heads=int(rng.choice([12, 20, 28]))),
+            a_machine(rng, gpus),
+        )
         found: dict[str, set[Layout]] = defaultdict(set)
         for _ in range(400):
             layout = any_layout(rng, gpus)
@@ -54,7 +70,11 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
             continue
         bytes = {layout: sum(bytes_of(model, layout, batch).values()) for layout in found[""]}
         some = sorted(bytes, key=bytes.__getitem__)
-        few = [each for each in some[len(some) * 2 // 3 :] if batch < each.pp * each.chunks * each.dp * each.microbatch]
+        few = [
+            each
+            for each in some[len(some) * 2 // 3 :]
+            if batch < each.pp * each.chunks * each.dp * each.microbatch
+        ]
         some = [some[int(i)] for i in np.linspace(0, len(some) - 1, 8)]
         if few:  # it has enough microbatches for its stages, not for all of their chunks
             some[6] = few[0]
@@ -63,7 +83,9 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
         wrong = [
             each
             for reason in WRONG
-            for each in two_of(rng, sorted(found[reason]), partial(reasons, model, machine, batch=batch))
+            for each in two_of(
+                rng, sorted(found[reason]), partial(reasons, model, machine, batch=batch)
+            )
         ]
         if tie:  # the same layouts without ZeRO's shards: as fast, and larger
             some = [each._replace(zero=zero) for each in some[:4] for zero in (0, 1)] + some[4:]
@@ -78,8 +100,12 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
         return Case((given,), f"{len(layouts)} layouts of {gpus} GPUs")
 
 
-def largest_first(model: Model, machine: Machine, layouts: list[Layout], batch: int) -> list[Layout]:
-    """Sort the fastest by size, where they are, so that neither the first of them is the best nor the last."""
+def largest_first(
+    model: Model, machine: Machine, layouts: list[Layout], batch: int
+) -> list[Layout]:
+    """Sort the fastest by size, where they are, so that neither the first of them is the best nor
+    the last.
+    """
     fastest = measured(model, machine, layouts[choice(model, machine, layouts, batch)], batch)[0]
     sizes = {}
     for i, layout in enumerate(layouts):
@@ -92,8 +118,11 @@ def largest_first(model: Model, machine: Machine, layouts: list[Layout], batch: 
     return found
 
 
-def two_of(rng: np.random.Generator, layouts: list[Layout], reasons: Callable[[Layout], list[str]]) -> list[Layout]:
-    """Return two layouts that are refused for the same first reason, the first for the next reason, too.
+def two_of(
+    rng: np.random.Generator, layouts: list[Layout], reasons: Callable[[Layout], list[str]]
+) -> list[Layout]:
+    """Return two layouts that are refused for the same first reason, the first for the next reason,
+    too.
 
     Of those that are not for all GPUs, the second has no other fault, if there is one.
     """
@@ -107,8 +136,8 @@ def two_of(rng: np.random.Generator, layouts: list[Layout], reasons: Callable[[L
 def hard(model: Model, machine: Machine, layouts: list[Layout], batch: int, tie: bool) -> bool:
     """Tell whether a choice shows who chooses well.
 
-    The best is neither the fastest of all nor the smallest, or it has an equal that is larger. What is as fast as the
-    best is so to the last bit, as it differs in nothing that takes time.
+    The best is neither the fastest of all nor the smallest, or it has an equal that is larger. What
+    is as fast as the best is so to the last bit, as it differs in nothing that takes time.
     """
     costs = {each: measured(model, machine, each, batch) for each in layouts}
     left = [each for each in layouts if not refusal(model, machine, each, batch)]
@@ -135,5 +164,12 @@ def any_layout(rng: np.random.Generator, gpus: int) -> Layout:
     chunks = int(rng.choice([1, 1, 2, 3])) if pp > 1 else 1
     flags = rng.integers(0, 2, 3)
     return Layout(
-        dp, tp, pp, chunks, int(rng.choice([1, 1, 2, 3])), bool(flags[0]) and tp > 1, int(flags[1]), bool(flags[2])
+        dp,
+        tp,
+        pp,
+        chunks,
+        int(rng.choice([1, 1, 2, 3])),
+        bool(flags[0]) and tp > 1,
+        int(flags[1]),
+        bool(flags[2]),
     )

@@ -33,7 +33,10 @@ class Plan(NamedTuple):
 
     def words(self) -> str:
         """Return how an exercise writes it, rounded."""
-        values = {name: value if isinstance(value, int) else f"{value:.6g}" for name, value in self._asdict().items()}
+        values = {
+            name: value if isinstance(value, int) else f"{value:.6g}"
+            for name, value in self._asdict().items()
+        }
         return f"Plan({', '.join(f'{name}={value}' for name, value in values.items())})"
 
 
@@ -41,7 +44,17 @@ def plan_of(row: Sequence[float]) -> Plan:
     """Return a plan from its row."""
     gpus, hours, rented, mtbf, every, kept, shared, restart, limit, by_rank, noticed = row
     return Plan(
-        int(gpus), hours, rented, mtbf, every, int(kept), bool(shared), restart, bool(limit), bool(by_rank), noticed
+        int(gpus),
+        hours,
+        rented,
+        mtbf,
+        every,
+        int(kept),
+        bool(shared),
+        restart,
+        bool(limit),
+        bool(by_rank),
+        noticed,
     )
 
 
@@ -51,11 +64,22 @@ def plan_of(row: Sequence[float]) -> Plan:
 def run_diagnose(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run `diagnose` for every layout and what was measured there."""
     model, rows = own(exercise, model_of(given)), []
-    for row, (batch, seconds, idle) in zip(given["layouts"].tolist(), given["measured"].tolist(), strict=True):
-        found = exercise.Diagnosis(*exercise.diagnose(model, own(exercise, layout_of(row)), int(batch), seconds, idle))
+    for row, (batch, seconds, idle) in zip(
+        given["layouts"].tolist(), given["measured"].tolist(), strict=True
+    ):
+        found = exercise.Diagnosis(
+            *exercise.diagnose(model, own(exercise, layout_of(row)), int(batch), seconds, idle)
+        )
         if found.remedy not in REMEDIES:
             raise Wrong(f"diagnose names the remedy {found.remedy!r}, expected one of REMEDIES")
-        rows.append([float(found.measured), float(found.formula), REMEDIES.index(found.remedy), int(found.to)])
+        rows.append(
+            [
+                float(found.measured),
+                float(found.formula),
+                REMEDIES.index(found.remedy),
+                int(found.to),
+            ]
+        )
     return {"diagnoses": rows}
 
 
@@ -65,7 +89,10 @@ def run_undefended(exercise: ModuleType, comm: Communicator, given: Arrays) -> d
     for row in given["plans"].tolist():
         found = set(exercise.undefended(exercise.Plan(*plan_of(row))))
         if found - set(FAILURES):
-            raise Wrong(f"undefended names {sorted(map(str, found - set(FAILURES)))}, expected only names of FAILURES")
+            raise Wrong(
+                f"undefended names {sorted(map(str, found - set(FAILURES)))}, expected only names "
+                "of FAILURES"
+            )
         rows.append([name in found for name in FAILURES])
     return {"undefended": rows}
 
@@ -73,7 +100,9 @@ def run_undefended(exercise: ModuleType, comm: Communicator, given: Arrays) -> d
 # ---------------------------------------------------------------- the judges
 
 
-def judge_diagnose(case: Case, results: Sequence[Arrays], notes: Sequence[Note], shares: bool = False) -> None:
+def judge_diagnose(
+    case: Case, results: Sequence[Arrays], notes: Sequence[Note], shares: bool = False
+) -> None:
     """Compare the shares alone, or the remedies as well."""
     given = case.given[0]
     model, answers = model_of(given), results[0]["diagnoses"].tolist()
@@ -86,22 +115,33 @@ def judge_diagnose(case: Case, results: Sequence[Arrays], notes: Sequence[Note],
         for i, name in enumerate(("measured", "formula")):
             if not same(found[i], expected[i]):
                 wrongly = {
-                    clause: diagnosis(model, layout, int(batch), seconds, idle, how)[i] for how, clause in SLIPS.items()
+                    clause: diagnosis(model, layout, int(batch), seconds, idle, how)[i]
+                    for how, clause in SLIPS.items()
                 }
                 wrongly |= {"it is in percent; a share is at most 1": 100 * expected[i]}
                 hint = known(wrongly, lambda value: same(found[i], value))  # noqa: B023
-                if found[i] and not hint and any(same(found[i], round(expected[i], digits)) for digits in (1, 2, 3, 4)):
+                if (
+                    found[i]
+                    and not hint
+                    and any(same(found[i], round(expected[i], digits)) for digits in (1, 2, 3, 4))
+                ):
                     hint = ": it is rounded, and is wanted as it is"
                 raise Wrong(f"{asked}: {name} is {found[i]:.4%}, expected {expected[i]:.4%}{hint}")
         if not shares and found[2:] != [*expected[2:]]:
             is_it, should = (
-                f"{REMEDIES[int(code)]!r}{f' to {to:.0f}' if to else ''}" for code, to in (found[2:], expected[2:])
+                f"{REMEDIES[int(code)]!r}{f' to {to:.0f}' if to else ''}"
+                for code, to in (found[2:], expected[2:])
             )
-            says = f"{asked}: measured {expected[0]:.1%}, formula {expected[1]:.1%}; the remedy is {is_it}, expected"
+            says = (
+                f"{asked}: measured {expected[0]:.1%}, formula {expected[1]:.1%}; the remedy is "
+                f"{is_it}, expected"
+            )
             raise Wrong(f"{says} {should}: {advice(model, layout, int(batch), expected, found)}")
 
 
-def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], found: Sequence[float]) -> str:
+def advice(
+    model: Model, layout: Layout, batch: int, expected: Sequence[float], found: Sequence[float]
+) -> str:
     """Say what speaks against a remedy."""
     right, named, to = REMEDIES[int(expected[2])], REMEDIES[int(found[2])], int(found[3])
     p, v, part = layout.pp, layout.chunks, batch // layout.dp
@@ -113,9 +153,15 @@ def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], 
     if right == "nothing":
         return "a bubble of 15 % or less is not warned of"
     if right == "stages or links" and expected[1] <= PERCENT / 100:
-        return "15 % or less are of the schedule, so no other schedule helps: a stage or a link is slow"
+        return (
+            "15 % or less are of the schedule, so no other schedule helps: a stage or a link is "
+            "slow"
+        )
     if right == "stages or links":
-        return "the schedule does not explain what was measured, so no other schedule helps: a stage or a link is slow"
+        return (
+            "the schedule does not explain what was measured, so no other schedule helps: a stage "
+            "or a link is slow"
+        )
     if named == "microbatches" and to > part:
         return f"a replica has no more than {part} sequences: divide the batch by dp first"
     if named == "microbatches" and (to < 1 or part % to):
@@ -128,12 +174,18 @@ def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], 
         k, u = (to, v) if named == "microbatches" else (m, to)
         left, now = (p - 1) / (u * k + p - 1), m if named == "microbatches" else v
         if named == right and int(expected[3]) in (to * now, to + now):
-            return f"`to` is how many {right} there are then, not how many more or how many times as many"
+            return (
+                f"`to` is how many {right} there are then, not how many more or how many times as "
+                "many"
+            )
         return f"the formula is then {left:.1%}, " + (
             "and a smaller number will do" if left <= 0.15 else "still too much"
         )
     if named == "stages or links":
-        return "the formula explains what was measured: the schedule is at fault, not a stage or a link"
+        return (
+            "the formula explains what was measured: the schedule is at fault, not a stage or a "
+            "link"
+        )
     return "more chunks make the formula small enough, and come first"
 
 
@@ -148,7 +200,10 @@ def judge_undefended(
         expected = [missing(plan)[name] for plan in plans]
         for plan, mine, right in zip(plans, found, expected, strict=True):
             if mine != right:
-                wrongly = {clause: [missing(each, how)[name] for each in plans] for how, clause in LOOKS.items()}
+                wrongly = {
+                    clause: [missing(each, how)[name] for each in plans]
+                    for how, clause in LOOKS.items()
+                }
                 verb = "is not" if right else "is"
                 says = f"{plan.words()} {verb} defended against {name!r}, but undefended "
                 says += "leaves it out" if right else "names it"
@@ -177,7 +232,9 @@ def diagnosis(
 
     remedy, to = "zero bubble", 0
     more = [k for k in range(m + 1, part + 1) if part % k == 0 and short(k, v)]
-    finer = [k for k in range(v + 1, model.layers + 1) if model.layers % (p * k) == 0 and short(m, k)]
+    finer = [
+        k for k in range(v + 1, model.layers + 1) if model.layers % (p * k) == 0 and short(m, k)
+    ]
     if measured <= PERCENT / 100:
         remedy = "nothing"
     elif short(m, v) or measured > FAR * formula(m, v):
@@ -188,7 +245,8 @@ def diagnosis(
 
 
 SLIPS = {
-    "of ideal": "it is the share of the ideal time, (p - 1)/(v m); of the whole step it is (p - 1)/(v m + p - 1)",
+    "of ideal": "it is the share of the ideal time, (p - 1)/(v m); of the whole step it is (p - 1)/(v m + p - "
+    "1)",
     "idle of ideal": "the idle time is compared with the time without it, not with the whole step",
     "no chunks": "the chunks are forgotten: they make the bubble v times shorter",
     "v of all": "v multiplies p - 1, too; chunks shorten what is computed at once: v m + p - 1",
@@ -201,9 +259,15 @@ SLIPS = {
 def hours_of(plan: Plan, how: str = "") -> float:
     """Return the hours that a run is expected to take; `how` is one of `LOOKS`."""
     safe = survives(plan, how)
-    failures = plan.hours * {"one GPU": 1, "nodes": plan.gpus / 8}.get(how, plan.gpus) / plan.gpu_mtbf
+    failures = (
+        plan.hours * {"one GPU": 1, "nodes": plan.gpus / 8}.get(how, plan.gpus) / plan.gpu_mtbf
+    )
     failures *= plan.rented / plan.hours if how == "while rented" else 1
-    failures = {"down": failures // 1, "up": -(-failures // 1), "one at least": max(1.0, failures)}.get(how, failures)
+    failures = {
+        "down": failures // 1,
+        "up": -(-failures // 1),
+        "one at least": max(1.0, failures),
+    }.get(how, failures)
     lost = plan.every * {"whole interval": 1.0}.get(how, 0.5) if safe else plan.hours / 2
     lost = plan.hours if how == "whole run" and not safe else lost
     lost += plan.every if how == "one kept" and safe and plan.kept == 1 else 0
@@ -219,15 +283,25 @@ def survives(plan: Plan, how: str = "") -> bool:
 
 
 def missing(plan: Plan, how: str = "") -> dict[str, bool]:
-    """Return for each failure whether a plan does not defend against it; `how` is one of `LOOKS`."""
+    """Return for each failure whether a plan does not defend against it; `how` is one of
+    `LOOKS`.
+    """
     written, safe = plan.every > 0 or how == "unwritten", survives(plan, how)
     oldest = (plan.kept - {"oldest": 0.0, "middle": 0.5}.get(how, 1.0)) * plan.every
     unseen = plan.noticed == 0 and how not in ("nobody", "nobody but checkpoints")
     again = oldest < plan.noticed
-    again = {"one": plan.every < plan.noticed, "two": plan.kept < 2, "older": oldest <= plan.noticed}.get(how, again)
+    again = {
+        "one": plan.every < plan.noticed,
+        "two": plan.kept < 2,
+        "older": oldest <= plan.noticed,
+    }.get(how, again)
     again = again and plan.every > 0 if how == "unwritten" else again
-    again = again or {"nobody but checkpoints": plan.every == 0, "shared loss": not safe}.get(how, False)
-    torn = plan.kept < {"newest": 1, "three": 3}.get(how, 2) and not (how == "shared is whole" and plan.shared)
+    again = again or {"nobody but checkpoints": plan.every == 0, "shared loss": not safe}.get(
+        how, False
+    )
+    torn = plan.kept < {"newest": 1, "three": 3}.get(how, 2) and not (
+        how == "shared is whole" and plan.shared
+    )
     return {
         "dead node": not safe or (how == "two for a node" and plan.kept < 2),
         "torn checkpoint": torn or not written or (how == "torn on own disks" and not safe),
@@ -266,14 +340,16 @@ LOOKS = {
     "just as long": "a run that takes just as long as the cluster is rented is late; it is in time",
     "one kept": "with one checkpoint kept an interval more is lost; a node dies here, and not the writing",
     "hangs are late": 'a run without a limit is late for that alone; that is "hang"',
-    "unwritten": "a plan that writes no checkpoints is forgotten: every is 0 there, whatever it says of keeping them",
+    "unwritten": "a plan that writes no checkpoints is forgotten: every is 0 there, whatever it says of "
+    "keeping them",
     "two for a node": "a dead node is taken to need two checkpoints; one is enough, if it is elsewhere",
     "three": "three checkpoints are wanted; the one before the torn one is enough",
     "shared is whole": "shared storage is taken to keep a checkpoint whole whose writer dies",
     "torn on own disks": "checkpoints on the nodes' own disks are taken for none; the job dies here, and no node",
     "newest": "the newest checkpoint is taken to be whole: it may be the one that was being written",
     "oldest": "k kept checkpoints reach back k intervals; right after one is written it is k - 1",
-    "middle": "k kept checkpoints reach back k - 1/2 intervals, on average; the least that they reach back is k - 1",
+    "middle": "k kept checkpoints reach back k - 1/2 intervals, on average; the least that they reach back "
+    "is k - 1",
     "one": "one interval is taken for the age of the oldest checkpoint; it is k - 1 of them",
     "two": "two checkpoints are taken to be old enough, whenever somebody notices",
     "older": "the oldest checkpoint has to be older; as old is enough",

@@ -65,7 +65,9 @@ def asked(model: Model, layout: Layout, batch: int) -> tuple[Any, ...]:
 
 
 def bandwidth(machine: Machine, span: int, apart: int) -> float:
-    """Return the bytes/s of a ring of ranks that lie so far `apart`, among `span` neighbouring ones."""
+    """Return the bytes/s of a ring of ranks that lie so far `apart`, among `span` neighbouring
+    ones.
+    """
     inside, card = machine.inside * 1e9, machine.card * 1e9 / 8
     in_a_node = max(1, machine.node // apart)
     return inside if span <= machine.node else min(inside, in_a_node * card)
@@ -74,16 +76,29 @@ def bandwidth(machine: Machine, span: int, apart: int) -> float:
 def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str, float]:
     """Say where the seconds go."""
     span = layout.tp * layout.dp
-    along = {"inside": bandwidth(machine, layout.tp, 1), "across": bandwidth(machine, span, layout.tp)}
+    along = {
+        "inside": bandwidth(machine, layout.tp, 1),
+        "across": bandwidth(machine, span, layout.tp),
+    }
     rate = machine.peak * machine.reached
-    return plain.step(*asked(model, layout, batch), rate=rate, v=layout.chunks, recompute=layout.recompute, **along)
+    return plain.step(
+        *asked(model, layout, batch),
+        rate=rate,
+        v=layout.chunks,
+        recompute=layout.recompute,
+        **along,
+    )
 
 
-def bill(model: Model, machine: Machine, batch: int, seconds: float, tokens: float, recompute: bool) -> Bill:
+def bill(
+    model: Model, machine: Machine, batch: int, seconds: float, tokens: float, recompute: bool
+) -> Bill:
     """Say what a run costs."""
     of_step = batch * model.sequence
     days, money = plain.bill(seconds, tokens, of_step, machine.gpus, machine.price / machine.node)
-    useful = of_step * plain.operations(model.parameters, model.layers, model.hidden, model.sequence)
+    useful = of_step * plain.operations(
+        model.parameters, model.layers, model.hidden, model.sequence
+    )
     return Bill(days, money, useful / (seconds * machine.gpus * machine.peak))
 
 
@@ -125,7 +140,9 @@ def refusal(model: Model, machine: Machine, layout: Layout, batch: int) -> str:
     return found or ("" if fits(machine, held(model, layout, batch)) else "memory")
 
 
-def best(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int) -> tuple[int | None, list[str]]:
+def best(
+    model: Model, machine: Machine, layouts: Sequence[Layout], batch: int
+) -> tuple[int | None, list[str]]:
     """Memory first, then time."""
     refused = [refusal(model, machine, layout, batch) for layout in layouts]
 
@@ -133,7 +150,9 @@ def best(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int) 
         seconds, bytes = step(model, machine, layouts[i], batch), held(model, layouts[i], batch)
         return sum(seconds.values()), sum(bytes.values())
 
-    return min((i for i, reason in enumerate(refused) if not reason), key=cost, default=None), refused
+    return min(
+        (i for i, reason in enumerate(refused) if not reason), key=cost, default=None
+    ), refused
 
 
 REMEDIES = ("nothing", "microbatches", "chunks", "zero bubble", "stages or links")
@@ -155,7 +174,11 @@ def diagnose(model: Model, layout: Layout, batch: int, seconds: float, idle: flo
     m = part // layout.microbatch
     measured, formula = idle / seconds, plain.bubble(p, m, v, of_step=True)
     remedy, to = "zero bubble", 0
-    more = [k for k in range(m + 1, part + 1) if part % k == 0 and plain.bubble(p, k, v, of_step=True) <= LONG]
+    more = [
+        k
+        for k in range(m + 1, part + 1)
+        if part % k == 0 and plain.bubble(p, k, v, of_step=True) <= LONG
+    ]
     finer = [
         k
         for k in range(v + 1, model.layers + 1)

@@ -5,16 +5,18 @@
       ├─ mpirun -n 2 ... worker, told to keep memory     auto, registered, native           A B C A B C ...
       └─ tables: medians, quartiles, bus bandwidth, ratios within a launch, bounds
 
-The second launch is there because MPI allocates a temporary in each call, and fresh memory costs a page fault every
-4 KiB. If it is told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as fast: that is the honest peer.
+The second launch is there because MPI allocates a temporary in each call, and fresh memory costs a
+page fault every 4 KiB. If it is told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as
+fast: that is the honest peer.
 
-`subject.py` says how a bench is declared, `bounds.toml` what is promised. `subjects/` has the benches, one in a file:
-`ddp.py` is a good first read. `training.py` has the model and the steps that the benches of training share.
-The rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` lets
-the competitors take turns, and `report.py` compares the ratios with the bounds.
+`subject.py` says how a bench is declared, `bounds.toml` what is promised. `subjects/` has the
+benches, one in a file: `ddp.py` is a good first read. `training.py` has the model and the steps
+that the benches of training share. The rest is the same for all: `options.py` reads the command
+line, `worker.py` is what each rank runs, `measure.py` lets the competitors take turns, and
+`report.py` compares the ratios with the bounds.
 
-Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl` (`nccl.py`) starts torchrun in
-place of mpirun.
+Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl`
+(`nccl.py`) starts torchrun in place of mpirun.
 """
 
 import json
@@ -50,7 +52,9 @@ def main(argv: list[str]) -> int:
     described: dict[str, object] = {}
     try:
         if STARTED & os.environ.keys():
-            raise LaunchError("start it without mpirun or torchrun; it starts --ranks of them itself")
+            raise LaunchError(
+                "start it without mpirun or torchrun; it starts --ranks of them itself"
+            )
         for launch in options.launches:
             seen, found = run_workers(launch, options, argv)
             described |= {key: value for key, value in seen.items() if value}
@@ -76,8 +80,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[str, object], list[Measurement]]:
-    """Run one launch, or measure `here`; return the machine as described there, and the measurements.
+def run_workers(
+    launch: str, options: Options, argv: list[str]
+) -> tuple[dict[str, object], list[Measurement]]:
+    """Run one launch, or measure `here`; return the machine as described there, and the
+    measurements.
 
     Raises
     ------
@@ -100,8 +107,12 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[st
         env |= {"OMP_NUM_THREADS": "1"} | (KEEP_MEMORY if launch == "tuned" else {})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured")
-        outcome = run_job([*start, "-m", "minidist.bench.worker", launch, str(file), *argv], env=env)
+        outcome = run_job(
+            [*start, "-m", "minidist.bench.worker", launch, str(file), *argv], env=env
+        )
         if outcome.returncode or not file.exists():
-            raise LaunchError(f"the {launch} launch ended with status {outcome.returncode}; nothing is reported")
+            raise LaunchError(
+                f"the {launch} launch ended with status {outcome.returncode}; nothing is reported"
+            )
         found: tuple[dict[str, object], list[Measurement]] = pickle.loads(file.read_bytes())
     return found

@@ -1,4 +1,5 @@
-"""How to compare on a machine that is not quiet: competitors take turns, and only ratios within a turn count.
+"""How to compare on a machine that is not quiet: competitors take turns, and only ratios within a
+turn count.
 
     round 1   A A A | B B B | C C C          warm up once, iterate, take the slowest rank
     round 2   A A A | B B B | C C C
@@ -21,8 +22,9 @@ Run: TypeAlias = Callable[[], object]
 ROUND = 0.02  # seconds, about, that one competitor takes in one round
 MOST = 2000  # iterations of one competitor in one round
 
-# nccl-tests multiplies bytes/seconds by this to say how busy the slowest link was (doc/PERFORMANCE.md there): it is the
-# bytes that have to cross that link for each byte of the whole buffer. All sizes here are those of the whole buffer.
+# nccl-tests multiplies bytes/seconds by this to say how busy the slowest link was
+# (doc/PERFORMANCE.md there): it is the bytes that have to cross that link for each byte of the
+# whole buffer. All sizes here are those of the whole buffer.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     **dict.fromkeys(COLLECTIVES, lambda ranks: (ranks - 1) / ranks),  # but for these
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -36,9 +38,11 @@ class Measurement(NamedTuple):
     Attributes
     ----------
     bench, case, competitor : str
-        Such as `all_reduce`, `4 KiB` and `auto`. Competitors of one bench, case and launch took turns.
+        Such as `all_reduce`, `4 KiB` and `auto`. Competitors of one bench, case and launch took
+        turns.
     launch : str
-        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (this process).
+        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (this
+        process).
     values : tuple[float, ...]
         Seconds of one iteration, or what `unit` says.
     bytes : int
@@ -72,13 +76,17 @@ class Measurement(NamedTuple):
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """Bytes per second on the slowest link, as nccl-tests define it, or None where nothing is sent."""
+        """Bytes per second on the slowest link, as nccl-tests define it, or None where nothing is
+        sent.
+        """
         factor = BUS_FACTORS.get(self.bench)
         return None if factor is None else factor(self.ranks) * self.bytes / self.median
 
     def ratio(self, peer: "Measurement") -> float:
         """Return the median of the rounds' ratios to `peer`, which took turns with this one."""
-        return statistics.median(mine / other for mine, other in zip(self.values, peer.values, strict=True))
+        return statistics.median(
+            mine / other for mine, other in zip(self.values, peer.values, strict=True)
+        )
 
 
 def alternate(
@@ -101,7 +109,9 @@ def alternate(
 
 
 def timed(run: Run, comm: Communicator, iterations: int) -> float:
-    """Return the seconds that the slowest rank, with its GPU, takes for one of so many iterations."""
+    """Return the seconds that the slowest rank, with its GPU, takes for one of so many
+    iterations.
+    """
     comm.barrier()
     started = time.perf_counter()
     for _ in range(iterations):

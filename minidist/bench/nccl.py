@@ -1,4 +1,5 @@
-"""`python -m minidist bench nccl`: collectives on GPU memory, by NCCL and by minidist, in the columns of nccl-tests.
+"""`python -m minidist bench nccl`: collectives on GPU memory, by NCCL and by minidist, in the
+columns of nccl-tests.
 
     torchrun ─▶ worker 0, GPU 0     native (NCCL itself), ring, recursive, ...  take turns: A B C A B C ...
              └▶ worker 1, GPU 1     every rank waits for its GPU at the end of a turn
@@ -24,7 +25,8 @@ from minidist.launch.mpirun import environment, torchrun
 
 HEADER = ("by", "size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
 TYPES = {"float16": "half", "float32": "float", "float64": "double"}  # as nccl-tests call them
-WHOLE = ("all_reduce", "broadcast", "reduce")  # of which each rank has the whole buffer; these work in place
+# of which each rank has the whole buffer; these work in place
+WHOLE = ("all_reduce", "broadcast", "reduce")
 
 
 def on_gpus(options: Options) -> tuple[list[str], dict[str, str]]:
@@ -41,7 +43,8 @@ def on_gpus(options: Options) -> tuple[list[str], dict[str, str]]:
         share_gpus(each, gpus, options.ranks)  # complains in this process, and not in each rank
     elif not cpu and gpus < options.ranks:
         raise LaunchError(
-            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer, {SHARING}, or --device cpu"
+            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer, "
+            f"{SHARING}, or --device cpu"
         )
     return torchrun(options.ranks), environment() | cpu
 
@@ -64,4 +67,11 @@ def columns(row: Measurement, dtype: str) -> list[str]:
     reduction = "sum" if "reduce" in row.bench else "none"
     speeds = row.bytes / row.median, row.bus_bandwidth or 0.0
     numbers = (f"{row.median * 1e6:.2f}", *(f"{speed / 1e9:.4g}" for speed in speeds))
-    return [row.competitor, str(row.bytes), str(count), TYPES.get(dtype, dtype), reduction, *numbers]
+    return [
+        row.competitor,
+        str(row.bytes),
+        str(count),
+        TYPES.get(dtype, dtype),
+        reduction,
+        *numbers,
+    ]

@@ -1,4 +1,6 @@
-"""The command line of `bench`, checked before anything starts. The workers are given the same arguments again."""
+"""The command line of `bench`, checked before anything starts. The workers are given the same
+arguments again.
+"""
 
 import argparse
 import re
@@ -10,7 +12,18 @@ from minidist.collectives import COLLECTIVES, algorithms
 from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, shown
 from minidist.launch.parser import Parser, flag_of
 
-TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
+TRAINING = (
+    "ddp",
+    "zero",
+    "pipeline",
+    "tensor",
+    "checkpoint",
+    "recompute",
+    "adamw",
+    "context",
+    "flash",
+    "experts",
+)
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")
@@ -19,12 +32,26 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 MOST_BYTES = 64 << 30
 HEADS = 4  # of the models that are trained
-WIDTH = Limit("a multiple of 8: the model has 4 heads with pairs of channels", lambda it: it > 0 and it % 8 == 0)
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+WIDTH = Limit(
+    "a multiple of 8: the model has 4 heads with pairs of channels",
+    lambda it: it > 0 and it % 8 == 0,
+)
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
 
 
 class Options(NamedTuple):
-    """What to measure. `rounds=0` takes each bench's own number, and so do empty sizes of the model of `gpu`."""
+    """What to measure. `rounds=0` takes each bench's own number, and so do empty sizes of the model
+    of `gpu`.
+    """
 
     names: tuple[str, ...]
     ranks: int
@@ -43,11 +70,17 @@ class Options(NamedTuple):
     @property
     def collectives(self) -> tuple[str, ...]:
         """The collectives among the names."""
-        return COLLECTIVES if self.names == ("nccl",) else tuple(name for name in self.names if name in COLLECTIVES)
+        return (
+            COLLECTIVES
+            if self.names == ("nccl",)
+            else tuple(name for name in self.names if name in COLLECTIVES)
+        )
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; `nccl` by torchrun; `here`."""
+        """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; `nccl` by torchrun;
+        `here`.
+        """
         if self.names == ("nccl",):
             return ("nccl",)
         here = ("here",) if {"gpu", "threads"} & set(self.names) else ()
@@ -62,7 +95,9 @@ def parse(argv: list[str]) -> Options:
     given = parser.parse_args(argv)
     name = given.names.replace("-", "_")
     if name not in (*NAMES, *ON_GPUS, "all"):
-        parser.error(f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS))}, all")
+        parser.error(
+            f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS))}, all"
+        )
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
     given.hidden = given.hidden or (() if name == "gpu" else (256, 512))
@@ -75,24 +110,60 @@ def parse(argv: list[str]) -> Options:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m minidist bench`."""
-    what = "Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun."
+    what = (
+        "Measure minidist beside its peers in one run, taking turns. Start it plainly: it "
+        "launches mpirun."
+    )
     parser = Parser(prog="python -m minidist bench", description=what)
     add, numbers = parser.add_argument, flag_of(int, NOT_NEGATIVE)
-    add("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
-    add("--ranks", type=flag_of(int, RANKS), default=2, help="processes (default 2, for which the bounds are)")
+    add(
+        "names",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same",
+    )
+    add(
+        "--ranks",
+        type=flag_of(int, RANKS),
+        default=2,
+        help="processes (default 2, for which the bounds are)",
+    )
     add("--sizes", type=_each(_size), default=SIZES, help=f"of the whole buffer (default {SIZES})")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
-    add("--rounds", type=numbers, default=0, help="turns of every competitor (default 15; 8 for steps, 5 for gpu)")
-    how = "of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered; for "
+    add(
+        "--rounds",
+        type=numbers,
+        default=0,
+        help="turns of every competitor (default 15; 8 for steps, 5 for gpu)",
+    )
+    how = (
+        "of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default "
+        "auto,registered; for "
+    )
     add("--algorithms", type=_words, help=f"{how}nccl {','.join(NCCL_ALGORITHMS)})")
-    peers = "native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none"
+    peers = (
+        "native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; "
+        "or none"
+    )
     add("--peers", type=_words, default=PEERS, help=peers)
-    widths = "channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the least (default "
+    widths = (
+        "channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the "
+        "least (default "
+    )
     add("--hidden", type=_each(flag_of(int, WIDTH)), help=f"{widths}256,512; for gpu 2048)")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="of gpu and nccl; cpu is to try them (default cuda)")
+    add(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="of gpu and nccl; cpu is to try them (default cuda)",
+    )
     add("--layers", type=numbers, default=0, help="of the GPT of gpu (default 16)")
     add("--batch", type=numbers, default=0, help="sequences of a step of gpu (default 4, and 8)")
-    add("--case", type=_words, default=(), help="of gpu: only cases with this in their names, such as eager,8 x 2048")
+    add(
+        "--case",
+        type=_words,
+        default=(),
+        help="of gpu: only cases with this in their names, such as eager,8 x 2048",
+    )
     add("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser
 
@@ -115,26 +186,44 @@ def _size(word: str) -> int:
         raise argparse.ArgumentTypeError(f"{shown(word)} is not a size: write 4096,64KiB,16MiB")
     size = int(match[1]) * UNITS[match[2]]
     if not 0 < size <= MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")
+        raise argparse.ArgumentTypeError(
+            f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}"
+        )
     return size
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip().replace("-", "_") for word in text.split(",") if word.strip() not in ("", "none"))
+    return tuple(
+        word.strip().replace("-", "_")
+        for word in text.split(",")
+        if word.strip() not in ("", "none")
+    )
 
 
 def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
-    """Refuse what none of the chosen benches knows. What some of them do not know, those leave out."""
-    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
+    """Refuse what none of the chosen benches knows. What some of them do not know, those leave
+    out.
+    """
+    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {
+        "native"
+    }
     for algorithm in sorted(set(options.algorithms) - known):
         offered = ", ".join(sorted(known))
-        parser.error(f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers")
+        parser.error(
+            f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one "
+            "of --peers"
+        )
     for peer in sorted(set(options.peers) - set(PEERS)):
         parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
     try:
         if options.json not in ("", "-"):
             Path(options.json).open("a").close()
     except OSError as error:
-        parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another file")
+        parser.error(
+            f"--json {options.json} cannot be written ({error.strerror}): give another file"
+        )
     if "tensor" in options.names and HEADS % options.ranks:
-        parser.error(f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 or {HEADS}")
+        parser.error(
+            f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 "
+            f"or {HEADS}"
+        )

@@ -21,7 +21,11 @@ class Verdict(NamedTuple):
     @property
     def met(self) -> bool:
         """Whether the bound holds."""
-        return self.measured >= self.bound.limit if self.bound.least else self.measured <= self.bound.limit
+        return (
+            self.measured >= self.bound.limit
+            if self.bound.least
+            else self.measured <= self.bound.limit
+        )
 
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.bench, self.bound.case, self.bound.competitor)))
@@ -34,9 +38,18 @@ class Results:
     """All measurements of a run: their ratios, bounds and tables."""
 
     def __init__(
-        self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object], judged: bool = True
+        self,
+        measurements: Iterable[Measurement],
+        dtype: str,
+        machine: dict[str, object],
+        judged: bool = True,
     ) -> None:
-        self.measurements, self.dtype, self.machine, self.judged = list(measurements), dtype, machine, judged
+        self.measurements, self.dtype, self.machine, self.judged = (
+            list(measurements),
+            dtype,
+            machine,
+            judged,
+        )
         self.subjects = {m.bench: find_subject(m.bench) for m in self.measurements}
         probes = [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
         self.states = {m.case: state(m.median) for m in probes}
@@ -44,11 +57,16 @@ class Results:
         self.verdicts = list(self._verdicts())
 
     def ratio(self, measurement: Measurement, peer: str) -> float | None:
-        """Return the ratio to a peer that took turns with this one: in the tuned launch if that is `native tuned`."""
+        """Return the ratio to a peer that took turns with this one: in the tuned launch if that is
+        `native tuned`.
+        """
         bench, case, competitor = measurement.bench, measurement.case, measurement.competitor
         at = "here" if measurement.launch == "here" else "shipped"
         launch, name = ("tuned", "native") if peer == "native tuned" else (at, peer)
-        mine, other = self.found.get((bench, case, competitor, launch)), self.found.get((bench, case, name, launch))
+        mine, other = (
+            self.found.get((bench, case, competitor, launch)),
+            self.found.get((bench, case, name, launch)),
+        )
         return None if mine is None or other is None or mine is other else mine.ratio(other)
 
     def _verdicts(self) -> Iterator[Verdict]:
@@ -56,7 +74,9 @@ class Results:
         for bench, bound in ((one.name, bound) for one in judged for bound in one.bounds):
             launch = "here" if bench in ("threads", *ON_ONE_GPU) else "shipped"
             measurement = self.found.get((bench, bound.case, bound.competitor, launch))
-            if measurement is None or (launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)):
+            if measurement is None or (
+                launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)
+            ):
                 continue
             measured = self.ratio(measurement, bound.peer) if bound.peer else measurement.median
             if measured is not None:
@@ -64,7 +84,10 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, to be read by programs."""
-        bounds = [{"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts]
+        bounds = [
+            {"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met}
+            for v in self.verdicts
+        ]
         return {
             "machine": self.machine,
             "dtype": self.dtype,
@@ -79,20 +102,42 @@ class Results:
         for bench in self.subjects:
             measurements = [m for m in self.measurements if m.bench == bench]
             cases = list(dict.fromkeys(m.case for m in measurements))
-            shown = [m for m in measurements if m.launch != "tuned" or bench == "copy" or m.competitor == "native"]
+            shown = [
+                m
+                for m in measurements
+                if m.launch != "tuned" or bench == "copy" or m.competitor == "native"
+            ]
             parts.append(self._table(bench, sorted(shown, key=lambda m: cases.index(m.case))))
         if self.verdicts:
             parts.append(self._summary())
         if not self.judged:
-            parts.append("the bounds are for one H100 and the model of the default, so they are not judged here")
+            parts.append(
+                "the bounds are for one H100 and the model of the default, so they are not judged "
+                "here"
+            )
         return "\n\n".join(parts)
 
     def _table(self, bench: str, measurements: list[Measurement]) -> str:
-        peers = [p for p in self.subjects[bench].peers if any(self.ratio(m, p) is not None for m in measurements)]
+        peers = [
+            p
+            for p in self.subjects[bench].peers
+            if any(self.ratio(m, p) is not None for m in measurements)
+        ]
         rate = "TFLOP/s" if bench in ON_ONE_GPU else "bus GB/s"
-        header = ["case", "competitor", "median", "quartiles", rate, *(f"/ {peer}" for peer in peers)]
+        header = [
+            "case",
+            "competitor",
+            "median",
+            "quartiles",
+            rate,
+            *(f"/ {peer}" for peer in peers),
+        ]
         table = indent(aligned(header, [self._row(m, peers) for m in measurements], left=2), "  ")
-        title = bench if bench in ("copy", "threads", *ON_ONE_GPU) else f"{bench}, {measurements[0].ranks} ranks"
+        title = (
+            bench
+            if bench in ("copy", "threads", *ON_ONE_GPU)
+            else f"{bench}, {measurements[0].ranks} ranks"
+        )
         return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{table}"
 
     def _row(self, m: Measurement, peers: list[str]) -> list[str]:
@@ -113,14 +158,26 @@ class Results:
         if self.states:
             seen = ", ".join(sorted({*self.states.values()}))
             lines[0] += f"; they are for the near state of the cores, and this run saw: {seen}"
-        return "\n".join(lines + [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts])
+        return "\n".join(
+            lines
+            + [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts]
+        )
 
     def _json_row(self, m: Measurement) -> dict[str, Any]:
         """Return a measurement, with its ratios to the peers that took turns with it."""
-        peers = [peer for peer in self.subjects[m.bench].peers if (peer == "native tuned") == (m.launch == "tuned")]
+        peers = [
+            peer
+            for peer in self.subjects[m.bench].peers
+            if (peer == "native tuned") == (m.launch == "tuned")
+        ]
         ratios = {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
         lower, upper = m.quartiles
-        found = {"median": m.median, "lower_quartile": lower, "upper_quartile": upper, "bus_bandwidth": m.bus_bandwidth}
+        found = {
+            "median": m.median,
+            "lower_quartile": lower,
+            "upper_quartile": upper,
+            "bus_bandwidth": m.bus_bandwidth,
+        }
         return m._asdict() | found | {"ratios": ratios}
 
 

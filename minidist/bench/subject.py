@@ -1,12 +1,14 @@
-"""How a bench is declared: which competitors do the same thing, in which cases, and how fast minidist has to be.
+"""How a bench is declared: which competitors do the same thing, in which cases, and how fast
+minidist has to be.
 
     @subject(peers=("local", "torch DDP"))
     def ddp(setting: Setting) -> Iterator[Case]:
         for hidden in setting.options.hidden:
             yield Case(f"D={hidden}, 8 x 128", {"DDP": ..., "torch DDP": ...})
 
-The bounds stand in `bounds.toml`: `[ddp.DDP] "torch DDP" = { "D=256, 8 x 128" = 0.96 }`. The rest is the same for every
-bench: `measured` lets the competitors of a case take turns, `report.py` prints ratios.
+The bounds stand in `bounds.toml`: `[ddp.DDP] "torch DDP" = { "D=256, 8 x 128" = 0.96 }`. The rest
+is the same for every bench: `measured` lets the competitors of a case take turns, `report.py`
+prints ratios.
 """
 
 import importlib
@@ -21,7 +23,8 @@ from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
-ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")  # the parts of `bench gpu`
+# the parts of `bench gpu`
+ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")
 FILES = {
     **dict.fromkeys((*COLLECTIVES, "p2p"), "subjects.messages"),
     **dict.fromkeys(("flash", "adamw", "recompute"), "subjects.alone"),
@@ -31,12 +34,12 @@ RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 
 class Bound(NamedTuple):
-    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
-    with `least` at least that.
+    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is
+    at most `limit`, or with `least` at least that.
 
-    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
-    two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's own in a launch that is told to keep
-    freed memory.
+    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks
+    in float32, with the two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's
+    own in a launch that is told to keep freed memory.
     """
 
     case: str
@@ -54,7 +57,8 @@ class Setting(NamedTuple):
     options : Options
         The command line.
     launch : str
-        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (one process).
+        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (one
+        process).
     comm : Communicator
         All ranks of the launch; `here` this process alone.
     gloo : module or None
@@ -71,7 +75,8 @@ class Setting(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Competitors that do the same thing, each by a function without arguments; a call is `units` units of work.
+    """Competitors that do the same thing, each by a function without arguments; a call is `units`
+    units of work.
 
     `bytes` is the size of the whole buffer, where there is one.
     """
@@ -123,20 +128,29 @@ class Subject(NamedTuple):
     @property
     def bounds(self) -> Iterator[Bound]:
         """What `bounds.toml` promises."""
-        promised = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
+        promised = tomllib.loads(
+            Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8")
+        )
         for competitor, peers in promised.get(self.name, {}).items():
             for peer, limits in peers.items():
                 other = "" if peer in ("at most", "at least") else peer
-                yield from (Bound(case, competitor, other, limit, peer == "at least") for case, limit in limits.items())
+                yield from (
+                    Bound(case, competitor, other, limit, peer == "at least")
+                    for case, limit in limits.items()
+                )
 
 
-def subject(peers: tuple[str, ...] = (), rounds: int = 8, gloo: bool = True) -> Callable[[Cases], Subject]:
+def subject(
+    peers: tuple[str, ...] = (), rounds: int = 8, gloo: bool = True
+) -> Callable[[Cases], Subject]:
     """Make a function that yields cases the `Subject` of its name."""
     return lambda cases: Subject(cases.__name__, cases, peers, rounds, gloo)
 
 
 def find_subject(name: str) -> Subject:
-    """Return the bench of this name: `ddp` is in `subjects/ddp.py`; `FILES` has those that share a file."""
+    """Return the bench of this name: `ddp` is in `subjects/ddp.py`; `FILES` has those that share a
+    file.
+    """
     file = FILES.get(name, f"subjects.{name}")
     found: Subject = getattr(importlib.import_module(f"minidist.bench.{file}"), name)
     return found
@@ -149,7 +163,17 @@ def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
             rounds = setting.options.rounds or case.rounds or subject.rounds
             times = alternate(case.runs, setting.comm, rounds).items()
             seconds = {name: [each / case.units for each in values] for name, values in times}
-            case = Counted(case.name, seconds, bytes=case.bytes)  # its models make room for what the next one counts
-        found = partial(Measurement, subject.name, case.name, launch=setting.launch, unit=case.unit, bytes=case.bytes)
+            # its models make room for what the next one counts
+            case = Counted(case.name, seconds, bytes=case.bytes)
+        found = partial(
+            Measurement,
+            subject.name,
+            case.name,
+            launch=setting.launch,
+            unit=case.unit,
+            bytes=case.bytes,
+        )
         for name, values in case.values.items():
-            yield found(name, values=tuple(values), ranks=case.ranks or setting.comm.size, flops=case.flops)
+            yield found(
+                name, values=tuple(values), ranks=case.ranks or setting.comm.size, flops=case.flops
+            )

@@ -1,4 +1,5 @@
-"""What every rank of a launch does: `python -m minidist.bench.worker LAUNCH FILE NAME [options]`, under mpirun.
+"""What every rank of a launch does: `python -m minidist.bench.worker LAUNCH FILE NAME [options]`,
+under mpirun.
 
 Rank 0 writes to FILE what was measured, and on which machine.
 """
@@ -24,7 +25,11 @@ from minidist.comm import Communicator, init
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, and write the file."""
     options, comm = parse(argv), init()
-    wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
+    wanted = (
+        "gloo" in options.peers
+        and launch == "shipped"
+        and any(find_subject(name).gloo for name in options.names)
+    )
     gloo = start_gloo(comm, f"{file}.gloo") if wanted else None
     measurements = collected(Setting(options, launch, comm, gloo))
     if comm.rank == 0:
@@ -71,7 +76,9 @@ def start_gloo(comm: Communicator, file: str) -> Any:
 
 
 def machine() -> dict[str, object]:
-    """Return what the numbers depend on, by name; empty where this process has not loaded the library."""
+    """Return what the numbers depend on, by name; empty where this process has not loaded the
+    library.
+    """
     torch, mpi = sys.modules.get("torch"), sys.modules.get("mpi4py.MPI")
     library = "" if mpi is None else mpi.Get_library_version().split("\n")[0]
     return {
@@ -81,14 +88,20 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "torch": torch.__version__ if torch is not None else "",
-        "gpu": torch.cuda.get_device_name() if torch is not None and torch.cuda.is_initialized() else "",
+        "gpu": torch.cuda.get_device_name()
+        if torch is not None and torch.cuda.is_initialized()
+        else "",
     }
 
 
 def processor() -> str:
     """Return the name of the processor, or of its architecture where the system tells no more."""
     known = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", known.read_text()) if known.exists() else [platform.processor()]
+    names = (
+        re.findall(r"model name\s*: (.*)", known.read_text())
+        if known.exists()
+        else [platform.processor()]
+    )
     return "".join(names[:1]) or platform.machine()
 
 

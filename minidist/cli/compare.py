@@ -1,4 +1,6 @@
-"""Train several variants of one run, and compare what each holds, sends and costs, and whether the numbers agree."""
+"""Train several variants of one run, and compare what each holds, sends and costs, and whether the
+numbers agree.
+"""
 
 import json
 import math
@@ -17,19 +19,24 @@ from minidist.memory.account import CATEGORIES, Account, total
 from minidist.mesh import Mesh
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.corpus.text import Samples, read_corpus
 from minidist.trainer.files import retold
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Sent, Trainer
-from minidist.trainer.text import Samples, read_corpus
 from minidist.trainer.verify import largest_difference, serial_run
 
-NOTE = "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
+NOTE = (
+    "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: "
+    "to the serial run."
+)
 Variants = Callable[[Config, int], dict[str, Config]]
 """Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
 
 class Row(NamedTuple):
-    """What one variant did. Bytes are of the rank with the most: held of each category and at once, sent a step."""
+    """What one variant did. Bytes are of the rank with the most: held of each category and at once,
+    sent a step.
+    """
 
     name: str
     held: dict[str, int]
@@ -39,8 +46,13 @@ class Row(NamedTuple):
 
 
 def main(command: str, argv: Sequence[str], variants: Variants) -> int:
-    """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input."""
-    return on_all_ranks(command, lambda comm: stopping_together(command, comm, lambda: compare(argv, comm, variants)))
+    """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for
+    unusable input.
+    """
+    return on_all_ranks(
+        command,
+        lambda comm: stopping_together(command, comm, lambda: compare(argv, comm, variants)),
+    )
 
 
 def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
@@ -55,7 +67,9 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
     with_mesh = [
         *zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)
     ]  # own memory each
-    runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in with_mesh])
+    runs = together(
+        comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in with_mesh]
+    )
     rows = [run_variant(name, run, samples) for name, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
         return 0
@@ -65,16 +79,24 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
     if metrics is not None:
         with metrics:
             metrics.writelines(
-                f"{as_json(row, difference)}\n" for row, difference in zip(rows, differences, strict=True)
+                f"{as_json(row, difference)}\n"
+                for row, difference in zip(rows, differences, strict=True)
             )
     return 0 if max(differences) <= 1e-9 else 1
 
 
 def writable(path: str) -> TextIO | None:
-    """Open the file for one JSON object a variant, before the work begins; None if nobody asked for one."""
+    """Open the file for one JSON object a variant, before the work begins; None if nobody asked for
+    one.
+    """
     if not path:
         return None
-    with retold(ConfigError, OSError, before=f"--metrics {path} cannot be written (", after="): give another path"):
+    with retold(
+        ConfigError,
+        OSError,
+        before=f"--metrics {path} cannot be written (",
+        after="): give another path",
+    ):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return open(path, "w")
 
@@ -82,7 +104,12 @@ def writable(path: str) -> TextIO | None:
 def as_json(row: Row, difference: float) -> str:
     """Return what the table says of a variant, for programs."""
     sent = {axis: int(both.sum()) for axis, both in row.sent.items()}
-    said = {"name": row.name, "held": row.held, "sent": sent, "tokens_per_second": row.tokens_per_second}
+    said = {
+        "name": row.name,
+        "held": row.held,
+        "sent": sent,
+        "tokens_per_second": row.tokens_per_second,
+    }
     return json.dumps(said | {"difference": difference if math.isfinite(difference) else None})
 
 
@@ -97,7 +124,10 @@ def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
     speed = median(metrics.tokens_per_second for metrics in steps)
     held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
     held["at once"] = max(map(total, comm.roll_call(account.peak)))
-    along = {axis: np.max([each[axis] for each in sent], 0) // len(outcome.history) for axis in outcome.sent}
+    along = {
+        axis: np.max([each[axis] for each in sent], 0) // len(outcome.history)
+        for axis in outcome.sent
+    }
     return Row(name, held, along, speed, outcome)
 
 
@@ -107,6 +137,9 @@ def table(rows: list[Row], differences: list[float]) -> str:
     heads = ["", *rows[0].held, *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
     lines = []
     for row, difference in zip(rows, differences, strict=True):
-        bytes = [*map(format_bytes, row.held.values()), *(format_sent(row.sent[axis]) for axis in axes)]
+        bytes = [
+            *map(format_bytes, row.held.values()),
+            *(format_sent(row.sent[axis]) for axis in axes),
+        ]
         lines.append([row.name, *bytes, f"{row.tokens_per_second:,.0f}", f"{difference:.0e}"])
     return f"{aligned(heads, lines)}\n{NOTE}"

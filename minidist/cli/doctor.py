@@ -4,8 +4,9 @@
     !!  shared memory: /dev/shm has 64 MB free
         fix: in a container, docker run --shm-size=1g
 
-Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU. At the
-end comes torch's own report: versions, GPUs and drivers, the CPU, installed packages.
+Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to
+have no GPU. At the end comes torch's own report: versions, GPUs and drivers, the CPU, installed
+packages.
 """
 
 import json
@@ -36,7 +37,8 @@ other = world.sendrecv(world.rank, (world.rank + 1) % world.size, source=(world.
 sys.stdout.write(f"{world.size} {node.size} {other}\\n")  # in one piece: the other rank prints as well
 """
 
-# Two ranks of gloo, and then what torch says of GPUs: in one process that forks, since importing torch takes seconds.
+# Two ranks of gloo, and then what torch says of GPUs: in one process that forks, since importing
+# torch takes seconds.
 TORCH = """
 import datetime, json, os, sys
 import torch
@@ -75,25 +77,41 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--clean", action="store_true", help=clean)
     if parser.parse_args(argv).clean:
         left = segment.left_behind(user_id(None))
-        print(f"ok  removed {len(left)} segments of dead MPI jobs, {segment.remove(left) / 1e6:.1f} MB", flush=True)
+        print(
+            f"ok  removed {len(left)} segments of dead MPI jobs, {segment.remove(left) / 1e6:.1f} "
+            "MB",
+            flush=True,
+        )
     broken = 0
     for check in (check_cores, check_shared_memory, check_mpi, check_torch):
         for found, fix in check():
             print(f"!!  {found}\n    fix: {fix}" if fix else f"ok  {found}", flush=True)
             broken += bool(fix)
     print("all is well" if not broken else f"{broken} to fix", flush=True)
-    print("\nwhat torch says of this machine, for whoever is asked for help:\n" + environment_report(), flush=True)
+    print(
+        "\nwhat torch says of this machine, for whoever is asked for help:\n"
+        + environment_report(),
+        flush=True,
+    )
     return int(broken > 0)
 
 
 def check_cores() -> Iterator[Finding]:
     """How many ranks run side by side. More than that work, but slowly."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
         allowed, period = quota.read_text().split()
         cores = cores if allowed == "max" else min(cores, max(1, int(allowed) // int(period)))
-    yield f"Python {platform.python_version()} on {cores} cores: so many ranks run side by side; more take turns", ""
+    yield (
+        (
+            f"Python {platform.python_version()} on {cores} cores: so many ranks run side by side; "
+            "more take turns"
+        ),
+        "",
+    )
 
 
 def check_shared_memory() -> Iterator[Finding]:
@@ -107,12 +125,17 @@ def check_shared_memory() -> Iterator[Finding]:
     yield what, "" if enough else "in a container, docker run --shm-size=1g"
     if left := segment.left_behind(user_id(None)):
         size = segment.bytes_of(left) / 1e6
-        what = f"dead MPI jobs have left {len(left)} segments in {folder}, {size:.1f} MB, which no process uses"
+        what = (
+            f"dead MPI jobs have left {len(left)} segments in {folder}, {size:.1f} MB, which no "
+            "process uses"
+        )
         yield (f"{what}: {CLEAN} removes them", "") if enough else (what, CLEAN)
 
 
 def check_mpi() -> Iterator[Finding]:
-    """Which MPI, whether the mpirun that one would type belongs to it, and whether two ranks meet."""
+    """Which MPI, whether the mpirun that one would type belongs to it, and whether two ranks
+    meet.
+    """
     try:
         mpirun = find_mpirun()
     except LaunchError as error:
@@ -124,8 +147,14 @@ def check_mpi() -> Iterator[Finding]:
     if typed is None:
         yield "mpirun: not on PATH, but `python -m minidist launch` finds it", ""
     elif vendor(version_of(typed)) != mpirun.vendor:
-        what = f"mpirun: {typed} comes first on PATH, but belongs to {vendor(version_of(typed))}: ranks do not meet"
-        yield what, f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`"
+        what = (
+            f"mpirun: {typed} comes first on PATH, but belongs to {vendor(version_of(typed))}: "
+            "ranks do not meet"
+        )
+        yield (
+            what,
+            f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`",
+        )
     command = [mpirun.path, "-n", "2", sys.executable, "-c", TWO_RANKS]
     job = run_job(command, env=environment(mpirun), timeout=PATIENCE, capture=True)
     lines = job.stdout.splitlines()
@@ -144,11 +173,17 @@ def check_torch() -> Iterator[Finding]:
         job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
     if job.returncode != 0 or not job.stdout:
         said = (job.stderr.strip().splitlines() or ["nothing"])[-1]
-        yield f"torch: it cannot be imported: {said}", "pip install torch, in a build with torch.distributed"
+        yield (
+            f"torch: it cannot be imported: {said}",
+            "pip install torch, in a build with torch.distributed",
+        )
         return
     release, gloo, gpus, *nccl = json.loads(job.stdout.splitlines()[-1])
     fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
-    yield f"two gloo ranks: adding their numbers {gloo} (torch {release})", "" if gloo == "works" else fix
+    yield (
+        f"two gloo ranks: adding their numbers {gloo} (torch {release})",
+        "" if gloo == "works" else fix,
+    )
     if not gpus:
         yield "GPUs: none, so everything runs on the CPU", ""
     elif not nccl:
@@ -161,7 +196,9 @@ def check_torch() -> Iterator[Finding]:
 
 
 def environment_report() -> str:
-    """Return torch's report of the environment, or why there is none: it calls programs, any of which may be broken."""
+    """Return torch's report of the environment, or why there is none: it calls programs, any of
+    which may be broken.
+    """
     command = [sys.executable, "-c", REPORT]
     job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
     if job.returncode == 0 and job.stdout.strip():

@@ -1,4 +1,5 @@
-"""`python -m minidist export runs/a --to FOLDER`: turn a checkpoint into files that other programs read.
+"""`python -m minidist export runs/a --to FOLDER`: turn a checkpoint into files that other programs
+read.
 
     runs/a/step-00000100/                    FOLDER/
       rank-0000.safetensors  ─┐
@@ -7,11 +8,13 @@
       state.json             ── sizes ─────▶   config.json
     the folder of --init     ── copied ────▶   tokenizer.json, and what else a model is published with
 
-One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in memory once. The format
-is that of Hugging Face's Llama, or Mixtral, in the precision of the run; `train --init FOLDER` reads it as well.
+One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in
+memory once. The format is that of Hugging Face's Llama, or Mixtral, in the precision of the run;
+`train --init FOLDER` reads it as well.
 
-A checkpoint of adapters has no other weights: those are read from the folder that the run began from. Adapters are
-folded into them (W + alpha/r BA), or with `--adapters` written alone, as Hugging Face's PEFT reads them.
+A checkpoint of adapters has no other weights: those are read from the folder that the run began
+from. Adapters are folded into them (W + alpha/r BA), or with `--adapters` written alone, as Hugging
+Face's PEFT reads them.
 """
 
 import shutil
@@ -53,12 +56,21 @@ COMMAND = "minidist export"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that cannot be used."""
+    """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that
+    cannot be used.
+    """
     parser = Parser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
-    run = "the folder that was given to train --save, for its newest checkpoint; or the folder of a checkpoint"
+    run = (
+        "the folder that was given to train --save, for its newest checkpoint; or the folder of a "
+        "checkpoint"
+    )
     parser.add_argument("run", type=Path, help=run)
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
-    parser.add_argument("--adapters", action="store_true", help="write the adapters of a run with --lora, for PEFT")
+    parser.add_argument(
+        "--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one"
+    )
+    parser.add_argument(
+        "--adapters", action="store_true", help="write the adapters of a run with --lora, for PEFT"
+    )
     options = parser.parse_args(argv)
     try:
         print(export(find(options.run), options.to, options.adapters))
@@ -78,31 +90,39 @@ def find(folder: Path) -> Path:
     """
     there = [folder] if folder in store.complete(folder.parent) else store.complete(folder)
     if not there:
-        raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
+        raise CheckpointError(
+            f"{folder} has no checkpoint: give the folder that was given to train --save"
+        )
     return there[-1]
 
 
 def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
-    """Compare all checksums, then write a Llama to a new or an empty folder; return words that say what is there now.
+    """Compare all checksums, then write a Llama to a new or an empty folder; return words that say
+    what is there now.
 
     With `adapters`, write these alone.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or has no adapters, or the weights beside which they were trained are gone or
-        changed; or if the folder is in use or cannot be written. The folder is then left as it was.
+        If the checkpoint is damaged, or has no adapters, or the weights beside which they were
+        trained are gone or changed; or if the folder is in use or cannot be written. The folder is
+        then left as it was.
     """
     with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise CheckpointError(f"--to {folder} is there already and is not overwritten: give a new folder")
+            raise CheckpointError(
+                f"--to {folder} is there already and is not overwritten: give a new folder"
+            )
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
     saved = partial(restore.state_at, checkpoint, state)
     try:
         config = GPTConfig(**state["model"])
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export those of train") from None
+        raise CheckpointError(
+            f"{checkpoint} does not say of which GPT it is: export those of train"
+        ) from None
     with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=in_flags):
         check_known(config)
     if state.get("base"):
@@ -117,7 +137,9 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         merge(model)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     elif adapters:
-        raise CheckpointError(f"{checkpoint} has no adapters, but all parameters: leave --adapters out")
+        raise CheckpointError(
+            f"{checkpoint} has no adapters, but all parameters: leave --adapters out"
+        )
     else:
         weights = read_parameters(checkpoint, GPT(config, device="meta"))
     tokenizer = saved("config", "data", "tokenizer", kind=str, default="")
@@ -139,20 +161,31 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
 
 
 def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> GPT:
-    """Return the model of a run that trained adapters: these from the checkpoint, the rest from where the run began.
+    """Return the model of a run that trained adapters: these from the checkpoint, the rest from
+    where the run began.
 
     Raises
     ------
     CheckpointError
-        As `read_parameters`; and if the folder that the run began from cannot be read, or has other weights now.
+        As `read_parameters`; and if the folder that the run began from cannot be read, or has other
+        weights now.
     """
     saved = partial(restore.state_at, checkpoint, state)
-    init, qlora = saved("config", "run", "init", kind=str), saved("config", "run", "qlora", kind=bool)
+    init, qlora = (
+        saved("config", "run", "init", kind=str),
+        saved("config", "run", "qlora", kind=bool),
+    )
     rank = saved("config", "run", "lora", kind=int, limit=NOT_NEGATIVE) or 8 * qlora
-    dtype = next(dtype for name, (dtype, _) in restore.names(checkpoint).items() if name.endswith(".A"))
+    dtype = next(
+        dtype for name, (dtype, _) in restore.names(checkpoint).items() if name.endswith(".A")
+    )
     model = GPT(config, dtype=dtype, device="meta").to_empty(device="cpu")
     model.tie()
-    with retold(CheckpointError, ConfigError, before=f"{checkpoint} has adapters alone, and the weights beside them: "):
+    with retold(
+        CheckpointError,
+        ConfigError,
+        before=f"{checkpoint} has adapters alone, and the weights beside them: ",
+    ):
         load_initial(Path(init), model)
     check_base(checkpoint, saved("base", kind=str), fingerprint(model), init)
     adapt(model, Recipe(lora=rank, qlora=qlora))
@@ -161,7 +194,8 @@ def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> 
 
 
 def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
-    """Return the trained parameters of a checkpoint, each whole, under our names, in the dtype of the run.
+    """Return the trained parameters of a checkpoint, each whole, under our names, in the dtype of
+    the run.
 
     The `model` says which they are; it may be on the device `meta`.
 
@@ -171,9 +205,15 @@ def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
         If it is damaged, or not of a model of these sizes. Checksums are left to `restore.verify`.
     """
     dtypes = {name: dtype for name, (dtype, _) in restore.names(checkpoint).items()}
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
+    shapes = {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     found = {name: torch.empty(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
-    restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
+    restore.read(
+        checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()]
+    )
     return found  # `read` has named what is missing
 
 
@@ -183,11 +223,13 @@ def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) 
     with _writing(folder):
         try:
             write(unfinished)
-            # Some versions of safetensors make files that only their owner may read; this one is to be passed on
+            # Some versions of safetensors make files that only their owner may read; this one is to
+            # be passed on
             (unfinished / files[0]).chmod((unfinished / files[1]).stat().st_mode)
             unfinished.rename(folder)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)  # there is none any more, if all went well
+            # there is none any more, if all went well
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
@@ -196,7 +238,9 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
 
 
 def companions(init: str, tokenizer: str) -> dict[str, Path]:
-    """Return the files to copy beside the weights, by their names there: the tokenizer, and the others of `--init`."""
+    """Return the files to copy beside the weights, by their names there: the tokenizer, and the
+    others of `--init`.
+    """
     found = {name: Path(init, name) for name in COMPANIONS} if init else {}
     if tokenizer:
         found[TOKENIZER_FILE] = Path(tokenizer)
@@ -208,5 +252,8 @@ def _of_tokens(tokenizer: str, written: bool) -> str:
     if written:
         return f"its tokenizer is {tokenizer}, copied there as {TOKENIZER_FILE}"
     if tokenizer:
-        return f"its tokenizer {tokenizer} is not there any more: copy it to this folder, as {TOKENIZER_FILE}"
+        return (
+            f"its tokenizer {tokenizer} is not there any more: copy it to this folder, as "
+            f"{TOKENIZER_FILE}"
+        )
     return "there is no tokenizer: a token is one byte, torch.tensor([list(text.encode())])"

@@ -1,8 +1,10 @@
-"""`python -m minidist launch -n 4 file.py`: start ranks on this machine, whichever MPI is installed.
+"""`python -m minidist launch -n 4 file.py`: start ranks on this machine, whichever MPI is
+installed.
 
-It finds the mpirun of the MPI that this Python speaks (under another MPI's, ranks start but do not see each other),
-sets what that mpirun needs, and marks each line of output with its rank. When a time limit passes or Ctrl-C comes, it
-ends the whole job and leaves no process behind. The exit status is the job's.
+It finds the mpirun of the MPI that this Python speaks (under another MPI's, ranks start but do not
+see each other), sets what that mpirun needs, and marks each line of output with its rank. When a
+time limit passes or Ctrl-C comes, it ends the whole job and leaves no process behind. The exit
+status is the job's.
 """
 
 import argparse
@@ -36,7 +38,10 @@ def main(argv: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, previous)
     if outcome.timed_out:
-        print(f"minidist launch: ended after {options.timeout:g} s, as --timeout says", file=sys.stderr)
+        print(
+            f"minidist launch: ended after {options.timeout:g} s, as --timeout says",
+            file=sys.stderr,
+        )
     return outcome.returncode
 
 
@@ -55,11 +60,15 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
     if options.ranks_per_gpu is not None:
         if options.wire == "mpi":
-            raise LaunchError("--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out")
-        from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus  # here, because it imports torch
+            raise LaunchError(
+                "--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out"
+            )
+        # here, because it imports torch
+        from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus
 
         try:
-            share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)  # one sentence, not one from each rank
+            # one sentence, not one from each rank
+            share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)
         except LaunchError as error:
             raise LaunchError(str(error).replace(f"{SHARING}=", "--ranks-per-gpu ")) from None
         extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
@@ -67,18 +76,35 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         # torchrun puts Python in front of the ranks' program itself
         return [*torchrun(options.ranks), *rank], environment() | extra
     mpirun = find_mpirun()
-    return [mpirun.path, "-n", str(options.ranks), sys.executable, *rank], environment(mpirun) | extra
+    return [mpirun.path, "-n", str(options.ranks), sys.executable, *rank], environment(
+        mpirun
+    ) | extra
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minidist launch", description="Run a program on several ranks here.")
     seconds = flag_of(float, SECONDS)
-    parser.add_argument("-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)")
+    parser.add_argument(
+        "-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)"
+    )
     parser.add_argument("--wire", choices=["mpi", "torch"], help="mpirun or torchrun (mpi)")
-    share = "how many ranks share a GPU, by torchrun and NCCL 2.30: it shows what is right, not what is fast"
+    share = (
+        "how many ranks share a GPU, by torchrun and NCCL 2.30: it shows what is right, not what "
+        "is fast"
+    )
     parser.add_argument("--ranks-per-gpu", type=flag_of(int, RANKS), help=share)
-    parser.add_argument("--limit", type=seconds, help="seconds an operation may wait before who waits for whom is told")
-    parser.add_argument("--timeout", type=seconds, help="seconds the whole job may take before it is ended")
-    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments")
+    parser.add_argument(
+        "--limit",
+        type=seconds,
+        help="seconds an operation may wait before who waits for whom is told",
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, help="seconds the whole job may take before it is ended"
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the program is a module's name"
+    )
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments"
+    )
     return parser

@@ -1,4 +1,5 @@
-"""`python -m minidist stages`: one training run under every strategy that shards: what each holds, sends and costs.
+"""`python -m minidist stages`: one training run under every strategy that shards: what each holds,
+sends and costs.
 
               parameters  gradients  optimizer  activations  communication │ sent a step │ tokens/s │ difference
 DDP
@@ -15,7 +16,8 @@ from minidist.trainer.config import Config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all stages; return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input.
+    """Run all stages; return the exit status: 0, 1 if one differs from the serial run, 2 for
+    unusable input.
 
     Parameters
     ----------
@@ -30,7 +32,9 @@ def stages(config: Config, ranks: int) -> dict[str, Config]:
 
     def stage(zero: int, hsdp: int = 0, recompute: str = "none") -> Config:
         parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp, zeropp=False)
-        return replace(config, parallel=parallel, memory=replace(config.memory, recompute=recompute))
+        return replace(
+            config, parallel=parallel, memory=replace(config.memory, recompute=recompute)
+        )
 
     found = {"DDP": stage(0), "ZeRO-1": stage(1), "ZeRO-2": stage(2), "ZeRO-3": stage(3)}
     data_ranks = layout_of(config, ranks).dp

@@ -18,32 +18,57 @@ LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
     """Return the table at the end."""
     history = outcome.history
-    rows = [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")] if history else []
+    rows = (
+        [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")]
+        if history
+        else []
+    )
     if verdict is not None:
-        said = f"{'yes' if verdict.same else 'NO'}: largest relative difference {verdict.difference:.2e}"
-        rows += [("same parameters as the serial run", said), ("    the criterion", verdict.criterion)]
+        said = (
+            f"{'yes' if verdict.same else 'NO'}: largest relative difference "
+            f"{verdict.difference:.2e}"
+        )
+        rows += [
+            ("same parameters as the serial run", said),
+            ("    the criterion", verdict.criterion),
+        ]
     rows.append(("same bits on every rank", "yes" if alike else "NO"))
     if outcome.scaler is not None:
         skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
-        rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
+        rows.append(
+            (
+                "steps left out for an overflow",
+                f"{skipped}; the loss scale is {outcome.scaler.scale:g}",
+            )
+        )
     rows += memory(trainer, outcome) + traffic(trainer, outcome)
     if history:
         seconds = [metrics.seconds for metrics in history]
         speed = fmean([metrics.tokens_per_second for metrics in history], seconds)
         waiting = fmean([metrics.communication for metrics in history], seconds)
-        rows += [("tokens per second", f"{speed:,.0f}"), ("time in messages and waiting", f"{waiting:.1%}")]
+        rows += [
+            ("tokens per second", f"{speed:,.0f}"),
+            ("time in messages and waiting", f"{waiting:.1%}"),
+        ]
     rows += bubble(trainer, outcome) + checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
 
 
 def bubble(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
-    """Return how long the ranks of a pipeline were idle beside its plan, and what would help if that was too long."""
+    """Return how long the ranks of a pipeline were idle beside its plan, and what would help if
+    that was too long.
+    """
     measured = [metrics.bubble for metrics in outcome.history[1:] if metrics.bubble is not None]
     if not measured or trainer.checked.fit.plan is None:
         return []
     idle = median(measured)
-    rows = [("bubble of the pipeline", f"{idle:.1%}; by its plan, with equal stages, {trainer.planned_bubble:.1%}")]
+    rows = [
+        (
+            "bubble of the pipeline",
+            f"{idle:.1%}; by its plan, with equal stages, {trainer.planned_bubble:.1%}",
+        )
+    ]
     if idle > LONG_BUBBLE:
         parts = trainer.config.data.batch // trainer.mesh.layout.dp
         found = remedies(trainer.checked.fit.plan, trainer.model.config.layers, parts)
@@ -54,7 +79,8 @@ def bubble(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
-    """Return options that shorten a plan's bubble, each with the bubble it plans: microbatches, chunks, zero bubble.
+    """Return options that shorten a plan's bubble, each with the bubble it plans: microbatches,
+    chunks, zero bubble.
 
     `parts` is how many microbatches a batch can be cut into at most.
     """
@@ -62,7 +88,11 @@ def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
     if now.name not in NAMES:
         return {}
     chunks = now.stages // ranks if now.name == "interleaved" else 1
-    tried = {f"--microbatches {k}": (now.name, k, chunks) for k in (2 * m, 4 * m, 8 * m) if parts % k == 0}
+    tried = {
+        f"--microbatches {k}": (now.name, k, chunks)
+        for k in (2 * m, 4 * m, 8 * m)
+        if parts % k == 0
+    }
     if layers >= (chunks + 1) * ranks and m % ranks == 0:
         tried[f"--schedule interleaved --chunks {chunks + 1}"] = ("interleaved", m, chunks + 1)
     tried["--schedule zb-h1"] = ("zb-h1", m, 1)
@@ -75,16 +105,25 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     if not outcome.saves:
         return []
     stalled, wrote = zip(*outcome.saves, strict=True)
-    rows = [("checkpoints", f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in {sum(wrote):.3g} s")]
+    rows = [
+        (
+            "checkpoints",
+            f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in "
+            f"{sum(wrote):.3g} s",
+        )
+    ]
     if hours := trainer.config.run.mtbf:
-        # As if training stood still until a checkpoint is on the disk: so much it costs at most, if written beside it.
+        # As if training stood still until a checkpoint is on the disk: so much it costs at most, if
+        # written beside it.
         step = median(metrics.seconds for metrics in outcome.history)
         rows.append(("    how often to save", advice(median(wrote), step, hours)))
     return rows
 
 
 def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
-    """Return what rank 0 held after the last step beside the formulas, if it had adapters or computed in 8 bits."""
+    """Return what rank 0 held after the last step beside the formulas, if it had adapters or
+    computed in 8 bits.
+    """
     recipe, layout, sizes = trainer.recipe, trainer.mesh.layout, trainer.model.config
     if not (recipe.lora or recipe.fp8) or layout.tp * layout.pp > 1 or trainer.config.offload_to:
         return []
@@ -94,12 +133,18 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
     else:
         said = model_states(sizes.parameter_count, ranks, recipe.zero, each)
-    held = {name: f"{outcome.held[name]:,}, {formula:,.0f}" for name, formula in asdict(said).items()}
-    return [(f"bytes of {name} held by rank 0, and by formula", both) for name, both in held.items()]
+    held = {
+        name: f"{outcome.held[name]:,}, {formula:,.0f}" for name, formula in asdict(said).items()
+    }
+    return [
+        (f"bytes of {name} held by rank 0, and by formula", both) for name, both in held.items()
+    ]
 
 
 def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
-    """Return what rank 0 sent along each axis, beside what a formula says where there is a plain one."""
+    """Return what rank 0 sent along each axis, beside what a formula says where there is a plain
+    one.
+    """
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
     sent = {axis: format_sent(both, "{:,}".format) for axis, both in outcome.sent.items()}
     for axis, what in (("tp", "activations"), ("pp", "activations"), ("cp", "keys and values")):

@@ -1,4 +1,6 @@
-"""What commands that run on every rank share: the ranks start together, and a user's mistake stops all of them."""
+"""What commands that run on every rank share: the ranks start together, and a user's mistake stops
+all of them.
+"""
 
 import os
 import sys
@@ -9,10 +11,11 @@ from minidist.comm.start import launched_rank
 from minidist.trainer.agreement import Ready, all_or_none
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
+from minidist.trainer.corpus.text import TextError
 from minidist.trainer.flags import HelpAsked
-from minidist.trainer.text import TextError
 
-USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)  # every other kind is a bug
+# every other kind is a bug
+USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)
 INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 
@@ -21,7 +24,9 @@ class StopAll(Exception):
 
 
 def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
-    """Run `program` as one of the ranks that were started; return its exit status, or 2 if there are none."""
+    """Run `program` as one of the ranks that were started; return its exit status, or 2 if there
+    are none.
+    """
     try:
         comm = init()
     except LaunchError as error:
@@ -33,7 +38,8 @@ def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
     except (KeyboardInterrupt, BrokenPipeError) as error:
         if comm.size > 1:
             raise  # the other ranks have to end as well
-        if isinstance(error, BrokenPipeError):  # `| head` has seen enough; Python would complain at exit
+        # `| head` has seen enough; Python would complain at exit
+        if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NOBODY_READS
         print(f"minidist {command}: interrupted", file=sys.stderr)
@@ -41,18 +47,26 @@ def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
 
 
 def stopping_together(command: str, comm: Communicator, program: Callable[[], int]) -> int:
-    """Run `program`; where `together` stops it, have rank 0 say why, and return that exit status."""
+    """Run `program`; where `together` stops it, have rank 0 say why, and return that exit
+    status.
+    """
     try:
         return program()
     except StopAll as stop:
         text, status = stop.args
         if comm.rank == 0:
-            print(f"minidist {command}: {text}" if status else text, file=sys.stderr if status else None, flush=True)
+            print(
+                f"minidist {command}: {text}" if status else text,
+                file=sys.stderr if status else None,
+                flush=True,
+            )
         return int(status)
 
 
 def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
-    """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
+    """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that
+    one sentence.
+    """
     try:
         return all_or_none(comm, work, HelpAsked, *USER_ERRORS)
     except (HelpAsked, *USER_ERRORS) as error:

@@ -23,16 +23,20 @@ from minidist.trace import Trace
 from minidist.trainer.agreement import fingerprint
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import sizes_of
-from minidist.trainer.config import Config, ParallelOptions
+from minidist.trainer.config import Config
+from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
+from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.text import Corpus, Samples, Tokenizer, Tokens, read_corpus
+from minidist.trainer.options import ParallelOptions
 from minidist.trainer.verify import compare
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train; return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot be used."""
+    """Train; return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot
+    be used.
+    """
     return on_all_ranks("train", lambda comm: train(argv, comm))
 
 
@@ -46,7 +50,9 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     config, notes = together(comm, lambda: parse_with_notes(argv))
     if comm.rank == 0 and notes:
         print("\n".join(notes), flush=True)
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
+    torch.set_num_threads(
+        max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node)))
+    )
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
@@ -66,12 +72,17 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
     config, comm, samples = run.config, run.mesh.world, corpus.samples
     trainer = together(comm, lambda: Trainer(run, samples, corpus.held_out))
     trainer.planned_seconds = predicted_seconds(run)
-    reporter, line = None, headline(trainer, samples)  # on every rank: who shares a node is for all to find out
+    # on every rank: who shares a node is for all to find out
+    reporter, line = None, headline(trainer, samples)
     if comm.rank == 0:
         print(line, flush=True)
         every, terminal = config.run.log_every, sys.stdout.isatty()
         reporter = Reporter(
-            config.run.steps, metrics_file(config), trainer.first_step, every=every, in_place=terminal and not every
+            config.run.steps,
+            metrics_file(config),
+            trainer.first_step,
+            every=every,
+            in_place=terminal and not every,
         )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
@@ -96,8 +107,9 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     comm, config = trainer.comm, trainer.config
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     line = (
-        f"{trainer.model.config.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
-        f"{config.data.sequence} tokens; {ranks} on the {comm.wire.kind} wire, {spreading(trainer)}"
+        f"{trainer.model.config.parameter_count:,} parameters in {config.precision}, "
+        f"{len(samples):,} samples of up to {config.data.sequence} tokens; {ranks} on the "
+        f"{comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
@@ -111,7 +123,11 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     line = ", ".join([line, *(words for words, so in asked.items() if so)])
     if resumed is not None:
         line += f"\nresumed after step {resumed.step}"
-        line += f", with options that are not what they were: {', '.join(resumed.changed)}" if resumed.changed else ""
+        line += (
+            f", with options that are not what they were: {', '.join(resumed.changed)}"
+            if resumed.changed
+            else ""
+        )
         line += "; nothing is left to train" if resumed.step == config.run.steps else ""
     return line
 
@@ -120,7 +136,11 @@ def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
     schedule = f"{parallel.plan or parallel.schedule}, {trainer.recipe.microbatches} microbatches"
-    zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+    zero = (
+        f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}"
+        if parallel.zeropp
+        else f"ZeRO-{parallel.zero}"
+    )
     axes = {
         f" ({zero if parallel.zero else parallel.strategy})": layout.dp * layout.cp,
         f" pp={layout.pp} ({schedule})": layout.pp,
@@ -142,9 +162,16 @@ def write_trace(comm: Communicator, path: Path) -> None:
     try:
         write(trace.events, path)
     except OSError as error:
-        print(f"minidist train: the trace {path} cannot be written ({error.strerror})", file=sys.stderr)
+        print(
+            f"minidist train: the trace {path} cannot be written ({error.strerror})",
+            file=sys.stderr,
+        )
     else:
-        print(f"\n{time_table(trace.events)}\ntrace written to {path}: open it at https://ui.perfetto.dev", flush=True)
+        print(
+            f"\n{time_table(trace.events)}\ntrace written to {path}: open it at "
+            "https://ui.perfetto.dev",
+            flush=True,
+        )
 
 
 def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt: Tokens) -> None:
@@ -153,6 +180,12 @@ def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt:
         return
     generator = torch.Generator().manual_seed(config.run.seed)
     beginning = torch.tensor([prompt.tolist()], device=next(outcome.model.parameters()).device)
-    tokens = generate(outcome.model, beginning, config.run.sample, generator, temperature=0.8, top_k=40)
+    tokens = generate(
+        outcome.model, beginning, config.run.sample, generator, temperature=0.8, top_k=40
+    )
     written = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-    print(f"\n--- a sample; the model was given {tokenizer.decode(prompt)!r} and wrote:\n{written}\n---", flush=True)
+    print(
+        f"\n--- a sample; the model was given {tokenizer.decode(prompt)!r} and "
+        f"wrote:\n{written}\n---",
+        flush=True,
+    )

@@ -1,6 +1,8 @@
-"""What `train` finds out about this machine before any work starts: can it write its files, does it have the memory?
+"""What `train` finds out about this machine before any work starts: can it write its files, does it
+have the memory?
 
-A mistake of the user is one sentence, and the same on every rank. Options are checked in `trainer/config.py`.
+A mistake of the user is one sentence, and the same on every rank. Options are checked in
+`trainer/config.py`.
 """
 
 import os
@@ -18,9 +20,11 @@ from minidist.trainer.files import retold
 
 
 def check_files(config: Config, comm: Communicator) -> ExitStack:
-    """Find out before the run whether its files can be written, and that no other run's are in the way.
+    """Find out before the run whether its files can be written, and that no other run's are in the
+    way.
 
-    What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of the run.
+    What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of
+    the run.
     """
     run, folder = config.run, Path(config.run.save)
     if run.profile and comm.wire.one_process and comm.size > 1:
@@ -51,7 +55,10 @@ def _check_checkpoints(folder: Path, resume: bool) -> None:
     if resume:
         store.newest(folder)
     elif there := store.complete(folder):
-        raise ConfigError(f"--save {folder} holds {there[-1].name}: add --resume to go on, or save to another folder")
+        raise ConfigError(
+            f"--save {folder} holds {there[-1].name}: add --resume to go on, or save to another "
+            "folder"
+        )
 
 
 def _try_folder(name: str, folder: Path) -> None:
@@ -61,26 +68,39 @@ def _try_folder(name: str, folder: Path) -> None:
 
 
 def _writing(name: str, path: Path) -> AbstractContextManager[None]:
-    return retold(ConfigError, OSError, before=f"--{name} {path} cannot be written (", after="): give another path")
+    return retold(
+        ConfigError,
+        OSError,
+        before=f"--{name} {path} cannot be written (",
+        after="): give another path",
+    )
 
 
 def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
-    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job.
+    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill
+    the job.
 
-    It comes before anything is built: even without memory of its own, a model of a billion layers takes hours.
+    It comes before anything is built: even without memory of its own, a model of a billion layers
+    takes hours.
     """
     needed = host_memory(config, sizes, ranks_here)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    there = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if hasattr(os, "sysconf")
+        else needed
+    )
     if needed > there:
         raise ConfigError(
-            f"{sizes.parameter_count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for "
-            f"the ranks of this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a "
-            "smaller --hidden"
+            f"{sizes.parameter_count:,} parameters, with gradients and AdamW's state, need "
+            f"{needed / 1e9:,.0f} GB for the ranks of this machine ({ranks_here}), which has "
+            f"{there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
         )
 
 
 def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
-    """Return the bytes that a machine with so many of the ranks needs on its host until each has its share."""
+    """Return the bytes that a machine with so many of the ranks needs on its host until each has
+    its share.
+    """
     count, bytes = sizes.parameter_count, config.dtype.itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
@@ -89,7 +109,8 @@ def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
     trained: float = count
     if rank := config.adapter_rank:
         trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
-    # Each rank draws the whole model, and then keeps its share of it, with gradients and state of what is trained.
+    # Each rank draws the whole model, and then keeps its share of it, with gradients and state of
+    # what is trained.
     return (count * bytes + trained * (bytes + state) / shares) * ranks_here
 
 
@@ -101,6 +122,12 @@ def metrics_file(config: Config) -> Path | None:
 
 
 def serial_metrics_file(config: Config) -> Path | None:
-    """Return where the metrics of the serial run go, beside the file of `--metrics`; None without it or `--verify`."""
+    """Return where the metrics of the serial run go, beside the file of `--metrics`; None without
+    it or `--verify`.
+    """
     file = Path(config.run.metrics)
-    return file.with_suffix(f".serial{file.suffix}") if config.run.metrics and config.run.verify else None
+    return (
+        file.with_suffix(f".serial{file.suffix}")
+        if config.run.metrics and config.run.verify
+        else None
+    )

@@ -2,8 +2,9 @@
 
     ranks 1, 2, 3 ──n bytes──▶ rank 0 ──n bytes──▶ ranks 1, 2, 3
 
-Cost: the root receives (P - 1) n bytes through its one port, and sends as many, while the other ranks wait. So the time
-grows with P; that of a ring does not. Still, no gather or scatter moves fewer bytes. (Li et al. 2014.)
+Cost: the root receives (P - 1) n bytes through its one port, and sends as many, while the other
+ranks wait. So the time grows with P; that of a ring does not. Still, no gather or scatter moves
+fewer bytes. (Li et al. 2014.)
 """
 
 from minidist.collectives.fast import temporary
@@ -13,7 +14,9 @@ from minidist.comm.communicator import Communicator
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave the reduction in every rank's `array`: reduce to rank 0, then broadcast. 2 (P - 1) messages."""
+    """Leave the reduction in every rank's `array`: reduce to rank 0, then broadcast. 2 (P - 1)
+    messages.
+    """
     reduce(array, comm, 0, combine)
     broadcast(array, comm, 0)
 
@@ -39,7 +42,9 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
         request.wait()
 
 
-def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, lengths: list[int]) -> None:
+def gather(
+    shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, lengths: list[int]
+) -> None:
     """Collect every rank's shard, of `lengths` elements, in the root's `chunks`."""
     if chunks is None:
         comm.send(shard, root)
@@ -49,7 +54,9 @@ def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: i
         request.wait()
 
 
-def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, lengths: list[int]) -> None:
+def scatter(
+    chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, lengths: list[int]
+) -> None:
     """Copy chunk r of the root, of `lengths` elements, into rank r's `shard`."""
     if chunks is None:
         comm.recv(shard, root)

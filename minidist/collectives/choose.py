@@ -1,14 +1,24 @@
 """Choose an algorithm: a table of all algorithms, and the written rule of `algorithm="auto"`.
 
-The rule (`explain`) considers the operation, the bytes, the number of ranks and the wire, but no measured time. So two
-runs of a program make the same choices and give the same bits.
+The rule (`explain`) considers the operation, the bytes, the number of ranks and the wire, but no
+measured time. So two runs of a program make the same choices and give the same bits.
 
-The functions of one operation are all called alike, with flat arrays; so are the engines' own (`comm.native`).
+The functions of one operation are all called alike, with flat arrays; so are the engines' own
+(`comm.native`).
 """
 
 from collections.abc import Callable
 
-from minidist.collectives import central, fast_ring, hierarchical, pairwise, recursive, ring, shared, tree
+from minidist.collectives import (
+    central,
+    fast_ring,
+    hierarchical,
+    pairwise,
+    recursive,
+    ring,
+    shared,
+    tree,
+)
 from minidist.comm import Communicator
 
 SMALL = 1 << 15  # up to this many bytes latency dominates: few rounds beat few bytes
@@ -42,12 +52,14 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "all_to_all": {"pairwise": pairwise.all_to_all},
 }
 LEAST: dict[str, Callable[[int, int, int, int], int]] = {
-    # What a rank has to send of `whole` at least, if the work is shared out evenly. `own` is its shard, and `behind` by
-    # how many ranks it is behind the root. The sum over the ranks is the least that brings everything where it belongs.
+    # What a rank has to send of `whole` at least, if the work is shared out evenly. `own` is its
+    # shard, and `behind` by how many ranks it is behind the root. The sum over the ranks is the
+    # least that brings everything where it belongs.
     "all_reduce": lambda whole, own, ranks, behind: whole - own + (ranks - 1) * own,
     "reduce_scatter": lambda whole, own, ranks, behind: whole - own,
     "all_gather": lambda whole, own, ranks, behind: (ranks - 1) * own,
-    "broadcast": lambda whole, own, ranks, behind: whole if behind < ranks - 1 else 0,  # from rank to rank
+    # from rank to rank
+    "broadcast": lambda whole, own, ranks, behind: whole if behind < ranks - 1 else 0,
     "reduce": lambda whole, own, ranks, behind: whole if behind else 0,
     "gather": lambda whole, own, ranks, behind: own if behind else 0,
     "scatter": lambda whole, own, ranks, behind: 0 if behind else whole - own,
@@ -57,7 +69,9 @@ COLLECTIVES = tuple(TABLE)
 
 
 def algorithms(operation: str) -> tuple[str, ...]:
-    """Return the values that `algorithm=` accepts for an operation, `auto` and `native` included."""
+    """Return the values that `algorithm=` accepts for an operation, `auto` and `native`
+    included.
+    """
     return ("auto", *TABLE[operation], "native")
 
 
@@ -70,20 +84,31 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
         return "pairwise", "every chunk goes straight to its owner"
     if operation in ("gather", "scatter"):
         few = bytes <= SMALL and ranks > 4
-        return ("tree", "few bytes: few rounds") if few else ("central", "nothing moves fewer bytes")
+        return (
+            ("tree", "few bytes: few rounds") if few else ("central", "nothing moves fewer bytes")
+        )
     if comm.wire.kind == "mpi" and operation != "reduce" and shared.possible(comm):
         return "shared", "all ranks share memory: no message is needed"
     if operation in ("broadcast", "reduce"):
         return "tree", "log2 P rounds instead of P - 1"
-    if operation == "all_reduce" and len(comm.node) < ranks and any(len(node) > 1 for node in comm.nodes):
-        return "hierarchical", "several ranks a node: only 1/G of the bytes of each cross between nodes"
+    if (
+        operation == "all_reduce"
+        and len(comm.node) < ranks
+        and any(len(node) > 1 for node in comm.nodes)
+    ):
+        return (
+            "hierarchical",
+            "several ranks a node: only 1/G of the bytes of each cross between nodes",
+        )
     power = recursive.power_below(ranks) == ranks
     if bytes <= SMALL and (power or operation == "all_reduce"):
         return "recursive", f"at most {SMALL} bytes: log2 P messages instead of 2(P - 1)"
     return "ring", "many bytes: none leaves a rank twice"
 
 
-def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tuple[str, Callable[..., None]]:
+def find(
+    operation: str, algorithm: str, bytes: int, comm: Communicator
+) -> tuple[str, Callable[..., None]]:
     """Return the name and the function of an algorithm; `auto` becomes the algorithm that it takes.
 
     Raises
@@ -94,12 +119,30 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
     if algorithm == "auto":
         algorithm = explain(operation, bytes, comm)[0]
     elif algorithm not in algorithms(operation):
-        raise ValueError(f"{operation} has no algorithm {algorithm!r}: use one of {', '.join(algorithms(operation))}")
+        raise ValueError(
+            f"{operation} has no algorithm {algorithm!r}: use one of "
+            f"{', '.join(algorithms(operation))}"
+        )
     elif algorithm == "native" and comm.native is None:
-        raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
+        raise ValueError(
+            f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'"
+        )
     elif algorithm == "shared" and not shared.possible(comm):
-        here = f"of these {comm.size} on the {comm.wire.kind} wire rank {comm.rank} has {len(comm.node)} on its node"
-        raise ValueError(f"algorithm='shared' needs ranks that share memory, but {here}: use 'auto'")
-    elif algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
-        raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
-    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]
+        here = (
+            f"of these {comm.size} on the {comm.wire.kind} wire rank {comm.rank} has "
+            f"{len(comm.node)} on its node"
+        )
+        raise ValueError(
+            f"algorithm='shared' needs ranks that share memory, but {here}: use 'auto'"
+        )
+    elif (
+        algorithm == "recursive"
+        and operation != "all_reduce"
+        and recursive.power_below(comm.size) != comm.size
+    ):
+        raise ValueError(
+            f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'"
+        )
+    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[
+        operation
+    ][algorithm]

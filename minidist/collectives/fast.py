@@ -1,7 +1,8 @@
 """What makes the textbook algorithms fast, kept out of them: temporaries and segments.
 
-Temporaries are allocated once per communicator: a fresh megabyte costs a page fault every 4 kB, more time than adding
-it up. Large buffers travel in segments, so that a segment is still in the cache when it is added and sent on.
+Temporaries are allocated once per communicator: a fresh megabyte costs a page fault every 4 kB,
+more time than adding it up. Large buffers travel in segments, so that a segment is still in the
+cache when it is added and sent on.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Arr
 
     Two temporaries in use at the same time need different slots.
     """
-    key, temporaries = (slot, dtype_name(like), device_name(like)), comm.keep(Temporaries, Temporaries)
+    key, temporaries = (
+        (slot, dtype_name(like), device_name(like)),
+        comm.keep(Temporaries, Temporaries),
+    )
     if (found := temporaries.get(key)) is None or len(found) < count:
         found = temporaries[key] = empty(like, count)
     return found if len(found) == count else found[:count]
@@ -34,13 +38,16 @@ def empty_like(array: Array) -> Array:
 
 
 def cut(length: int, parts: int) -> list[int]:
-    """Return the lengths of `numpy.array_split`'s parts: as equal as possible, the longer ones first."""
+    """Return the lengths of `numpy.array_split`'s parts: as equal as possible, the longer ones
+    first.
+    """
     whole, rest = divmod(length, parts)
     return [whole + 1] * rest + [whole] * (parts - rest)
 
 
 def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]:
-    """Cut each chunk into pieces of at most so many bytes, and yield piece k of every chunk together.
+    """Cut each chunk into pieces of at most so many bytes, and yield piece k of every chunk
+    together.
 
     Only the CPU's cache is meant: arrays elsewhere come in one piece.
     """

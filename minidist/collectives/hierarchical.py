@@ -1,12 +1,14 @@
-"""Hierarchies: use the fast links inside a node first, and send as few bytes as possible between nodes.
+"""Hierarchies: use the fast links inside a node first, and send as few bytes as possible between
+nodes.
 
     inside each node    reduce-scatter: GPU i holds shard i of its node's sum
     across nodes        all-reduce of shard i among the GPUs i: each of them sends on its own network port
     inside each node    all-gather
 
-With G ranks a node and N nodes, each rank sends 2 (N - 1)/N n/G bytes to another node. In a flat ring the links between
-nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G - 1) latencies instead of 2(P - 1). Nodes
-of different sizes reduce to one leader each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
+With G ranks a node and N nodes, each rank sends 2 (N - 1)/N n/G bytes to another node. In a flat
+ring the links between nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G
+- 1) latencies instead of 2(P - 1). Nodes of different sizes reduce to one leader each. (Jia et al.
+2018, section 4.2; Mikami et al. 2018 split as here.)
 """
 
 from minidist.collectives import fast_ring, tree
@@ -35,7 +37,9 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
 
 
 class Levels:
-    """This rank's communicators inside its node and across nodes, and whether all nodes have the same size."""
+    """This rank's communicators inside its node and across nodes, and whether all nodes have the
+    same size.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         self.inside = comm.split(comm.node[0]).internal

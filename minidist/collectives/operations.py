@@ -10,9 +10,9 @@
     scatter          the root a full array           rank r shard r
     all_to_all       rank r chunks for everybody     rank r everybody's chunks for r
 
-Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer ones first; or, where
-`counts` says so, of so many rows. All ranks must call the same collectives in the same order. Every rank gets the same
-bits. Each algorithm's file states its cost.
+Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer
+ones first; or, where `counts` says so, of so many rows. All ranks must call the same collectives in
+the same order. Every rank gets the same bits. Each algorithm's file states its cost.
 """
 
 import math
@@ -25,12 +25,24 @@ from minidist.collectives.choose import LEAST, find
 from minidist.collectives.fast import cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Array, Buffer, Chunks, Kind, copy, device_name, dtype_name, flatten, is_tensor
+from minidist.comm.buffers import (
+    Array,
+    Buffer,
+    Chunks,
+    Kind,
+    copy,
+    device_name,
+    dtype_name,
+    flatten,
+    is_tensor,
+)
 from minidist.comm.communicator import Communicator
 from minidist.trace.events import COLLECTIVE
 
 
-def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> None:
+def all_reduce(
+    buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto"
+) -> None:
     """Replace every rank's buffer by the reduction of all buffers, in place.
 
     Parameters
@@ -39,14 +51,16 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
         Contiguous, of the same size and dtype on every rank; its shape does not matter.
     op : {"sum", "mean", "max", "min", "prod"}
     algorithm : str
-        `auto`, `ring`, `recursive`, `halving_doubling`, `tree`, `central`, `hierarchical`, `shared` or `native`.
+        `auto`, `ring`, `recursive`, `halving_doubling`, `tree`, `central`, `hierarchical`, `shared`
+        or `native`.
 
     Raises
     ------
     ValueError, TypeError
         Before anything is sent, for an invalid buffer, operation or algorithm.
     MismatchError
-        If the ranks' calls differ. Debug mode finds every difference; otherwise only different message sizes show.
+        If the ranks' calls differ. Debug mode finds every difference; otherwise only different
+        message sizes show.
     """
     array = flatten(buffer, writable=True)
     combine = reduction(op, array)
@@ -56,12 +70,17 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
 
 
 def reduce_scatter(
-    full: Kind, comm: Communicator, op: str = "sum", algorithm: str = "auto", counts: Sequence[int] | None = None
+    full: Kind,
+    comm: Communicator,
+    op: str = "sum",
+    algorithm: str = "auto",
+    counts: Sequence[int] | None = None,
 ) -> Kind:
-    """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises as `all_reduce`.
+    """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises
+    as `all_reduce`.
 
-    `counts` are the rows of each rank's shard, the same on every rank, and may be 0; without them the shards are those
-    of `numpy.array_split`.
+    `counts` are the rows of each rank's shard, the same on every rank, and may be 0; without them
+    the shards are those of `numpy.array_split`.
     """
     array = flatten(full)
     combine = reduction(op, array)
@@ -69,7 +88,10 @@ def reduce_scatter(
         _check_counts("counts", counts, comm)
         if sum(counts) != _rows(full):
             fix = "give every row to one rank"
-            raise ValueError(f"counts={list(counts)} add up to {sum(counts)}, but there are {_rows(full)} rows: {fix}")
+            raise ValueError(
+                f"counts={list(counts)} add up to {sum(counts)}, but there are {_rows(full)} "
+                f"rows: {fix}"
+            )
     told = None if counts is None else [*counts]
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=told)
     rows, lengths = _shards(full, comm.size, counts)
@@ -77,7 +99,14 @@ def reduce_scatter(
     out = flatten(shard)
     if comm.size == 1:
         copy(out, array)
-    _run("reduce_scatter", comm, algorithm, array, (Chunks(array, lengths), out, comm.internal, combine), lengths)
+    _run(
+        "reduce_scatter",
+        comm,
+        algorithm,
+        array,
+        (Chunks(array, lengths), out, comm.internal, combine),
+        lengths,
+    )
     finish(op, out, comm.size)
     return shard
 
@@ -94,21 +123,38 @@ def all_gather(
     Parameters
     ----------
     out : optional
-        Receives the shards. They are then its `numpy.array_split` parts, unless `counts` says otherwise.
+        Receives the shards. They are then its `numpy.array_split` parts, unless `counts` says
+        otherwise.
     counts : optional
-        Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in a `roll_call`.
+        Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in a
+        `roll_call`.
     """
     source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
     whole = None if out is None else tuple(out.shape)
-    agree(comm, "all_gather", dtype_name(source), algorithm, row=shard.shape[1:], out=whole, counts=counts)
+    agree(
+        comm,
+        "all_gather",
+        dtype_name(source),
+        algorithm,
+        row=shard.shape[1:],
+        out=whole,
+        counts=counts,
+    )
     if counts is None:
         counts = comm.roll_call(mine) if out is None else cut(_rows(out), comm.size)
     _check_counts("counts", counts, comm)
     result = _new(shard, sum(counts)) if out is None else out
     array = flatten(result, writable=True)
-    if mine != counts[comm.rank] or len(array) != sum(counts) * rows or dtype_name(array) != dtype_name(source):
+    if (
+        mine != counts[comm.rank]
+        or len(array) != sum(counts) * rows
+        or dtype_name(array) != dtype_name(source)
+    ):
         brought = f"rank {comm.rank} brings a {dtype_name(source)} shard of {mine} rows"
-        room = f"a {dtype_name(array)} output of shape {tuple(result.shape)}, of which {counts[comm.rank]} are its own"
+        room = (
+            f"a {dtype_name(array)} output of shape {tuple(result.shape)}, of which "
+            f"{counts[comm.rank]} are its own"
+        )
         raise ValueError(f"{brought} for {room}: bring array_split's shard, or say counts=")
     lengths = [count * rows for count in counts]
     chunks = Chunks(array, lengths, brought=source)
@@ -125,8 +171,12 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     _run("broadcast", comm, algorithm, array, (array, comm.internal, root), root=root)
 
 
-def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto") -> None:
-    """Replace the root's buffer by the reduction of all; other buffers are unchanged. Raises as `all_reduce`."""
+def reduce(
+    buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto"
+) -> None:
+    """Replace the root's buffer by the reduction of all; other buffers are unchanged. Raises as
+    `all_reduce`.
+    """
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
     combine = reduction(op, array)
@@ -137,34 +187,56 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
 
 
 def gather(
-    shard: Kind, comm: Communicator, root: int = 0, algorithm: str = "auto", counts: Sequence[int] | None = None
+    shard: Kind,
+    comm: Communicator,
+    root: int = 0,
+    algorithm: str = "auto",
+    counts: Sequence[int] | None = None,
 ) -> Kind | None:
-    """Return all ranks' shards, along the first axis, on the root and None elsewhere. Raises as `all_reduce`.
+    """Return all ranks' shards, along the first axis, on the root and None elsewhere. Raises as
+    `all_reduce`.
 
-    `counts` are the rows of each rank's shard; without them the ranks first exchange them in a `roll_call`.
+    `counts` are the rows of each rank's shard; without them the ranks first exchange them in a
+    `roll_call`.
     """
     _check_root(root, comm)
     source, mine = flatten(shard), _rows(shard)
-    agree(comm, "gather", dtype_name(source), algorithm, row=shard.shape[1:], counts=counts, root=root)
+    agree(
+        comm, "gather", dtype_name(source), algorithm, row=shard.shape[1:], counts=counts, root=root
+    )
     counts = comm.roll_call(mine) if counts is None else counts
     _check_counts("counts", counts, comm)
     if mine != counts[comm.rank]:
-        raise ValueError(f"rank {comm.rank} brings a shard of {mine} rows, but counts={list(counts)} says otherwise")
+        raise ValueError(
+            f"rank {comm.rank} brings a shard of {mine} rows, but counts={list(counts)} says "
+            "otherwise"
+        )
     lengths = [count * math.prod(shard.shape[1:]) for count in counts]
     result = _new(shard, sum(counts)) if comm.rank == root else None
     chunks = None if result is None else Chunks(flatten(result), lengths)
-    _run("gather", comm, algorithm, source, (source, chunks, comm.internal, root, lengths), lengths, root)
+    _run(
+        "gather",
+        comm,
+        algorithm,
+        source,
+        (source, chunks, comm.internal, root, lengths),
+        lengths,
+        root,
+    )
     return result
 
 
 def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str = "auto") -> Kind:
-    """Return shard `comm.rank` of the root's `full`; the other ranks pass None. Raises as `all_reduce`.
+    """Return shard `comm.rank` of the root's `full`; the other ranks pass None. Raises as
+    `all_reduce`.
 
     The root first announces its shape and dtype in a `roll_call`.
     """
     _check_root(root, comm)
     if comm.rank == root and full is None:
-        raise ValueError(f"rank {root} is the root of this scatter: it must bring the full buffer, not None")
+        raise ValueError(
+            f"rank {root} is the root of this scatter: it must bring the full buffer, not None"
+        )
     array = flatten(full) if comm.rank == root and full is not None else None
     agree(comm, "scatter", algorithm, root=root)
     template = _template(*comm.roll_call(_described(full) if comm.rank == root else None)[root])
@@ -183,15 +255,28 @@ def all_to_all(
     send_counts: Sequence[int] | None = None,
     receive_counts: Sequence[int] | None = None,
 ) -> Kind:
-    """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as `all_reduce`.
+    """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as
+    `all_reduce`.
 
-    The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full` must have the same size
-    on all ranks. With `send_counts` alone, the ranks first exchange their counts in a `roll_call`.
+    The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full`
+    must have the same size on all ranks. With `send_counts` alone, the ranks first exchange their
+    counts in a `roll_call`.
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])
-    sent, received = rows if send_counts is None else "counted", "told" if receive_counts is None else "counted"
-    agree(comm, "all_to_all", dtype_name(array), algorithm, row=full.shape[1:], sent=sent, received=received)
+    sent, received = (
+        rows if send_counts is None else "counted",
+        "told" if receive_counts is None else "counted",
+    )
+    agree(
+        comm,
+        "all_to_all",
+        dtype_name(array),
+        algorithm,
+        row=full.shape[1:],
+        sent=sent,
+        received=received,
+    )
     if send_counts is None:
         send_counts = cut(rows, comm.size)
         receive_counts = [send_counts[comm.rank]] * comm.size
@@ -200,8 +285,12 @@ def all_to_all(
     _check_counts("send_counts", send_counts, comm)
     _check_counts("receive_counts", receive_counts, comm)
     if sum(send_counts) != rows or send_counts[comm.rank] != receive_counts[comm.rank]:
-        kept = f"what rank {comm.rank} keeps must be the same in receive_counts={list(receive_counts)}"
-        raise ValueError(f"send_counts={list(send_counts)} must add up to the {rows} rows, and {kept}")
+        kept = (
+            f"what rank {comm.rank} keeps must be the same in receive_counts={list(receive_counts)}"
+        )
+        raise ValueError(
+            f"send_counts={list(send_counts)} must add up to the {rows} rows, and {kept}"
+        )
     result: Kind = _new(full, sum(receive_counts))
     leaving = Chunks(array, [count * row for count in send_counts])
     arriving = Chunks(flatten(result), [count * row for count in receive_counts])
@@ -210,15 +299,26 @@ def all_to_all(
 
 
 def _run(
-    what: str, comm: Communicator, algorithm: str, array: Array, call: Any, lengths: Sequence[int] = (), root: int = 0
+    what: str,
+    comm: Communicator,
+    algorithm: str,
+    array: Array,
+    call: Any,
+    lengths: Sequence[int] = (),
+    root: int = 0,
 ) -> None:
-    """Call an algorithm with the arguments `call`, in a span of `array`. `lengths` are those of the ranks' shards.
+    """Call an algorithm with the arguments `call`, in a span of `array`. `lengths` are those of the
+    ranks' shards.
 
     Where nothing has to move on a single rank, nothing is called.
     """
     whole = sum(lengths) if lengths else len(array)
     name, function = find(what, algorithm, whole * array.itemsize, comm)
-    least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize if name == "native" else None
+    least = (
+        _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize
+        if name == "native"
+        else None
+    )
     if comm.size == 1 and what not in ("gather", "scatter", "all_to_all"):
         return
     with comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least):
@@ -232,19 +332,25 @@ def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> i
 
 def _check_root(root: int, comm: Communicator) -> None:
     if not 0 <= root < comm.size:
-        raise ValueError(f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}")
+        raise ValueError(
+            f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}"
+        )
 
 
 def _check_counts(name: str, counts: Sequence[int], comm: Communicator) -> None:
     if len(counts) != comm.size or min(counts) < 0:
-        raise ValueError(f"{name}={list(counts)} must be {comm.size} numbers of rows, one for each rank")
+        raise ValueError(
+            f"{name}={list(counts)} must be {comm.size} numbers of rows, one for each rank"
+        )
 
 
 def _rows(buffer: Any) -> int:
     return int(buffer.shape[0]) if buffer.ndim else 1
 
 
-def _shards(full: Any, ranks: int, counts: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+def _shards(
+    full: Any, ranks: int, counts: Sequence[int] | None = None
+) -> tuple[list[int], list[int]]:
     """Return the rows of each rank's shard, and their elements."""
     rows = cut(_rows(full), ranks) if counts is None else [*counts]
     return rows, [count * math.prod(full.shape[1:]) for count in rows]

@@ -1,7 +1,8 @@
 """Pairwise exchange: in step s, rank r sends to rank r + s and receives from rank r - s, modulo P.
 
-There are P - 1 steps. Each rank sends every chunk of another rank once, straight to its owner: (P - 1)/P n bytes in
-P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur, Rabenseifner & Gropp 2005, sections 4.3, 4.4.)
+There are P - 1 steps. Each rank sends every chunk of another rank once, straight to its owner: (P -
+1)/P n bytes in P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur,
+Rabenseifner & Gropp 2005, sections 4.3, 4.4.)
 """
 
 from minidist.collectives.fast import temporary
@@ -19,7 +20,9 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave in `out` the reduction of chunk `comm.rank`, whose owner combines P - 1 arriving copies itself."""
+    """Leave in `out` the reduction of chunk `comm.rank`, whose owner combines P - 1 arriving copies
+    itself.
+    """
     copy(out, chunks[comm.rank])
     arriving = temporary(comm, out, len(out))
     for step in range(1, comm.size):

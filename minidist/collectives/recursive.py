@@ -3,12 +3,13 @@
     recursive doubling, 4 ranks      round 0: 0⇄1  2⇄3        round 1: 0⇄2  1⇄3
     each rank sends its whole sum    0+1 0+1  2+3 2+3          all four ranks: 0+1+2+3
 
-Doubling: each rank sends log2 P messages of n bytes, the fewest latencies possible. Halving sends half of the remaining
-data in each round. A reduce-scatter by halving and an all-gather by doubling together move 2 (P - 1)/P n bytes in
-2 log2 P messages: as few bytes as a ring, far fewer latencies. (Thakur, Rabenseifner & Gropp 2005, sections 4.4, 4.5.)
+Doubling: each rank sends log2 P messages of n bytes, the fewest latencies possible. Halving sends
+half of the remaining data in each round. A reduce-scatter by halving and an all-gather by doubling
+together move 2 (P - 1)/P n bytes in 2 log2 P messages: as few bytes as a ring, far fewer latencies.
+(Thakur, Rabenseifner & Gropp 2005, sections 4.4, 4.5.)
 
-Let Q be the largest power of two that is at most P. Each rank from Q on first hands its data to a partner below Q, and
-gets the result back at the end: two more messages of n bytes.
+Let Q be the largest power of two that is at most P. Each rank from Q on first hands its data to a
+partner below Q, and gets the result back at the end: two more messages of n bytes.
 """
 
 from itertools import accumulate
@@ -25,7 +26,9 @@ def power_below(ranks: int) -> int:
 
 
 def distances(ranks: int) -> list[int]:
-    """Return how far apart partners are in each round among a power of two of ranks: 1, 2, 4, ..., ranks/2."""
+    """Return how far apart partners are in each round among a power of two of ranks: 1, 2, 4, ...,
+    ranks/2.
+    """
     return [1 << bit for bit in range(ranks.bit_length() - 1)]
 
 
@@ -37,7 +40,8 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
             partner = comm.rank ^ distance
             comm.exchange(array, partner, arriving, partner)
             lower, upper = (array, arriving) if comm.rank < partner else (arriving, array)
-            combine(lower, upper, array)  # in one order on both sides: max(-0, 0) or NaN + NaN would differ in bits
+            # in one order on both sides: max(-0, 0) or NaN + NaN would differ in bits
+            combine(lower, upper, array)
     _unfold(array, comm)
 
 
@@ -64,7 +68,8 @@ def reduce_scatter(chunks: Chunks, out: Array, comm: Communicator, combine: Comb
 
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill every chunk by recursive doubling: the chunks of a rank double in each round. A power of two of ranks only.
+    """Fill every chunk by recursive doubling: the chunks of a rank double in each round. A power of
+    two of ranks only.
 
     The chunks may lie anywhere in memory, so each is one message: P - 1 messages a rank.
     """
@@ -76,7 +81,9 @@ def all_gather(chunks: list[Array], comm: Communicator) -> None:
 
 
 def _halve(array: Array, ends: list[int], ranks: int, comm: Communicator, combine: Combine) -> None:
-    """Complete chunk r = `comm.rank`, from ends[r] to ends[r + 1], in place; the rest of `array` is overwritten."""
+    """Complete chunk r = `comm.rank`, from ends[r] to ends[r + 1], in place; the rest of `array` is
+    overwritten.
+    """
     first, last = 0, ranks  # the chunks that this rank still works on
     while last - first > 1:
         middle, distance = (first + last) // 2, (last - first) // 2
@@ -101,7 +108,9 @@ def _double(array: Array, ends: list[int], ranks: int, comm: Communicator) -> No
 
 
 def _fold(array: Array, comm: Communicator, combine: Combine) -> bool:
-    """Combine the data of each rank from Q on into its partner below Q; return whether this rank is below Q."""
+    """Combine the data of each rank from Q on into its partner below Q; return whether this rank is
+    below Q.
+    """
     ranks = power_below(comm.size)
     if comm.rank >= ranks:
         comm.send(array, comm.rank - ranks)

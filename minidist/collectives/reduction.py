@@ -13,13 +13,17 @@ import numpy as np
 from minidist.comm.buffers import FLOATS, Array, device_name, dtype_name
 
 Combine: TypeAlias = Callable[[Any, Any, Any], object]
-"""Writes the reduction of two arrays, element by element, to the third; what it returns does not matter."""
+"""Writes the reduction of two arrays, element by element, to the third; what it returns does not
+matter.
+"""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 class Reduction(partial[Any]):
-    """A `Combine` that is as fast as the function itself; `op` is its name for the native engines."""
+    """A `Combine` that is as fast as the function itself; `op` is its name for the native
+    engines.
+    """
 
     op: str
 
@@ -33,7 +37,8 @@ def named(op: str, function: Callable[..., Any]) -> Reduction:
 
 NUMPY = {
     "sum": named("sum", np.add),
-    "max": named("max", lambda a, b, out: np.maximum(a, b, out=out)),  # numpy deprecates a third positional argument
+    # numpy deprecates a third positional argument
+    "max": named("max", lambda a, b, out: np.maximum(a, b, out=out)),
     "min": named("min", lambda a, b, out: np.minimum(a, b, out=out)),
     "prod": named("prod", np.multiply),
 }
@@ -41,31 +46,40 @@ TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def reduction(op: str, array: Array) -> Reduction:
-    """Return `combine(a, b, out)` for arrays like `array`. For a mean it adds; `finish` divides once, at the end.
+    """Return `combine(a, b, out)` for arrays like `array`. For a mean it adds; `finish` divides
+    once, at the end.
 
     Raises
     ------
     ValueError
         If `op` is not one of sum, mean, max, min, prod.
     TypeError
-        For the mean of integers, which is not an integer, and for integers that torch cannot compute with.
+        For the mean of integers, which is not an integer, and for integers that torch cannot
+        compute with.
     """
     if op not in REDUCTIONS:
         raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(REDUCTIONS)}")
     if op == "mean" and dtype_name(array) not in FLOATS:
-        raise TypeError(f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide yourself")
+        raise TypeError(
+            f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide "
+            "yourself"
+        )
     op = "sum" if op == "mean" else op
     if isinstance(array, np.ndarray):
         return NUMPY[op]
     if device_name(array) == "meta":
         return named(op, lambda a, b, out: out)
     if dtype_name(array) in ("uint16", "uint32", "uint64"):
-        raise TypeError(f"torch cannot compute with {dtype_name(array)} on a GPU: convert to int32 or int64")
+        raise TypeError(
+            f"torch cannot compute with {dtype_name(array)} on a GPU: convert to int32 or int64"
+        )
     function = getattr(sys.modules["torch"], TORCH[op])
     return named(op, lambda a, b, out: function(a, b, out=out))
 
 
 def finish(op: str, array: Array, ranks: int) -> None:
-    """Turn the complete sum into the mean if `op` is "mean". Every rank divides, and gets the same bits."""
+    """Turn the complete sum into the mean if `op` is "mean". Every rank divides, and gets the same
+    bits.
+    """
     if op == "mean" and device_name(array) != "meta":
         array /= ranks

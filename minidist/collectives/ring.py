@@ -6,9 +6,10 @@
     rank 2 sends to rank 0        c1 (own)               c0 (of ranks 1, 2)
     then rank r adds its own part to c_r, which is complete.
 
-An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two sends (P - 1)/P n bytes
-in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each of the P - 1 chunks that other ranks own.
-All links carry equally much. Small buffers are slow: 2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two
+sends (P - 1)/P n bytes in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each
+of the P - 1 chunks that other ranks own. All links carry equally much. Small buffers are slow: 2(P
+- 1) latencies. (Patarasuk & Yuan 2009, section 3.)
 """
 
 from collections.abc import Callable
@@ -27,11 +28,16 @@ def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
 
 
 def ring_reduce_scatter(
-    chunks: list[Array], out: Array, comm: Communicator, reduce: Combine, room: Callable[[Array], Array] = empty_like
+    chunks: list[Array],
+    out: Array,
+    comm: Communicator,
+    reduce: Combine,
+    room: Callable[[Array], Array] = empty_like,
 ) -> None:
     """Leave in `out` the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are.
 
-    `out` may be this rank's own chunk, and must be it if there is one rank. `room` returns memory for a message.
+    `out` may be this rank's own chunk, and must be it if there is one rank. `room` returns memory
+    for a message.
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     leaving = chunks[left]  # holds this rank's own part only
@@ -39,12 +45,15 @@ def ring_reduce_scatter(
         own = chunks[(comm.rank - step) % comm.size]
         arriving = room(own)
         comm.exchange(leaving, right, arriving, left)
-        leaving = arriving if step < comm.size else out  # the last sum is complete and leaves no more
+        # the last sum is complete and leaves no more
+        leaving = arriving if step < comm.size else out
         reduce(arriving, own, leaving)
 
 
 def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill in every chunk from its owner: first send chunk number `comm.rank`, then the chunk that arrived last."""
+    """Fill in every chunk from its owner: first send chunk number `comm.rank`, then the chunk that
+    arrived last.
+    """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
         leaving = chunks[(comm.rank - step) % comm.size]

@@ -3,11 +3,11 @@
     registered buffers     fence   rank r: add chunk r of all, write the sum into every rank's chunk r   fence
     ordinary buffers       copy into registered memory what others need, and copy the results out of it
 
-No message is sent. The bytes that a rank reads from or writes to another rank's memory count as sent. All-reduce:
-2 (P - 1)/P n bytes a rank, as in a ring, but in two fences instead of 2(P - 1) messages, and without the copies that
-messages make. Up to `SMALL` bytes every rank adds up everything itself: (P - 1) n bytes and a single fence. Two ranks
-always do so, because it costs them no more bytes. (NCCL's user buffer registration and PyTorch's symmetric memory are
-the same idea.)
+No message is sent. The bytes that a rank reads from or writes to another rank's memory count as
+sent. All-reduce: 2 (P - 1)/P n bytes a rank, as in a ring, but in two fences instead of 2(P - 1)
+messages, and without the copies that messages make. Up to `SMALL` bytes every rank adds up
+everything itself: (P - 1) n bytes and a single fence. Two ranks always do so, because it costs them
+no more bytes. (NCCL's user buffer registration and PyTorch's symmetric memory are the same idea.)
 """
 
 from typing import Any
@@ -21,13 +21,17 @@ from minidist.comm.buffers import Array, Chunks, as_bytes, copy, device_name, vi
 from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
-BLOCK = 1 << 19  # bytes that are published at a time: they stay in a core's cache until another core reads them
+# bytes that are published at a time: they stay in a core's cache until another core reads them
+BLOCK = 1 << 19
 HALF = 2 * BLOCK  # room for a block and one more piece
-ASIDE = 1 << 11  # offset from the start of a page: copying between equal offsets in two pages is half as fast
+# offset from the start of a page: copying between equal offsets in two pages is half as fast
+ASIDE = 1 << 11
 
 
 def possible(comm: Communicator) -> bool:
-    """Tell whether all ranks share memory. Torch.distributed offers no windows into other processes' memory."""
+    """Tell whether all ranks share memory. Torch.distributed offers no windows into other
+    processes' memory.
+    """
     return len(comm.node) == comm.size and comm.wire.kind != "torch"
 
 
@@ -45,7 +49,8 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     else:
         for pieces in segments(Chunks(array, cut(len(array), comm.size)), BLOCK // (comm.size - 1)):
             everyones = _publish_pieces(pieces, comm)
-            mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # `answer` is unused until now
+            # `answer` is unused until now
+            mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]
             _add_others(mine, everyones, mine, comm, combine)
             copy(answer, mine)
             comm.fence()
@@ -64,10 +69,11 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 
 
 def all_gather(chunks: Chunks, comm: Communicator) -> None:
-    """Fill every other chunk from the rank that owns it; chunk number `comm.rank` is already filled.
+    """Fill every other chunk from the rank that owns it; chunk number `comm.rank` is already
+    filled.
 
-    If the whole array is registered, or every rank's shard is at the same offset of registered memory, shards are read
-    where they are.
+    If the whole array is registered, or every rank's shard is at the same offset of registered
+    memory, shards are read where they are.
     """
     lengths, source, out = chunks.lengths, chunks.brought, chunks.whole
     shards = _counterparts(out, [len(out)] * comm.size, comm)
@@ -102,7 +108,8 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
 def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine) -> None:
     """Reduce chunk `comm.rank` of all copies, and write the sum into each.
 
-    No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it is in the cache.
+    No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it
+    is in the cache.
     """
     rank, counts = comm.rank, cut(len(copies[0]), comm.size)
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
@@ -117,8 +124,12 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
         comm.reach(2 * chunks[rank].nbytes, peer)
 
 
-def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave in `out` the reduction of this rank's own piece and those that the others have published for it."""
+def _add_others(
+    mine: Array, everyones: list[Chunks], out: Array, comm: Communicator, combine: Combine
+) -> None:
+    """Leave in `out` the reduction of this rank's own piece and those that the others have
+    published for it.
+    """
     for rank in range(comm.size):
         if rank != comm.rank:
             combine(mine, everyones[rank][comm.rank], out)
@@ -128,7 +139,8 @@ def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communic
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
-    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own copy: adding in place is cheaper
+    # `out` still holds this rank's own copy: adding in place is cheaper
+    first = out if comm.rank == 0 else copies[0]
     second = out if comm.rank == 1 else copies[1]
     combine(first, second, out)
     for memory in copies[2:]:
@@ -168,26 +180,34 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
 
 
 def _memory(array: Array) -> Any:
-    """Return the memory of a CPU array as a numpy array; a numpy array as it is, which is fastest."""
+    """Return the memory of a CPU array as a numpy array; a numpy array as it is, which is
+    fastest.
+    """
     if isinstance(array, np.ndarray):
         return array
     if device_name(array) != "cpu":
-        raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
+        raise ValueError(
+            f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use "
+            "'ring'"
+        )
     return as_bytes(array)
 
 
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
-    """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
+    """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not
+    registered.
+    """
     memory = _memory(array)
     peers = comm.peers(memory, [length * array.itemsize // memory.itemsize for length in lengths])
     return None if peers is None else [view_as(peer.view(np.uint8), array.dtype) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
-    """Return `count` elements, of the kind of `like`, of every rank's registered memory: the half not used last.
+    """Return `count` elements, of the kind of `like`, of every rank's registered memory: the half
+    not used last.
 
-    Two halves save a fence. All ranks have passed the fence of one half only after they have finished reading the
-    other, which may then be overwritten.
+    Two halves save a fence. All ranks have passed the fence of one half only after they have
+    finished reading the other, which may then be overwritten.
     """
     return comm.keep(Staging, lambda: Staging(comm)).turn(like, count)
 
@@ -205,7 +225,9 @@ class Staging:
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
     def turn(self, like: Array, count: int) -> list[Array]:
-        """Return every rank's memory in the other half, as `count` elements of the kind of `like`."""
+        """Return every rank's memory in the other half, as `count` elements of the kind of
+        `like`.
+        """
         self.parity = 1 - self.parity
         key = (self.parity, count, like.dtype)
         if (views := self.views.get(key)) is None:

@@ -2,10 +2,11 @@
 
     broadcast from 0, 8 ranks     round 1: 0→4        round 2: 0→2 4→6        round 3: 0→1 2→3 4→5 6→7
 
-A broadcast takes ceil(log2 P) rounds instead of P - 1. A reduce is the same tree with the arrows reversed. Gather and
-scatter send the shards of a subtree together. The root has number 0; the other numbers count from it. Cost for n bytes:
-broadcast and reduce send P - 1 messages of n bytes in total; gather and scatter move n/2 log2 P bytes in total.
-(Thakur, Rabenseifner & Gropp 2005, section 4.1.)
+A broadcast takes ceil(log2 P) rounds instead of P - 1. A reduce is the same tree with the arrows
+reversed. Gather and scatter send the shards of a subtree together. The root has number 0; the other
+numbers count from it. Cost for n bytes: broadcast and reduce send P - 1 messages of n bytes in
+total; gather and scatter move n/2 log2 P bytes in total. (Thakur, Rabenseifner & Gropp 2005,
+section 4.1.)
 """
 
 from minidist.collectives.fast import blocks, temporary
@@ -30,7 +31,9 @@ def family(comm: Communicator, root: int) -> tuple[int | None, list[int]]:
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """Copy the root's `array` into every rank's, in blocks, so that all levels of the tree work at the same time."""
+    """Copy the root's `array` into every rank's, in blocks, so that all levels of the tree work at
+    the same time.
+    """
     parent, children = family(comm, root)
     for block in blocks(array):
         if parent is not None:
@@ -55,13 +58,19 @@ def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> Non
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave the reduction in every rank's `array`: a reduce and a broadcast, 2 ceil(log2 P) rounds of n bytes."""
+    """Leave the reduction in every rank's `array`: a reduce and a broadcast, 2 ceil(log2 P) rounds
+    of n bytes.
+    """
     reduce(array, comm, 0, combine)
     broadcast(array, comm, 0)
 
 
-def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, counts: list[int]) -> None:
-    """Collect every rank's shard in the root's `chunks`; a rank sends the shards of its subtree as one message."""
+def gather(
+    shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, counts: list[int]
+) -> None:
+    """Collect every rank's shard in the root's `chunks`; a rank sends the shards of its subtree as
+    one message.
+    """
     parent, children = family(comm, root)
     held, inside = _subtree(shard, comm, root, counts)
     copy(inside[0], shard)
@@ -74,8 +83,12 @@ def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: i
             copy(chunks[rank], piece)
 
 
-def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, counts: list[int]) -> None:
-    """Copy chunk r of the root into rank r's `shard`; the chunks of a subtree travel as one message."""
+def scatter(
+    chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, counts: list[int]
+) -> None:
+    """Copy chunk r of the root into rank r's `shard`; the chunks of a subtree travel as one
+    message.
+    """
     parent, children = family(comm, root)
     held, inside = _subtree(shard, comm, root, counts)
     if parent is not None:
@@ -88,8 +101,12 @@ def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: 
     copy(shard, inside[0])
 
 
-def _subtree(shard: Array, comm: Communicator, root: int, counts: list[int]) -> tuple[list[int], Chunks]:
-    """Return the ranks of this rank's subtree, which have consecutive numbers, and memory for their shards."""
+def _subtree(
+    shard: Array, comm: Communicator, root: int, counts: list[int]
+) -> tuple[list[int], Chunks]:
+    """Return the ranks of this rank's subtree, which have consecutive numbers, and memory for their
+    shards.
+    """
     number = (comm.rank - root) % comm.size
     span = comm.size if number == 0 else number & -number
     held = [(n + root) % comm.size for n in range(number, min(number + span, comm.size))]
@@ -98,6 +115,8 @@ def _subtree(shard: Array, comm: Communicator, root: int, counts: list[int]) -> 
 
 
 def _part(inside: Chunks, first: int) -> Array:
-    """Return the shards of a child's subtree: a child whose number is greater by `first` has so many ranks at most."""
+    """Return the shards of a child's subtree: a child whose number is greater by `first` has so
+    many ranks at most.
+    """
     start = sum(inside.lengths[:first])
     return inside.whole[start : start + sum(inside.lengths[first : 2 * first])]

@@ -5,18 +5,25 @@
     mpi                   ranks are MPI processes                               mpirun -n 4 python x.py
     torch                 ranks are torch.distributed processes: gloo, NCCL     torchrun --nproc-per-node 8 x.py
 
-`Communicator` is the same on all of them. Read `communicator.py` first: there a message is checked, and counted in the
-books of `ledger.py`; `request.py` is one under way. Then `wire.py`, what carries it, and `threads_wire/`. `mpi_wire/`
-and `torch_wire/` hand it to their *engine*, the library under a wire: MPI, gloo or NCCL; `engine/` is what they share.
-With `job/` no rank waits for ever.
+`Communicator` is the same on all of them. Read `communicator.py` first: there a message is checked,
+and counted in the books of `ledger.py`; `request.py` is one under way. Then `wire.py`, what carries
+it, and `threads_wire/`. `mpi_wire/` and `torch_wire/` hand it to their *engine*, the library under
+a wire: MPI, gloo or NCCL; `engine/` is what they share. With `job/` no rank waits for ever.
 
-`start.py` has `init`, `stream.py` the queue of collectives beside the main thread. `buffers.py` is what travels,
-`registered.py` the memory that ranks of a node share. `agree.py` compares calls in debug mode; `report.py` and
-`errors.py` find the words for what goes wrong.
+`start.py` has `init`, `stream.py` the queue of collectives beside the main thread. `buffers.py` is
+what travels, `registered.py` the memory that ranks of a node share. `agree.py` compares calls in
+debug mode; `report.py` and `errors.py` find the words for what goes wrong.
 """
 
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import CommunicationError, DeadlockError, LaunchError, LimitError, MismatchError, RankFailed
+from minidist.comm.errors import (
+    CommunicationError,
+    DeadlockError,
+    LaunchError,
+    LimitError,
+    MismatchError,
+    RankFailed,
+)
 from minidist.comm.start import init
 from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.comm.threads_wire.threads import run

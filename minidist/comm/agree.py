@@ -13,12 +13,15 @@ from minidist.comm.ledger import Ranks
 
 
 def debug_mode(wanted: bool | None) -> bool:
-    """Return `wanted`; if it is None, whether the environment variable MINIDIST_DEBUG is set and not 0."""
+    """Return `wanted`; if it is None, whether the environment variable MINIDIST_DEBUG is set and
+    not 0.
+    """
     return os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if wanted is None else wanted
 
 
 def agree(comm: Ranks, operation: str, *details: object, **named: object) -> None:
-    """In debug mode, raise the same MismatchError on every rank unless all ranks make the same call.
+    """In debug mode, raise the same MismatchError on every rank unless all ranks make the same
+    call.
 
     Parameters
     ----------
@@ -27,7 +30,9 @@ def agree(comm: Ranks, operation: str, *details: object, **named: object) -> Non
     """
     if not comm.ledger.debug:
         return
-    words = [_word(detail) for detail in details] + [f"{name}={_word(detail)}" for name, detail in named.items()]
+    words = [_word(detail) for detail in details] + [
+        f"{name}={_word(detail)}" for name, detail in named.items()
+    ]
     calls = comm.roll_call(f"{operation}({', '.join(words)})")
     if any(other != calls[0] for other in calls):
         everyones = "; ".join(f"rank {rank} calls {other}" for rank, other in enumerate(calls))

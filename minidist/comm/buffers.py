@@ -1,11 +1,13 @@
 """What travels: numpy arrays and torch tensors, without importing torch.
 
-A caller's *buffer* has any shape. Inside, everything is a flat *array*: a one-dimensional view of the same memory.
+A caller's *buffer* has any shape. Inside, everything is a flat *array*: a one-dimensional view of
+the same memory.
 
     numpy array, or CPU tensor of a dtype that numpy knows  ->  numpy array
     bfloat16, CUDA and meta tensors                         ->  torch tensor
 
-So a float32 tensor and a float32 array take the same path, and torch is only touched when a tensor came in.
+So a float32 tensor and a float32 array take the same path, and torch is only touched when a tensor
+came in.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def is_tensor(buffer: object) -> TypeGuard[torch.Tensor]:
 
 
 def flatten(buffer: Buffer, writable: bool = False) -> Array:
-    """Return a one-dimensional view of the buffer's own memory. With `writable`, refuse read-only memory.
+    """Return a one-dimensional view of the buffer's own memory. With `writable`, refuse read-only
+    memory.
 
     Raises
     ------
@@ -80,27 +83,40 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     """
     if type(buffer) is np.ndarray:
         if not buffer.flags.c_contiguous:
-            raise ValueError(f"buffer of shape {buffer.shape} is not contiguous: pass numpy.ascontiguousarray(buffer)")
+            raise ValueError(
+                f"buffer of shape {buffer.shape} is not contiguous: pass "
+                "numpy.ascontiguousarray(buffer)"
+            )
         if buffer.dtype not in NAMES:
             raise _unsupported(buffer.dtype)
         if writable and not buffer.flags.writeable:
-            raise ValueError(f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it")
+            raise ValueError(
+                f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it"
+            )
         return buffer if buffer.ndim == 1 else buffer.reshape(-1)
     if not is_tensor(buffer):
         shown = " ".join(repr(buffer).split())
-        raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
+        raise TypeError(
+            f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}"
+        )
     flat, name = buffer, dtype_name(buffer)
     if name not in DTYPES:
         raise _unsupported(buffer.dtype)
     if not flat.is_contiguous():
-        raise ValueError(f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()")
+        raise ValueError(
+            f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()"
+        )
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
-        flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)  # an empty tensor may have stride 0
+        # an empty tensor may have stride 0
+        flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
     return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
 
 
 def _unsupported(dtype: object) -> TypeError:
-    return TypeError(f"buffers of dtype {dtype} do not travel: convert to one of {', '.join(DTYPES)}, in native order")
+    return TypeError(
+        f"buffers of dtype {dtype} do not travel: convert to one of {', '.join(DTYPES)}, in "
+        "native order"
+    )
 
 
 def dtype_name(array: Buffer) -> str:
@@ -114,13 +130,19 @@ def device_name(array: Buffer) -> str:
 
 
 def empty(array: Array, count: int) -> Array:
-    """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of `array`."""
+    """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of
+    `array`.
+    """
     return array.new_empty(count) if is_tensor(array) else np.empty(count, array.dtype)
 
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    return array.view(np.uint8) if isinstance(array, np.ndarray) else array.view(sys.modules["torch"].uint8).numpy()
+    return (
+        array.view(np.uint8)
+        if isinstance(array, np.ndarray)
+        else array.view(sys.modules["torch"].uint8).numpy()
+    )
 
 
 class Chunks(list[Any]):
@@ -137,18 +159,28 @@ class Chunks(list[Any]):
     """
 
     def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
-        super().__init__(whole[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
+        super().__init__(
+            whole[end - length : end]
+            for length, end in zip(lengths, accumulate(lengths), strict=True)
+        )
         self.whole, self.lengths, self.brought = whole, lengths, brought
 
 
 def copy(target: Array, source: Array) -> None:
-    """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing to copy."""
-    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray) and target.dtype == source.dtype:
+    """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing
+    to copy.
+    """
+    if (
+        isinstance(target, np.ndarray)
+        and isinstance(source, np.ndarray)
+        and target.dtype == source.dtype
+    ):
         target[:] = source
     elif device_name(target) == "cpu" and device_name(source) == "cpu":
         as_bytes(target)[:] = as_bytes(source)
     elif is_tensor(target) and is_tensor(source) and target.device.type == source.device.type:
-        if target.data_ptr() != source.data_ptr():  # in place there is nothing to do, and on meta nothing at all
+        # in place there is nothing to do, and on meta nothing at all
+        if target.data_ptr() != source.data_ptr():
             target.copy_(source)
     else:
         ends = f"a {device_name(source)} buffer was sent to a {device_name(target)} one"
@@ -162,7 +194,9 @@ def dtype_of(dtype: Any) -> Any:
 
 
 def shaped(memory: Any, shape: int | tuple[int, ...], dtype: Any) -> Buffer:
-    """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy array."""
+    """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy
+    array.
+    """
     used = memory[: math.prod([shape] if isinstance(shape, int) else shape) * dtype.itemsize]
     return view_as(used, dtype).reshape(shape)  # type: ignore[no-any-return]
 

@@ -2,12 +2,13 @@
 
     rank 0 ── send(buffer, to=1, tag=7) ───────▶ rank 1: recv(buffer, source=0, tag=7)
 
-A message needs both ends: the receiver names its sender and the tag, and brings a buffer of exactly the message's
-bytes. Messages of one tag between two ranks arrive in the order they were sent. There is no receive from any source,
-so what a program does never depends on who was faster.
+A message needs both ends: the receiver names its sender and the tag, and brings a buffer of exactly
+the message's bytes. Messages of one tag between two ranks arrive in the order they were sent. There
+is no receive from any source, so what a program does never depends on who was faster.
 
-What users call is written here once, with its checks, its counting and its tracing. It stands on a wire, which carries
-the messages (`threads`, `mpi`, `torch`; see `wire.py`), and writes into a ledger (`ledger.py`).
+What users call is written here once, with its checks, its counting and its tracing. It stands on a
+wire, which carries the messages (`threads`, `mpi`, `torch`; see `wire.py`), and writes into a
+ledger (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Communicator:
     traffic : Traffic
         Messages and bytes that this rank sent.
     clock : callable
-        `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this rank.
+        `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this
+        rank.
     wait_until, wake, fail : callable
         With the rank's other threads; see `Wire`.
     kept : dict
@@ -63,10 +65,20 @@ class Communicator:
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
         self.wire, self.ledger, self.traffic = wire, ledger, ledger.traffic
         wire.debug = ledger.debug
-        self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
+        self.rank, self.size, self.members, self.name = (
+            wire.rank,
+            wire.size,
+            wire.members,
+            wire.name,
+        )
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
-        self.clock, self.wait_until, self.wake, self.fail = wire.clock, wire.wait_until, wire.wake, wire.fail
+        self.clock, self.wait_until, self.wake, self.fail = (
+            wire.clock,
+            wire.wait_until,
+            wire.wake,
+            wire.fail,
+        )
 
     @property
     def trace(self) -> Trace | None:
@@ -94,59 +106,85 @@ class Communicator:
     # ---------------------------------------------------------------- messages
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        """Start sending; the buffer must stay unchanged until the returned request has been waited for."""
+        """Start sending; the buffer must stay unchanged until the returned request has been waited
+        for.
+        """
         array = self._checked(buffer, to, tag, "to")
         self.ledger.traffic.sent(1, array.nbytes)
-        return Pending(self, SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
+        return Pending(
+            self, SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset)
+        )
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
-        """Start receiving; the buffer holds the message once the returned request has been waited for."""
+        """Start receiving; the buffer holds the message once the returned request has been waited
+        for.
+        """
         array = self._checked(buffer, source, tag, "source")
-        return Pending(self, RECEIVE, array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset))
+        return Pending(
+            self, RECEIVE, array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset)
+        )
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send, and return when the buffer may be changed. It may wait for the receiver or not: rely on neither.
+        """Send, and return when the buffer may be changed. It may wait for the receiver or not:
+        rely on neither.
 
         Raises
         ------
         ValueError
-            If `to` is not another rank, the tag is negative or too large, or the buffer is not contiguous.
+            If `to` is not another rank, the tag is negative or too large, or the buffer is not
+            contiguous.
         TypeError
             If it is not a buffer, or of a dtype that does not travel.
         """
         self.isend(buffer, to, tag).wait()
 
     def recv(self, buffer: Buffer, source: int, tag: int = 0) -> None:
-        """Wait for the message of `source` and fill the buffer, which must have exactly its size. Raises as `send`."""
+        """Wait for the message of `source` and fill the buffer, which must have exactly its size.
+        Raises as `send`.
+        """
         self.irecv(buffer, source, tag).wait()
 
-    def exchange(self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int = 0) -> None:
-        """Send `outgoing` to one rank and receive `incoming` from one, both posted before either is waited for.
+    def exchange(
+        self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int = 0
+    ) -> None:
+        """Send `outgoing` to one rank and receive `incoming` from one, both posted before either is
+        waited for.
 
-        A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then receives can.
+        A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then
+        receives can.
         """
-        leaving, arriving = self._checked(outgoing, to, tag, "to"), self._checked(incoming, source, tag, "source")
+        leaving, arriving = (
+            self._checked(outgoing, to, tag, "to"),
+            self._checked(incoming, source, tag, "source"),
+        )
         if outgoing is incoming:
-            raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
+            raise ValueError(
+                "exchange needs two buffers: what leaves must not be overwritten by what arrives"
+            )
         self.ledger.traffic.sent(1, leaving.nbytes)
         status, on_wire = self.ledger.status, tag + self.tag_offset
-        started = status.since = self.clock()  # as in `wait`, written out: a ring of small messages does little else
-        status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
+        # as in `wait`, written out: a ring of small messages does little else
+        started = status.since = self.clock()
+        status.waiting = Awaited(
+            "exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes
+        )
         try:
             self.wire.exchange(leaving, to, arriving, source, on_wire)
         finally:
             status.waiting = None
         if self.ledger.trace is not None:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
-                record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
+                record_end(
+                    self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started
+                )
         if not self.tag_offset:
             self.ledger.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.
 
-        Dissemination (Hensgen, Finkel & Manber 1988): after round k a rank has heard, directly or not, from the
-        2^k ranks before it. ceil(log2 P) empty messages a rank.
+        Dissemination (Hensgen, Finkel & Manber 1988): after round k a rank has heard, directly or
+        not, from the 2^k ranks before it. ceil(log2 P) empty messages a rank.
         """
         nothing, nowhere = np.empty(0, np.uint8), np.empty(0, np.uint8)
         distance = 1
@@ -157,7 +195,9 @@ class Communicator:
 
     @cached_property
     def internal(self) -> Communicator:
-        """The same ranks, on tags that users cannot name, so that a collective never receives a user's message."""
+        """The same ranks, on tags that users cannot name, so that a collective never receives a
+        user's message.
+        """
         if self.tag_offset:
             return self
         twin = copy.copy(self)
@@ -167,7 +207,9 @@ class Communicator:
     # ---------------------------------------------------------------- groups and streams
 
     def split(self, color: int, key: int | None = None) -> Communicator:
-        """Divide the ranks into one communicator per color, ordered by `key` (default: the rank). Collective."""
+        """Divide the ranks into one communicator per color, ordered by `key` (default: the rank).
+        Collective.
+        """
         color, key = int(color), self.rank if key is None else int(key)
         agree(self, "split")
         with self.meeting("split"):
@@ -175,7 +217,9 @@ class Communicator:
         return Communicator(wire, self.ledger.of_group())
 
     def fork(self) -> Communicator:
-        """Return a communicator of the same ranks for another thread to use beside this one. Collective."""
+        """Return a communicator of the same ranks for another thread to use beside this one.
+        Collective.
+        """
         agree(self, "fork")
         with self.meeting("fork"):
             wire = self.wire.fork(f"{self.name}+{next(self._children)}")
@@ -184,23 +228,31 @@ class Communicator:
         return twin
 
     def stream(self) -> Stream[Communicator]:
-        """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
+        """Return a queue that runs collectives beside this thread, in the order of launching.
+        Collective.
+        """
         return self.wire.stream(self)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        """Return every rank's `answer`, by rank: small plain data to set things up with, such as shapes. Collective.
+        """Return every rank's `answer`, by rank: small plain data to set things up with, such as
+        shapes. Collective.
 
-        It goes beside the program's messages: it is not counted in `traffic` and costs no virtual time.
+        It goes beside the program's messages: it is not counted in `traffic` and costs no virtual
+        time.
         """
         with self.meeting("a roll call"):
             return self.wire.roll_call(answer)
 
     def meeting(self, what: str) -> AbstractContextManager[None]:
-        """Have reports say during the body that this thread waits for all ranks, unless it waits already."""
+        """Have reports say during the body that this thread waits for all ranks, unless it waits
+        already.
+        """
         return self.ledger.status.awaiting(Awaited(what, self.members), self.clock())
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""
+        """Return what an algorithm keeps between its calls: the one object of its class, made by
+        the first call.
+        """
         kept: Kept | None = self.kept.get(kind)
         if kept is None:
             kept = self.kept[kind] = make()
@@ -209,10 +261,11 @@ class Communicator:
     # ---------------------------------------------------------------- registered memory
 
     def allocate(self, shape: int | tuple[int, ...], dtype: object) -> Buffer:
-        """Return a zeroed *registered* buffer, which the other ranks of the node can read in place. Collective.
+        """Return a zeroed *registered* buffer, which the other ranks of the node can read in place.
+        Collective.
 
-        A tensor for a torch dtype, else a numpy array. All ranks allocate the same bytes, and give a collective
-        registered buffers on every rank or on none.
+        A tensor for a torch dtype, else a numpy array. All ranks allocate the same bytes, and give
+        a collective registered buffers on every rank or on none.
         """
         known = dtype_of(dtype)
         bytes = int(np.prod(shape, dtype=np.int64)) * known.itemsize
@@ -223,7 +276,9 @@ class Communicator:
 
     @cached_property
     def nodes(self) -> list[tuple[int, ...]]:
-        """For each rank, the ranks of this communicator that share memory with it, itself included."""
+        """For each rank, the ranks of this communicator that share memory with it, itself
+        included.
+        """
         return self.wire.nodes()
 
     @property
@@ -232,36 +287,50 @@ class Communicator:
         return self.nodes[self.rank]
 
     def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
-        """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""
+        """Return every rank's counterpart of a flat numpy view of registered memory; see
+        `Registered.peers`.
+        """
         return self.registered.peers(array, lengths)
 
     def fence(self) -> None:
-        """Barrier after which each rank of the node sees what the others wrote to registered memory before it."""
+        """Barrier after which each rank of the node sees what the others wrote to registered memory
+        before it.
+        """
         if not self.wire.fence(self.ledger.status):
             self.barrier()
 
     def reach(self, bytes: int, peer: int) -> None:
-        """Count `bytes` read from or written to a peer's memory: they crossed a link, though in no message."""
+        """Count `bytes` read from or written to a peer's memory: they crossed a link, though in no
+        message.
+        """
         self.ledger.traffic.sent(0, bytes)
         self.wire.reach(bytes, peer)
 
     # ---------------------------------------------------------------- time
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass, as if computing. On real wires this only checks its argument."""
+        """Let `seconds` of virtual time pass, as if computing. On real wires this only checks its
+        argument.
+        """
         if seconds < 0:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)
 
-    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None) -> Span:
-        """Return a context that records an event around its body and counts the time if it is communication."""
+    def span(
+        self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None
+    ) -> Span:
+        """Return a context that records an event around its body and counts the time if it is
+        communication.
+        """
         return Span(self, name, kind, bytes, engine_bytes)
 
     # ---------------------------------------------------------------- helpers
 
     def _checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
         if not 0 <= peer < self.size:
-            raise ValueError(f"{role}={peer} is not a rank: there are {self.size}, numbered 0 to {self.size - 1}")
+            raise ValueError(
+                f"{role}={peer} is not a rank: there are {self.size}, numbered 0 to {self.size - 1}"
+            )
         if peer == self.rank:
             raise ValueError(f"{role}={peer} is this rank itself: copy the buffer instead")
         if not 0 <= tag < TAGS:

@@ -1,7 +1,8 @@
-"""What one thread of one rank did on its communicators: what it sent, what it waits for, what is to be recorded.
+"""What one thread of one rank did on its communicators: what it sent, what it waits for, what is to
+be recorded.
 
-`Communicator` counts here what is sent (`isend`, `exchange`, `reach`), whatever the wire; waits are noted by it and by
-`request.py`.
+`Communicator` counts here what is sent (`isend`, `exchange`, `reach`), whatever the wire; waits are
+noted by it and by `request.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from minidist.trace.events import EventKind
 
 
 class Traffic:
-    """What one rank sent through one communicator, and through all that were split or forked from it.
+    """What one rank sent through one communicator, and through all that were split or forked from
+    it.
 
-    What an engine's own collectives send (MPI's, gloo's, NCCL's) is their secret. It is in `engine_bytes`, as what the
-    rank had to send at least, by formula (see `choose.LEAST`), and not in `messages_sent` and `bytes_sent`.
-    `seconds` is the time in which the rank's own thread was busy with communication, waiting included. What a fork's
-    thread does meanwhile is not in it: that is the point of a fork.
+    What an engine's own collectives send (MPI's, gloo's, NCCL's) is their secret. It is in
+    `engine_bytes`, as what the rank had to send at least, by formula (see `choose.LEAST`), and not
+    in `messages_sent` and `bytes_sent`. `seconds` is the time in which the rank's own thread was
+    busy with communication, waiting included. What a fork's thread does meanwhile is not in it:
+    that is the point of a fork.
     """
 
     def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
@@ -35,7 +38,9 @@ class Traffic:
         self._lock = threading.Lock()
 
     def sent(self, messages: int, bytes: int, engine_bytes: int = 0) -> None:
-        """Count messages here and in every communicator this one came from, or what an engine had to send."""
+        """Count messages here and in every communicator this one came from, or what an engine had
+        to send.
+        """
         with self._lock:  # a fork's thread counts too
             self.messages_sent += messages
             self.bytes_sent += bytes
@@ -50,11 +55,14 @@ class Traffic:
             self._origin.waited(seconds)
 
 
-@dataclass(slots=True)  # not frozen: one is made for each message, and a frozen one takes three times as long
+# not frozen: one is made for each message, and a frozen one takes three times as long
+@dataclass(slots=True)
 class Awaited:
-    """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
+    """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the
+    same call.
 
-    With no `ranks` it is another thread of this rank, which says itself whom it waits for, if it does.
+    With no `ranks` it is another thread of this rank, which says itself whom it waits for, if it
+    does.
 
     In words, `receive from rank 1 (tag 0, 64 bytes)`.
 
@@ -84,7 +92,8 @@ class Status:
 
     def __init__(self) -> None:
         self.waiting: Awaited | None = None
-        self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
+        # when it began to wait, and when its watchdog asked the others
+        self.since = self.asked = 0.0
         self.thread = threading.get_ident()
 
     @contextmanager
@@ -116,7 +125,8 @@ class Ledger:
     status : Status
         What the thread that uses the communicator waits for.
     statuses : WeakValueDictionary
-        Those of all threads of the rank, the main one's first; a fork's goes with the last who could wait on it.
+        Those of all threads of the rank, the main one's first; a fork's goes with the last who
+        could wait on it.
     flows : Counter
         Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
     mark : callable or None
@@ -128,7 +138,9 @@ class Ledger:
     track: str = "main"
     traffic: Traffic = field(default_factory=Traffic)
     status: Status = field(default_factory=Status)
-    statuses: weakref.WeakValueDictionary[int, Status] = field(default_factory=weakref.WeakValueDictionary)
+    statuses: weakref.WeakValueDictionary[int, Status] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
     flows: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     mark: Callable[[str], AbstractContextManager[Any] | None] | None = None
 
@@ -136,7 +148,9 @@ class Ledger:
         self.statuses[id(self.status)] = self.status
 
     def of_group(self) -> Ledger:
-        """Return a ledger for another communicator of the same thread; its traffic counts here too."""
+        """Return a ledger for another communicator of the same thread; its traffic counts here
+        too.
+        """
         return replace(self, traffic=Traffic(self.traffic), flows=Counter())
 
     def of_fork(self, track: str) -> Ledger:

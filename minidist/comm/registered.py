@@ -13,23 +13,29 @@ class Registered:
     """The registered memory of one rank, and where it sees that of the others."""
 
     def __init__(self) -> None:
-        self.windows: dict[int, tuple[int, int, list[Any]]] = {}  # by address: that, bytes, every rank's memory
+        # by address: that, bytes, every rank's memory
+        self.windows: dict[int, tuple[int, int, list[Any]]] = {}
 
     def add(self, memory: Any, everyones: list[Any]) -> Any:
-        """Register this rank's `memory`, which was allocated together with `everyones`, all as bytes; return it.
+        """Register this rank's `memory`, which was allocated together with `everyones`, all as
+        bytes; return it.
 
-        It is registered until the last view of what is returned is gone. What is noted here keeps the others' memory.
+        It is registered until the last view of what is returned is gone. What is noted here keeps
+        the others' memory.
         """
-        mine = np.frombuffer(memoryview(memory), np.uint8)  # views of this one keep it, and not what it is a view of
+        # views of this one keep it, and not what it is a view of
+        mine = np.frombuffer(memoryview(memory), np.uint8)
         start = address(mine)
         self.windows[start] = (start, mine.nbytes, everyones)
         weakref.finalize(mine, self.windows.pop, start).atexit = False
         return mine
 
     def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
-        """Return every rank's counterpart of a flat numpy view of registered memory; None if it is no such view.
+        """Return every rank's counterpart of a flat numpy view of registered memory; None if it is
+        no such view.
 
-        The counterparts begin where `array` does, and are as long, or as `lengths` says of each rank.
+        The counterparts begin where `array` does, and are as long, or as `lengths` says of each
+        rank.
         """
         if not self.windows or not isinstance(array, np.ndarray) or array.base is None:
             return None  # what has no base owns its memory, and is no view of a window

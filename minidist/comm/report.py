@@ -19,10 +19,11 @@ def label(tag: int) -> str:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """Return ` in all_reduce at file.py:12 in main`: the collective under way, and the line of the user's own program.
+    """Return ` in all_reduce at file.py:12 in main`: the collective under way, and the line of the
+    user's own program.
 
-    That is the innermost frame which is neither the package's nor a library's. A command has none: there it is the
-    package's own line above messages and collectives.
+    That is the innermost frame which is neither the package's nor a library's. A command has none:
+    there it is the package's own line above messages and collectives.
     """
     inside, own = "", None
     while frame is not None and not _of_a_user(frame):
@@ -35,7 +36,9 @@ def user_line(frame: FrameType | None) -> str:
     line = frame or own
     if line is None:
         return inside  # a stream's thread: nobody called the package there
-    return f"{inside} at {Path(line.f_code.co_filename).name}:{line.f_lineno} in {line.f_code.co_name}"
+    return (
+        f"{inside} at {Path(line.f_code.co_filename).name}:{line.f_lineno} in {line.f_code.co_name}"
+    )
 
 
 def _of_a_user(frame: FrameType) -> bool:

@@ -12,7 +12,9 @@ from minidist.trace.events import COLLECTIVE, COMPUTE, SEND, Event, EventKind, s
 class Pending:
     """A message under way, as users hold it. It may be waited for more than once."""
 
-    def __init__(self, comm: Ranks, kind: EventKind, array: Array, peer: int, tag: int, request: Request):
+    def __init__(
+        self, comm: Ranks, kind: EventKind, array: Array, peer: int, tag: int, request: Request
+    ):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
@@ -21,7 +23,10 @@ class Pending:
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
         if self.request is not None:
-            verb, tag = "send to" if self.kind is SEND else "receive from", self.tag + self.comm.tag_offset
+            verb, tag = (
+                "send to" if self.kind is SEND else "receive from",
+                self.tag + self.comm.tag_offset,
+            )
             awaited = Awaited(verb, (self.comm.members[self.peer],), tag, self.array.nbytes)
             self._finish(waited_from=wait(self.comm, awaited, self.request.wait))
 
@@ -34,11 +39,21 @@ class Pending:
     def _finish(self, waited_from: float) -> None:
         self.request = None
         if self.comm.ledger.trace is not None:
-            record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
+            record_end(
+                self.comm,
+                self.kind,
+                self.peer,
+                self.flow,
+                self.array.nbytes,
+                self.posted,
+                waited_from,
+            )
 
 
 def wait(comm: Ranks, awaited: Awaited, block: Callable[..., None], *message: Any) -> float:
-    """Call `block(*message)`, and note meanwhile what this rank waits for; return when it began to."""
+    """Call `block(*message)`, and note meanwhile what this rank waits for; return when it began
+    to.
+    """
     status = comm.ledger.status
     started = status.since = comm.clock()
     status.waiting = awaited
@@ -52,7 +67,9 @@ def wait(comm: Ranks, awaited: Awaited, block: Callable[..., None], *message: An
 
 
 def name_flow(comm: Ranks, kind: EventKind, peer: int, tag: int) -> str:
-    """Name a message when it is posted. Both ends count alike, so both find the same name without asking."""
+    """Name a message when it is posted. Both ends count alike, so both find the same name without
+    asking.
+    """
     ends = (comm.rank, peer) if kind == SEND else (peer, comm.rank)
     key = (*ends, tag + comm.tag_offset)
     comm.ledger.flows[key] += 1
@@ -60,27 +77,50 @@ def name_flow(comm: Ranks, kind: EventKind, peer: int, tag: int) -> str:
 
 
 def record_end(
-    comm: Ranks, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+    comm: Ranks,
+    kind: EventKind,
+    peer: int,
+    flow: str,
+    bytes: int,
+    posted: float,
+    waited_from: float | None = None,
 ) -> None:
     """Record one end of a message."""
-    trace, track, rank, now = comm.ledger.trace, comm.ledger.track, comm.members[comm.rank], comm.clock()
+    trace, track, rank, now = (
+        comm.ledger.trace,
+        comm.ledger.track,
+        comm.members[comm.rank],
+        comm.clock(),
+    )
     assert trace is not None
     name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
-    trace.record(Event(rank, kind, name, posted, now, bytes, track, flow, source_line(), waited_from))
+    trace.record(
+        Event(rank, kind, name, posted, now, bytes, track, flow, source_line(), waited_from)
+    )
 
 
 class Span:
-    """A context around a piece of work: it records one event, and counts time if the work is communication.
+    """A context around a piece of work: it records one event, and counts time if the work is
+    communication.
 
-    In a collective of the engine's own a rank waits for all others at once, and has to send `engine_bytes` at least; in
-    another one, with None, it waits for messages, which say so themselves.
+    In a collective of the engine's own a rank waits for all others at once, and has to send
+    `engine_bytes` at least; in another one, with None, it waits for messages, which say so
+    themselves.
     """
 
     # One is made in every collective.
     __slots__ = ("bytes", "comm", "engine_bytes", "kind", "marked", "name", "started")
 
-    def __init__(self, comm: Ranks, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None):
-        self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes
+    def __init__(
+        self, comm: Ranks, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None
+    ):
+        self.comm, self.name, self.kind, self.bytes, self.engine_bytes = (
+            comm,
+            name,
+            kind,
+            bytes,
+            engine_bytes,
+        )
 
     def __enter__(self) -> None:
         self.marked = mark(self.name) if (mark := self.comm.ledger.mark) else None
@@ -105,4 +145,8 @@ class Span:
             return  # on one rank a collective sends nothing, and a trace shows none
         rank = comm.members[comm.rank]
         seconds, bytes = (self.started, ended), (self.bytes, self.engine_bytes or 0)
-        ledger.trace.record(Event(rank, self.kind, self.name, *seconds, bytes[0], ledger.track, engine_bytes=bytes[1]))
+        ledger.trace.record(
+            Event(
+                rank, self.kind, self.name, *seconds, bytes[0], ledger.track, engine_bytes=bytes[1]
+            )
+        )

@@ -1,4 +1,6 @@
-"""`init()`: which launcher started this process? Nothing outside this floor reads the environment."""
+"""`init()`: which launcher started this process? Nothing outside this floor reads the
+environment.
+"""
 
 import os
 import sys
@@ -18,27 +20,33 @@ ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy ma
 
 
 def init(
-    group: Any = None, *, debug: bool | None = None, limit: float | None = None, trace: Trace | None = None
+    group: Any = None,
+    *,
+    debug: bool | None = None,
+    limit: float | None = None,
+    trace: Trace | None = None,
 ) -> Communicator:
     """Return the communicator of all ranks that were started together with this one.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or mpi4py.MPI.Intracomm, optional
-        Wrap a group that exists instead. None looks at what the launcher left behind: torchrun or srun with
-        MASTER_ADDR give the `torch` wire, mpirun gives `mpi`; otherwise this process is the only rank.
+        Wrap a group that exists instead. None looks at what the launcher left behind: torchrun or
+        srun with MASTER_ADDR give the `torch` wire, mpirun gives `mpi`; otherwise this process is
+        the only rank.
     debug : bool, optional
         Have every collective compare what the ranks call. Default: whether MINIDIST_DEBUG is set.
     limit : float, optional
-        Seconds that one operation may wait before the job ends with a report of who waits for whom. Default:
-        MINIDIST_LIMIT, or 300.
+        Seconds that one operation may wait before the job ends with a report of who waits for whom.
+        Default: MINIDIST_LIMIT, or 300.
     trace : Trace, optional
         Record events there.
 
     Raises
     ------
     LaunchError
-        If the launcher belongs to another MPI than this Python, /dev/shm is too small for MPI, or the limit is no time.
+        If the launcher belongs to another MPI than this Python, /dev/shm is too small for MPI, or
+        the limit is no time.
     """
     comm = _communicator(group, time_limit(limit))
     comm.debug, comm.trace = debug_mode(debug), trace
@@ -64,13 +72,20 @@ def _communicator(group: Any, limit: float) -> Communicator:
             return mpi.world(limit) if group is None else mpi.wrap(group, limit)
     if group is None:
         return alone()
-    raise TypeError(f"init() wraps a torch.distributed group or an mpi4py communicator, not {type(group).__name__}")
+    raise TypeError(
+        "init() wraps a torch.distributed group or an mpi4py communicator, not "
+        f"{type(group).__name__}"
+    )
 
 
 def _launcher() -> str:
     """Return the library that the launcher of this process expects it to use, if there was one."""
     distributed = sys.modules.get("torch.distributed")
-    in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if in_torch_group or ("MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)):
+    in_torch_group = (
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
+    if in_torch_group or (
+        "MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)
+    ):
         return "torch"
     return "" if os.environ.keys().isdisjoint(MPI_RANKS) else "mpi4py"

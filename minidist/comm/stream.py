@@ -3,10 +3,10 @@
     main     backward ...... launch ─┐ ...... backward ...... handle.wait()
     stream                           └▶ all_reduce(bucket) ──▶ done
 
-Launches run one at a time and in order (FIFO), on a communicator of their own: collectives of one stream can never be
-taken for another's, and every rank runs them in the same order if every rank launches them in the same order.
-The thread is a daemon and no executor: Python joins executors when it exits, and a worker that waits for a dead rank
-would keep the program from ending.
+Launches run one at a time and in order (FIFO), on a communicator of their own: collectives of one
+stream can never be taken for another's, and every rank runs them in the same order if every rank
+launches them in the same order. The thread is a daemon and no executor: Python joins executors when
+it exits, and a worker that waits for a dead rank would keep the program from ending.
 """
 
 import threading
@@ -66,7 +66,9 @@ class Job(Generic[Comm]):
             self.comm.fail(self.error)
 
     def wait(self) -> Any:
-        """Block the launching thread until the work is done; its time moves to the end of the work."""
+        """Block the launching thread until the work is done; its time moves to the end of the
+        work.
+        """
         caller = self.caller
         with caller.span(f"wait for {self.name}", EventKind.WAIT):
             what = f"the stream's {self.name}"
@@ -81,13 +83,16 @@ class Job(Generic[Comm]):
 class ThreadStream(Generic[Comm]):
     """A stream that is a thread. `comm` is what its work communicates on.
 
-    The thread knows the jobs, and not the stream: it ends when nobody holds the stream any more and all jobs are done.
+    The thread knows the jobs, and not the stream: it ends when nobody holds the stream any more and
+    all jobs are done.
     """
 
     def __init__(self, caller: Comm) -> None:
         self.caller, self.comm = caller, caller.fork()
         self.jobs: deque[Job[Comm] | None] = deque()
-        BackgroundThread(_work, caller, self.comm, self.jobs, name=f"rank {caller.members[caller.rank]} stream").start()
+        BackgroundThread(
+            _work, caller, self.comm, self.jobs, name=f"rank {caller.members[caller.rank]} stream"
+        ).start()
         weakref.finalize(self, _end, self.comm, self.jobs).atexit = False
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Job[Comm]:
@@ -105,7 +110,9 @@ def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     while True:
         try:
             comm.wait_until(lambda: bool(jobs), "work", idle=True)
-        except Exception:  # the run is over, or has failed: whoever waits for a job hears it from its own wait
+        except (
+            Exception
+        ):  # the run is over, or has failed: whoever waits for a job hears it from its own wait
             return
         job = jobs.popleft()
         if job is None:
@@ -118,6 +125,8 @@ def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
 
 
 def _end(comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
-    """Make the thread end. The garbage collector may call this at any moment, so it waits for no lock."""
+    """Make the thread end. The garbage collector may call this at any moment, so it waits for no
+    lock.
+    """
     jobs.append(None)
     comm.wake(blocking=False)

@@ -3,8 +3,8 @@
     Communicator     checks, counts and traces          the same on all wires
       └─ Wire        carries flat arrays                threads, mpi, torch; or something around one of these
 
-A wire checks nothing that `Communicator` has checked, and counts nothing. Whoever wants to see everything that passes
-(a recording, the grader) puts a `WireAround` between the two.
+A wire checks nothing that `Communicator` has checked, and counts nothing. Whoever wants to see
+everything that passes (a recording, the grader) puts a `WireAround` between the two.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Wire(ABC):
     carries_cuda : bool
         Whether CUDA tensors travel, from this rank's own GPU.
     debug : bool
-        Whether the two ends of each message tell each other its size before it travels, where the wire needs that.
+        Whether the two ends of each message tell each other its size before it travels, where the
+        wire needs that.
     """
 
     kind: str = ""
@@ -59,8 +60,16 @@ class Wire(ABC):
     carries_cuda: bool = False
     debug: bool = False
 
-    def __init__(self, rank: int, members: tuple[int, ...], name: str, homes: Sequence[object]) -> None:
-        self.rank, self.size, self.members, self.name, self.homes = rank, len(members), members, name, homes
+    def __init__(
+        self, rank: int, members: tuple[int, ...], name: str, homes: Sequence[object]
+    ) -> None:
+        self.rank, self.size, self.members, self.name, self.homes = (
+            rank,
+            len(members),
+            members,
+            name,
+            homes,
+        )
         self._changed = threading.Condition()
 
     # ---------------------------------------------------------------- messages
@@ -82,7 +91,9 @@ class Wire(ABC):
 
     @abstractmethod
     def roll_call(self, answer: Any) -> list[Any]:
-        """Return every rank's `answer`, by rank: small plain data, beside the program's messages. Collective."""
+        """Return every rank's `answer`, by rank: small plain data, beside the program's messages.
+        Collective.
+        """
 
     @property
     def native(self) -> Any:
@@ -104,15 +115,22 @@ class Wire(ABC):
         return self.derive([everyone], everyone, name, for_thread=True)
 
     @abstractmethod
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> Wire:
-        """Return a wire between the ranks `mine`, one of the `parts` into which all ranks are divided. Collective."""
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> Wire:
+        """Return a wire between the ranks `mine`, one of the `parts` into which all ranks are
+        divided. Collective.
+        """
 
     def stream(self, caller: Comm) -> Stream[Comm]:
-        """Return a stream beside the thread that uses `caller`, the communicator on this wire. Collective."""
+        """Return a stream beside the thread that uses `caller`, the communicator on this wire.
+        Collective.
+        """
         return ThreadStream(caller)
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`.
+        """Block until `ready()`, which another thread of this rank makes true before it calls
+        `wake`.
 
         Who waits `idle`, a stream without work, keeps nobody waiting.
         """
@@ -128,7 +146,9 @@ class Wire(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """End the whole job because of `error`, which happened on a thread that nobody waits for."""
+        """End the whole job because of `error`, which happened on a thread that nobody waits
+        for.
+        """
 
     # ---------------------------------------------------------------- shared memory
 
@@ -141,10 +161,14 @@ class Wire(ABC):
 
     @abstractmethod
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        """Return (this rank's zeroed memory, every rank's as seen from here or [] if not all can be seen), as bytes."""
+        """Return (this rank's zeroed memory, every rank's as seen from here or [] if not all can be
+        seen), as bytes.
+        """
 
     def fence(self, status: Status) -> bool:
-        """Have all ranks see what was stored before; return False where it takes a barrier of messages."""
+        """Have all ranks see what was stored before; return False where it takes a barrier of
+        messages.
+        """
         return False
 
     def reach(self, bytes: int, peer: int) -> None:  # noqa: B027  # on real wires it takes its own time
@@ -153,7 +177,9 @@ class Wire(ABC):
     # ---------------------------------------------------------------- time
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
-    """Return seconds: the machine's clock, or on a modelled cluster the virtual time of this rank."""
+    """Return seconds: the machine's clock, or on a modelled cluster the virtual time of this
+    rank.
+    """
 
     def advance(self, seconds: float) -> None:  # noqa: B027  # on real wires computing takes its own time
         """Let virtual time pass."""
@@ -182,7 +208,9 @@ class WireAround(Wire):
     def native(self) -> Any:
         return self.inner.native
 
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> Wire:
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> Wire:
         return self.inner.derive(parts, mine, name, for_thread)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:

@@ -1,7 +1,9 @@
-"""Floor 6: the course, how it is handed out and graded. The lessons themselves, with their checks, are in `lessons/`.
+"""Floor 6: the course, how it is handed out and graded. The lessons themselves, with their checks,
+are in `lessons/`.
 
-Read `lesson.py`, which says what a lesson's folder holds, then `grader/`, which runs and judges answers. `package.py`
-writes the zip for Gradescope, whose scripts are in `autograder/`; `twin.py` is shared by the lessons' *twins*, which
-train at full scale, each in its lesson's `cluster.py`. `grade.py` and `course.py` are the commands; the latter writes
-the handout, and by `notebooks.py` the notebooks.
+Read `lesson.py`, which says what a lesson's folder holds, then `grader/`, which runs and judges
+answers. `package.py` writes the zip for Gradescope, whose scripts are in `autograder/`; `twin.py`
+is shared by the lessons' *twins*, which train at full scale, each in its lesson's `cluster.py`.
+`texts.py` recognizes code of modules that a task bars, wherever it runs. `grade.py` and `course.py`
+are the commands; the latter writes the handout, and by `notebooks.py` the notebooks.
 """

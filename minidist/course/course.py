@@ -1,4 +1,5 @@
-"""`python -m minidist course`: write the course without its answers, to hand it out, or execute its notebooks.
+"""`python -m minidist course`: write the course without its answers, to hand it out, or execute its
+notebooks.
 
 python -m minidist course build --student OUT     every lesson's text, exercise and visible checks
 python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ notebooks/*.ipynb, with outputs
@@ -8,7 +9,8 @@ What is handed out has no solution, no mistake and no hidden check:
     OUT/lessons/    what lies beside the lessons, and of each lesson its text, exercise, twin and visible checks
     OUT/notebooks/  the executed notebooks
 
-A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy ends at that line.
+A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy
+ends at that line.
 """
 
 import shlex
@@ -27,12 +29,18 @@ HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build the handout or the notebooks; return the exit status: 0, or 2 if they cannot be written."""
+    """Build the handout or the notebooks; return the exit status: 0, or 2 if they cannot be
+    written.
+    """
     parser = Parser(prog="minidist course", description="Build the course's handout or notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
     handout = commands.add_parser("build", help="the handout for students")
-    handout.add_argument("--student", type=Path, metavar="OUT", required=True, help="the folder to write to")
-    handout.add_argument("--lessons", type=Path, metavar="DIR", help="where the lessons are (lessons)")
+    handout.add_argument(
+        "--student", type=Path, metavar="OUT", required=True, help="the folder to write to"
+    )
+    handout.add_argument(
+        "--lessons", type=Path, metavar="DIR", help="where the lessons are (lessons)"
+    )
     notebooks = commands.add_parser("notebooks", help="the notebooks, executed")
     notebooks.add_argument("names", nargs="*", metavar="NN", help="which ones: 02 (all)")
     options = parser.parse_args(argv)
@@ -40,7 +48,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.command == "build":
             written = build(options.lessons or lessons, options.student)
-            print(f"{len(written)} lessons in {options.student / 'lessons'}. Edit an exercise.py, and grade it:")
+            print(
+                f"{len(written)} lessons in {options.student / 'lessons'}. Edit an exercise.py, "
+                "and grade it:"
+            )
             print(f"    python -m minidist grade 02 --student {shlex.quote(str(options.student))}")
         else:
             for path in build_notebooks(lessons.parent / "notebooks", options.names):
@@ -52,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build(lessons: Path, out: Path) -> list[Path]:
-    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the lessons' folders.
+    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the
+    lessons' folders.
 
     Raises
     ------
@@ -73,7 +85,10 @@ def build(lessons: Path, out: Path) -> list[Path]:
         visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
         (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
         if any(check.hidden for check in load_checks(folder / "checks.py")):
-            raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
+            raise GradeError(
+                f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it "
+                "below"
+            )
     return [target / lesson.name for lesson in found]
 
 

@@ -6,8 +6,8 @@
 
     python -m minidist grade --package 02 --seed 7     the zip for Gradescope, in place of a grade
 
-Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. `--format gradescope` always writes a results
-file, which gives 0 points until the grade is known.
+Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. `--format gradescope` always
+writes a results file, which gives 0 points until the grade is known.
 """
 
 import argparse
@@ -22,13 +22,24 @@ from minidist.course.grader import report
 from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.course.grader.runner import warm_processes
-from minidist.course.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
+from minidist.course.lesson import (
+    GradeError,
+    find_lesson,
+    lessons_in,
+    reference_answer,
+    students_answer,
+)
 from minidist.course.package import package
 from minidist.launch.parser import Parser, flag_of
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = PACKAGE / "lessons"
-FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit, "gradescope": report.gradescope}
+FORMATS = {
+    "table": report.table,
+    "json": report.as_json,
+    "junit": report.junit,
+    "gradescope": report.gradescope,
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,11 +55,16 @@ def main(argv: Sequence[str]) -> int:
         if options.package:
             lesson = find_lesson(options.lessons or default_lessons(), options.lesson)
             path = package(lesson, options.out or Path(f"minidist-{lesson.name}.zip"), options.seed)
-            print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
+            print(
+                f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder"
+            )
             return 0
         if options.format == "gradescope":
             options.out = results = options.out or Path("results.json")
-            write(results, report.gradescope([], "the grader was ended before it had finished: submit again"))
+            write(
+                results,
+                report.gradescope([], "the grader was ended before it had finished: submit again"),
+            )
         tests = graded(options)
         write(options.out, FORMATS[options.format](tests))
     except (GradeError, LaunchError, OSError) as error:
@@ -69,23 +85,34 @@ def graded(options: argparse.Namespace) -> list[Graded]:
     folder = options.lessons or default_lessons()
     student = options.student or folder
     if student == INSTALLED and not options.solution:
-        raise GradeError("say where your answers are: --student OUT, which minidist course build --student OUT makes")
+        raise GradeError(
+            "say where your answers are: --student OUT, which minidist course build --student OUT "
+            "makes"
+        )
     names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
     lessons = [find_lesson(folder, name) for name in names]
     tests: list[Graded] = []
     with warm_processes(lessons, AT_ONCE, options.user) as warm:
         for lesson in lessons:
-            answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
-            tests += grade(lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm)
+            answer = (
+                reference_answer(lesson) if options.solution else students_answer(lesson, student)
+            )
+            tests += grade(
+                lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm
+            )
     if not lessons:
         raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
     if not tests:
-        raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
+        raise GradeError(
+            f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them"
+        )
     return tests
 
 
 def default_lessons() -> Path:
-    """Return the lessons' folder: at or near the working folder, else beside the package, else installed in it."""
+    """Return the lessons' folder: at or near the working folder, else beside the package, else
+    installed in it.
+    """
     here = Path.cwd()
     places = (here / "lessons", here, here.parent, PACKAGE.parent / "lessons")
     return next((place for place in places if lessons_in(place)), INSTALLED)
@@ -105,15 +132,39 @@ def _parser() -> argparse.ArgumentParser:
     add("lesson", nargs="?", help="its number: 02")
     add("--all", action="store_true", help="grade every lesson")
     add("--task", type=number, metavar="N", help="grade this task only, while you work on it")
-    add("--student", type=Path, metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)")
-    add("--lessons", type=Path, metavar="DIR", help="where the lessons and their checks are (here, or our own)")
+    add(
+        "--student",
+        type=Path,
+        metavar="DIR",
+        help="where the exercise.py is, or a handout with it (lessons)",
+    )
+    add(
+        "--lessons",
+        type=Path,
+        metavar="DIR",
+        help="where the lessons and their checks are (here, or our own)",
+    )
     add("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
-    add("--out", type=Path, metavar="FILE", help="write it there (printed; gradescope: results.json)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write it there (printed; gradescope: results.json)",
+    )
     add("--seed", type=number, default=0, help="what the cases are drawn from (0)")
-    add("--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})")
+    add(
+        "--limit",
+        type=flag_of(float, SECONDS),
+        default=LIMIT,
+        help=f"seconds for one case ({LIMIT:g})",
+    )
     add("--user", type=_user, help="run the student's code as this user (needs root)")
     add("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
-    add("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
+    add(
+        "--solution",
+        action="store_true",
+        help="grade the lessons' own solutions, to try the checks",
+    )
     return parser
 
 
@@ -123,7 +174,9 @@ def _user(text: str) -> str:
     try:
         pwd.getpwnam(text)
     except KeyError:
-        raise argparse.ArgumentTypeError(f"there is no user {text!r}: create it first, or leave --user out") from None
+        raise argparse.ArgumentTypeError(
+            f"there is no user {text!r}: create it first, or leave --user out"
+        ) from None
     if os.geteuid() != 0:
         raise argparse.ArgumentTypeError(f"only root can run code as {text!r}: leave --user out")
     return text

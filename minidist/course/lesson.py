@@ -40,8 +40,8 @@ class Lesson(NamedTuple):
 class Answer(NamedTuple):
     """A file to be graded.
 
-    `may_lean` lets it use the package's own answer and import from the lesson's folder, as the solution does, and the
-    mistakes, each of which changes one function of the solution.
+    `may_lean` lets it use the package's own answer and import from the lesson's folder, as the
+    solution does, and the mistakes, each of which changes one function of the solution.
     """
 
     path: Path
@@ -64,11 +64,16 @@ def find_lesson(folder: Path, number: str) -> Lesson:
 
 
 def students_answer(lesson: Lesson, folder: Path) -> Answer:
-    """Return a student's exercise, in the handout at `folder`, a folder there of the lesson's name, or `folder`."""
+    """Return a student's exercise, in the handout at `folder`, a folder there of the lesson's name,
+    or `folder`.
+    """
     for place in (folder / "lessons" / lesson.name, folder / lesson.name, folder):
         if (place / "exercise.py").is_file():
             return Answer(place / "exercise.py")
-    raise GradeError(f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with --student")
+    raise GradeError(
+        f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with "
+        "--student"
+    )
 
 
 def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
@@ -77,11 +82,13 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
 
 
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson. They may import the judges beside them, and all judges may import `judges.py`.
+    """Return the checks of a lesson. They may import the judges beside them, and all judges may
+    import `judges.py`.
 
     Afterwards nobody can import either.
     """
-    files = [*sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem), path]  # `judges.py` first
+    # `judges.py` first
+    files = [*sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem), path]
     try:
         modules = [load_module(file.stem, file) for file in files]
     finally:
@@ -96,7 +103,9 @@ def place_of(frame: traceback.FrameSummary) -> str:
 
 
 def load_module(name: str, path: Path) -> ModuleType:
-    """Import one file from its source, whatever is called so elsewhere, and leave no compiled copy beside it."""
+    """Import one file from its source, whatever is called so elsewhere, and leave no compiled copy
+    beside it.
+    """
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module

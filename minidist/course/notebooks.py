@@ -1,10 +1,11 @@
-"""`python -m minidist course notebooks`: execute the sources of the notebooks and write them with their outputs.
+"""`python -m minidist course notebooks`: execute the sources of the notebooks and write them with
+their outputs.
 
     notebooks/src/02_ring_all_reduce.py ──▶ cells ──▶ a kernel ──▶ notebooks/02_ring_all_reduce.ipynb
 
-The source is a script whose cells begin with `# %%` or `# %% [markdown]` (py:percent). The same source gives the same
-file: cells are numbered, and nothing tells when or where they ran. The answer to a prediction is folded until the
-reader opens it.
+The source is a script whose cells begin with `# %%` or `# %% [markdown]` (py:percent). The same
+source gives the same file: cells are numbered, and nothing tells when or where they ran. The answer
+to a prediction is folded until the reader opens it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ PREDICTION = "**Predict:**"  # asks for what the next cell prints
 
 
 def build_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """Write `folder/NAME.ipynb` for each `folder/src/NAME.py`, or for those whose name begins with one of `names`.
+    """Write `folder/NAME.ipynb` for each `folder/src/NAME.py`, or for those whose name begins with
+    one of `names`.
 
     Needs jupytext, nbclient and a kernel.
 
@@ -30,9 +32,16 @@ def build_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
     nbclient.exceptions.CellExecutionError
         If a cell raises, and is not tagged `raises-exception`.
     """
-    sources = [path for path in sorted((folder / "src").glob("*.py")) if path.name.startswith(tuple(names) or "")]
+    sources = [
+        path
+        for path in sorted((folder / "src").glob("*.py"))
+        if path.name.startswith(tuple(names) or "")
+    ]
     if not sources:
-        raise GradeError(f"there are no sources {', '.join(names)} in {folder / 'src'}: name another folder or number")
+        raise GradeError(
+            f"there are no sources {', '.join(names)} in {folder / 'src'}: name another folder or "
+            "number"
+        )
     return [build_notebook(source, folder / f"{source.stem}.ipynb") for source in sources]
 
 
@@ -42,12 +51,18 @@ def build_notebook(source: Path, target: Path) -> Path:
     from nbclient import NotebookClient
 
     notebook = cells_of(source)
-    options = {"record_timing": False, "coalesce_streams": True}  # in whichever pieces a kernel's prints arrive
+    # in whichever pieces a kernel's prints arrive
+    options = {"record_timing": False, "coalesce_streams": True}
     NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", **options).execute()
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+    }
     text = nbformat.writes(notebook) + "\n"
     if len(text) > MOST_BYTES:
-        raise GradeError(f"{target.name} has {len(text):,} bytes, at most {MOST_BYTES:,}: show fewer steps or frames")
+        raise GradeError(
+            f"{target.name} has {len(text):,} bytes, at most {MOST_BYTES:,}: show fewer steps or "
+            "frames"
+        )
     target.write_text(text, encoding="utf-8")
     return target
 
@@ -60,7 +75,8 @@ def cells_of(source: Path) -> Any:
     question = False
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
-        if cell.cell_type == "code" and question:  # its output is the answer, for JupyterLab and for older Jupyters
+        # its output is the answer, for JupyterLab and for older Jupyters
+        if cell.cell_type == "code" and question:
             cell.metadata |= {"jupyter": {"outputs_hidden": True}, "collapsed": True}
         question = cell.cell_type == "markdown" and PREDICTION in cell.source
     return notebook

@@ -5,8 +5,9 @@
     minidist/          this package
     lessons/02_.../    the exercise and its checks, hidden ones too; no solution, no mistake
 
-There they lie in `/autograder/source`, the submission in `/autograder/submission`, and the results are expected in
-`/autograder/results`: https://gradescope-autograders.readthedocs.io/en/latest/specs/
+There they lie in `/autograder/source`, the submission in `/autograder/submission`, and the results
+are expected in `/autograder/results`:
+https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
 import zipfile
@@ -19,7 +20,8 @@ PACKAGE = Path(__file__).parents[1]
 NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
 PARTS = ("exercise.py", "checks.py", "judges*.py")
 DATA = (".html", ".svg", ".toml")  # that the package reads
-COURSE = ("lessons", "notebooks")  # folders that an installed package has inside, with all solutions
+# folders that an installed package has inside, with all solutions
+COURSE = ("lessons", "notebooks")
 
 
 def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
@@ -49,12 +51,18 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
 
 
 def requirements() -> list[str]:
-    """Return what the package runs on: the lines of a checkout's `requirements.txt`, or what was installed with it."""
+    """Return what the package runs on: the lines of a checkout's `requirements.txt`, or what was
+    installed with it.
+    """
     file = PACKAGE.parent / "requirements.txt"
     if file.is_file():
-        return [line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        return [
+            line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()
+        ]
     try:
         return [line for line in requires("minidist") or [] if "extra ==" not in line]
     except PackageNotFoundError:
         fix = "build the zip from a checkout of minidist, or pip install it"
-        raise GradeError(f"there is no {file}, and minidist is not installed either: {fix}") from None
+        raise GradeError(
+            f"there is no {file}, and minidist is not installed either: {fix}"
+        ) from None

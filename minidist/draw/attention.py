@@ -6,8 +6,9 @@
     rank 1  query 2  . . 1           these two wait for the keys of rank 0
             query 3  . . 1 1
 
-Nothing tells a recording who meets whom: it is read off what the real code computes. Queries are zero, so that all keys
-weigh the same, and the value of token t is the t-th unit vector, so that an output is its query's weights themselves.
+Nothing tells a recording who meets whom: it is read off what the real code computes. Queries are
+zero, so that all keys weigh the same, and the value of token t is the t-th unit vector, so that an
+output is its query's weights themselves.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,8 @@ def record_attention(
     tokens : int
         How many each rank has.
     block, output : str
-        The name of the variable, or of a variable and its attribute. Without a name it is not shown.
+        The name of the variable, or of a variable and its attribute. Without a name it is not
+        shown.
     order : {"contiguous", "zigzag", "striped"}
         In which all tokens lie.
 
@@ -51,10 +53,13 @@ def record_attention(
     """
     time = tokens * ranks
     places = tuple(tuple(positions(order, ranks, rank, time).tolist()) for rank in range(ranks))
-    owners = tuple(next(rank for rank in range(ranks) if token in places[rank]) for token in range(time))
+    owners = tuple(
+        next(rank for rank in range(ranks) if token in places[rank]) for token in range(time)
+    )
 
     def program(comm: Watching) -> None:
-        unit = torch.eye(time, dtype=torch.float64)[list(places[comm.rank])][None, None]  # [1, 1, tokens, T]
+        # [1, 1, tokens, T]
+        unit = torch.eye(time, dtype=torch.float64)[list(places[comm.rank])][None, None]
         query = torch.zeros_like(unit)
         if block:
             comm.watch("keys and values", torch.stack((unit, unit)).numpy(), variable=block)
@@ -65,5 +70,8 @@ def record_attention(
     sent = {"bytes sent": f"(P − 1) n = {ranks - 1} · {n} = {(ranks - 1) * n}"}
     recording = record(program, ranks, formulas=sent, meetings=Meetings(places, owners))
     if not recording.deadlock and not any(step.kind == Does.MEETS for step in recording.steps):
-        raise ValueError(f"no query met a key: keep what the queries have gathered in a local variable, `{output}`")
+        raise ValueError(
+            "no query met a key: keep what the queries have gathered in a local variable, "
+            f"`{output}`"
+        )
     return recording

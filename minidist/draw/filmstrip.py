@@ -5,13 +5,27 @@
     rank 1 [ 1 ]    rank 1 [01 ]    rank 1 [012]
     rank 2 [  2]    rank 2 [ 12]    rank 2 [012]
 
-A frame shows the ranks when all of them have come equally far: after the last step of one moment of Lamport's clock.
+A frame shows the ranks when all of them have come equally far: after the last step of one moment of
+Lamport's clock.
 """
 
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.draw.player import COLOURS, INKS, LEFT, MET, PLACE, PLACES, SIDE, Contents, Does, Grid, Recording, words
+from minidist.draw.player import (
+    COLOURS,
+    INKS,
+    LEFT,
+    MET,
+    PLACE,
+    PLACES,
+    SIDE,
+    Contents,
+    Does,
+    Grid,
+    Recording,
+    words,
+)
 
 INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
 INCH = 100  # pixels of the grid
@@ -20,7 +34,8 @@ TOWARDS = {Does.SENDS: "to", Does.RECEIVES: "from", Does.WAITS: "for"}
 
 
 def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 6) -> None:
-    """Draw key frames, from the first step to the last, to a file whose suffix tells the format (png, pdf, svg).
+    """Draw key frames, from the first step to the last, to a file whose suffix tells the format
+    (png, pdf, svg).
 
     Needs matplotlib.
 
@@ -46,42 +61,77 @@ def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 
 
 
 def in_words(recording: Recording, frames: int = 6) -> str:
-    """Return what a filmstrip shows: the event of each frame, and what every rank holds at the end."""
+    """Return what a filmstrip shows: the event of each frame, and what every rank holds at the
+    end.
+    """
     counts = key_frames(recording, frames)
     told = [f"after {count}: {recording.steps[count - 1].text}" for count in counts if count]
     ends = []
     for step in recording.at(len(recording.steps)):
-        every = [(name, number) for name, cells in step.buffers.items() if name != MET for number in range(len(cells))]
-        ends.append(f"rank {step.rank} holds {words(every, step.buffers, len(recording.start)) or 'nothing shown'}")
+        every = [
+            (name, number)
+            for name, cells in step.buffers.items()
+            if name != MET
+            for number in range(len(cells))
+        ]
+        ends.append(
+            f"rank {step.rank} holds "
+            f"{words(every, step.buffers, len(recording.start)) or 'nothing shown'}"
+        )
         if recording.meetings.tokens:
-            ends.append(recording.meetings.words(step.rank, step.buffers[MET], recording.start[step.rank].buffers[MET]))
+            ends.append(
+                recording.meetings.words(
+                    step.rank, step.buffers[MET], recording.start[step.rank].buffers[MET]
+                )
+            )
     what = f"Key frames of a run of {len(recording.start)} ranks in {len(recording.steps)} events"
     return f"{what}: {'; '.join(told)}. At the end: {'; '.join(ends)}."
 
 
 def key_frames(recording: Recording, frames: int) -> list[int]:
-    """Return the number of steps before each frame: evenly spread over the moments, from the beginning to the end."""
+    """Return the number of steps before each frame: evenly spread over the moments, from the
+    beginning to the end.
+    """
     if frames < 2:
         raise ValueError(f"frames={frames}: a filmstrip has at least 2, the beginning and the end")
     steps, last = recording.steps, len(recording.steps)
     moments = [(step.seconds, step.moment) for step in steps]
     whole = [0, *(index for index in range(1, last) if moments[index] != moments[index - 1]), last]
-    return sorted({whole[round(frame * (len(whole) - 1) / (frames - 1))] for frame in range(frames)})
+    return sorted(
+        {whole[round(frame * (len(whole) - 1) / (frames - 1))] for frame in range(frames)}
+    )
 
 
 def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw all ranks after `count` steps, and the messages that are under way or have just come."""
     panel.set(xlim=(0, grid.width), ylim=(grid.height, 0), aspect="equal")
     last = len(recording.steps)
-    title = f"after {count} of {last} events" + ": deadlock" * bool(recording.deadlock and count == last)
+    title = f"after {count} of {last} events" + ": deadlock" * bool(
+        recording.deadlock and count == last
+    )
     panel.set_title(title if count else "before the first event", color=INK, fontsize=9.5)
     for name, left in grid.left.items():
         panel.text(left, 14, name, color=FAINT, fontsize=8, va="center")
     for step in recording.at(count):
         middle, towards = grid.middle(step.rank), TOWARDS.get(step.kind)
-        panel.text(0, middle - 8, f"rank {step.rank}", color=INK, fontsize=8, fontweight="bold", va="center")
+        panel.text(
+            0,
+            middle - 8,
+            f"rank {step.rank}",
+            color=INK,
+            fontsize=8,
+            fontweight="bold",
+            va="center",
+        )
         said = f"{step.kind} {towards} {step.peer}" if towards else step.kind
-        panel.text(0, middle + 9, said, color=BAD if step.kind == Does.WAITS else FAINT, fontsize=7.5, va="center")
+        panel.text(
+            0,
+            middle + 9,
+            said,
+            color=BAD if step.kind == Does.WAITS else FAINT,
+            fontsize=7.5,
+            va="center",
+        )
         for name in grid.columns:
             for number, contents in enumerate(step.buffers.get(name, ())):
                 _cell(panel, grid, *grid.cell(step.rank, name, number), contents)
@@ -91,7 +141,9 @@ def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
 
 
 def _square(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
-    """Draw which queries, in rows, have met which keys, in columns, each in the colour of its rank."""
+    """Draw which queries, in rows, have met which keys, in columns, each in the colour of its
+    rank.
+    """
     from matplotlib.patches import Rectangle
 
     panel.text(grid.square, 14, MET, color=FAINT, fontsize=8, va="center")
@@ -105,7 +157,11 @@ def _square(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
                 if met[key]:
                     _place(panel, *corner, SIDE, owner, f"{owner}")
                 ground = FAINT if key > query else "none"
-                panel.add_patch(Rectangle(corner, SIDE, SIDE, facecolor=ground, edgecolor=FAINT, lw=0.5, alpha=0.3))
+                panel.add_patch(
+                    Rectangle(
+                        corner, SIDE, SIDE, facecolor=ground, edgecolor=FAINT, lw=0.5, alpha=0.3
+                    )
+                )
 
 
 def _place(panel: Any, x: float, y: float, width: int, rank: int, shown: str) -> None:
@@ -123,17 +179,33 @@ def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
 
     width, height, style = grid.cell_width, grid.cell_height, ":" if contents == "" else "-"
     if isinstance(contents, str):
-        panel.text(x + width / 2, y + height / 2, contents, color=FAINT, fontsize=7, ha="center", va="center")
+        panel.text(
+            x + width / 2,
+            y + height / 2,
+            contents,
+            color=FAINT,
+            fontsize=7,
+            ha="center",
+            va="center",
+        )
     else:
         for rank, times in enumerate(contents):
             if times:
                 left, top = x + rank % PLACES * PLACE, y + rank // PLACES * (PLACE + 2)
-                _place(panel, left, top, PLACE, rank, f"{rank}" if times == 1 else f"{rank}$^{times}$")
-    panel.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=FAINT, linewidth=0.8, linestyle=style))
+                _place(
+                    panel, left, top, PLACE, rank, f"{rank}" if times == 1 else f"{rank}$^{times}$"
+                )
+    panel.add_patch(
+        Rectangle(
+            (x, y), width, height, fill=False, edgecolor=FAINT, linewidth=0.8, linestyle=style
+        )
+    )
 
 
 def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
-    """Draw the messages in the margin: those under way, those just received, and what a rank waits for in vain."""
+    """Draw the messages in the margin: those under way, those just received, and what a rank waits
+    for in vain.
+    """
     steps = recording.steps[:count]
     waiting = {(step.rank, step.peer) for step in steps if step.kind == Does.WAITS}
     for step in recording.under_way(count):
@@ -142,18 +214,32 @@ def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     for rank, peer in sorted(waiting):
         _arrow(panel, grid, rank, peer, BAD)
     for step in steps:
-        if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (steps[-1].seconds, steps[-1].moment):
+        if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (
+            steps[-1].seconds,
+            steps[-1].moment,
+        ):
             _arrow(panel, grid, step.peer, step.rank, MARK)
 
 
 def _arrow(panel: Any, grid: Grid, start: int | None, end: int | None, colour: str) -> None:
-    """Draw a curve between two rows, wider if they are farther apart. A message that is under way is in its middle."""
+    """Draw a curve between two rows, wider if they are farther apart. A message that is under way
+    is in its middle.
+    """
     assert start is not None and end is not None
     down, x = 1 if end > start else -1, LEFT - 10
     begin, reached = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
     bulge = 20 + 40 * (abs(end - start) - 1) / max(1, grid.ranks - 2) + (8 if down < 0 else 0)
-    bend = {"connectionstyle": f"arc3,rad={1.5 * bulge / (reached - begin)}", "shrinkA": 0, "shrinkB": 0}
-    look = {"arrowstyle": "-|>", "color": colour, "linestyle": "--" if colour == BAD else "-", "linewidth": 1.2}
+    bend = {
+        "connectionstyle": f"arc3,rad={1.5 * bulge / (reached - begin)}",
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    look = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "linestyle": "--" if colour == BAD else "-",
+        "linewidth": 1.2,
+    }
     panel.annotate("", (x, reached), (x, begin), arrowprops=bend | look)
     if colour == FAINT:
         middle = x - 0.75 * bulge, (begin + reached) / 2

@@ -1,11 +1,13 @@
-"""One trace of all ranks, where each recorded its own: on the `mpi` and `torch` wires `comm.trace` is this process's.
+"""One trace of all ranks, where each recorded its own: on the `mpi` and `torch` wires `comm.trace`
+is this process's.
 
     trace = gather_trace(comm)                  # on every rank
     if comm.rank == 0:
         write(trace.events, "step.json")        # of `perfetto.py`
 
-The processes of one host read one clock. Clocks of different hosts begin anywhere, so hosts are aligned at a barrier:
-they leave it within about the time of a message, and by so much may two of them be drawn too early or too late.
+The processes of one host read one clock. Clocks of different hosts begin anywhere, so hosts are
+aligned at a barrier: they leave it within about the time of a message, and by so much may two of
+them be drawn too early or too late.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,8 @@ from minidist.trace import Event, Trace
 
 
 def gather_trace(comm: Communicator) -> Trace:
-    """Return the events of all ranks of `comm`, in times of rank 0's clock. Collective; every rank receives everything.
+    """Return the events of all ranks of `comm`, in times of rank 0's clock. Collective; every rank
+    receives everything.
 
     Raises
     ------
@@ -27,17 +30,23 @@ def gather_trace(comm: Communicator) -> Trace:
     own = None if comm.trace is None else [event for event in comm.trace.events if event.rank == me]
     answers = comm.roll_call(own)
     if all(events is None for events in answers):
-        raise ValueError("no rank has recorded a trace: start with init(trace=Trace()) or run(..., trace=Trace())")
+        raise ValueError(
+            "no rank has recorded a trace: start with init(trace=Trace()) or run(..., "
+            "trace=Trace())"
+        )
     ahead = [0.0] * comm.size
     if not comm.wire.one_process:
         comm.barrier()  # opens connections, so that the next one lets everybody go at once
         comm.barrier()
         ahead = clocks_ahead([node[0] for node in comm.nodes], comm.roll_call(comm.clock()))
-    return Trace(moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ())
+    return Trace(
+        moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ()
+    )
 
 
 def clocks_ahead(nodes: Sequence[int], clocks: Sequence[float]) -> list[float]:
-    """Return by how many seconds each rank's clock is ahead of rank 0's: the same for all ranks of a node.
+    """Return by how many seconds each rank's clock is ahead of rank 0's: the same for all ranks of
+    a node.
 
     Parameters
     ----------
@@ -52,4 +61,6 @@ def clocks_ahead(nodes: Sequence[int], clocks: Sequence[float]) -> list[float]:
 def moved(event: Event, seconds: float) -> Event:
     """Return the event, `seconds` later."""
     waited_from = None if event.waited_from is None else event.waited_from + seconds
-    return replace(event, start=event.start + seconds, end=event.end + seconds, waited_from=waited_from)
+    return replace(
+        event, start=event.start + seconds, end=event.end + seconds, waited_from=waited_from
+    )

@@ -1,11 +1,12 @@
-"""Pictures in a notebook. What needs a script is shown as a PNG as well: a notebook that is only viewed runs none.
+"""Pictures in a notebook. What needs a script is shown as a PNG as well: a notebook that is only
+viewed runs none.
 
     show(record(program, ranks=4))                                  key frames, then the player
     picture(lambda file: draw_memory(timelines, file), "Memory")    whatever draws to a file
     schedules(simulate(plan("gpipe", 4, 8)), ...)                   pipelines, below each other
 
-Each picture comes with words that say what it shows, for readers who cannot see it. Needs IPython, which every notebook
-has; a PNG needs matplotlib and Pillow.
+Each picture comes with words that say what it shows, for readers who cannot see it. Needs IPython,
+which every notebook has; a PNG needs matplotlib and Pillow.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def picture(draw: Callable[[IO[bytes]], object], alt: str) -> Shown:
     drawn, small = io.BytesIO(), io.BytesIO()
     draw(drawn)
     with Pixels.open(drawn) as pixels:
-        pixels.convert("RGB").quantize(64, dither=Pixels.Dither.NONE).save(small, "png", optimize=True)
+        pixels.convert("RGB").quantize(64, dither=Pixels.Dither.NONE).save(
+            small, "png", optimize=True
+        )
     return Shown("image/png", small.getvalue(), alt)
 
 

@@ -12,33 +12,58 @@ import numpy as np
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
-from minidist.draw.player import COUNTERS, MET, Buffers, Cell, Contents, Does, Line, Meetings, Step, words
+from minidist.draw.player import (
+    COUNTERS,
+    MET,
+    Buffers,
+    Cell,
+    Contents,
+    Does,
+    Line,
+    Meetings,
+    Step,
+    words,
+)
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
 NO_LINE: Line = ("", 0)
-LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
+LIBRARIES = (
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    "<frozen",
+)
 
 
 class Observer:
     """What one rank has shown so far.
 
-    While a receive is posted, its cells are shown as they were before: the sender's thread may fill them at any moment.
-    `moments`, which all ranks share, says when each message was sent, on Lamport's clock.
+    While a receive is posted, its cells are shown as they were before: the sender's thread may fill
+    them at any moment. `moments`, which all ranks share, says when each message was sent, on
+    Lamport's clock.
     """
 
-    def __init__(self, rank: int, ranks: int, timed: bool, moments: dict[str, int], meetings: Meetings) -> None:
+    def __init__(
+        self, rank: int, ranks: int, timed: bool, moments: dict[str, int], meetings: Meetings
+    ) -> None:
         self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
         self.meetings = meetings
-        self.contents = meetings.contents if meetings.tokens else partial(contents, ranks=ranks, bits=self.bits)
+        self.contents = (
+            meetings.contents if meetings.tokens else partial(contents, ranks=ranks, bits=self.bits)
+        )
         self.comm: Communicator | None = None
-        self.root: CodeType | None = None  # what calls the program: below it no line is the program's
-        self.start = Step(rank, Does.STARTS, f"rank {rank} starts", NO_LINE, {}, (0,) * len(COUNTERS))
+        # what calls the program: below it no line is the program's
+        self.root: CodeType | None = None
+        self.start = Step(
+            rank, Does.STARTS, f"rank {rank} starts", NO_LINE, {}, (0,) * len(COUNTERS)
+        )
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
         self.moments, self.moment = moments, 0
         self.cells: dict[str, list[np.ndarray[Any, Any]]] = {}
-        self.variables: dict[str, str] = {}  # what each buffer shows, if it is not the buffer itself
+        # what each buffer shows, if it is not the buffer itself
+        self.variables: dict[str, str] = {}
         self.shown: Buffers = {}
         self.temporaries: dict[int, str] = {}
         self.expected: list[Array] = []
@@ -53,12 +78,24 @@ class Observer:
     def step(self, kind: Does, text: str, line: Line | None = None, **more: Any) -> Step:
         """Return the step that would be noted now."""
         assert self.comm is not None
-        traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
+        traffic, held = (
+            self.comm.traffic,
+            sum(cell.nbytes for cells in self.cells.values() for cell in cells),
+        )
         line = line or line_of(sys._getframe(1), self.root)
         seconds = self.comm.clock() if self.timed else 0.0
         idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
         counters = (traffic.messages_sent, traffic.bytes_sent, held, idle)
-        return Step(self.rank, kind, f"rank {self.rank} {text}", line, self._read(), counters, seconds=seconds, **more)
+        return Step(
+            self.rank,
+            kind,
+            f"rank {self.rank} {text}",
+            line,
+            self._read(),
+            counters,
+            seconds=seconds,
+            **more,
+        )
 
     def sent(self, array: Array, peer: int, message: str) -> None:
         """Note that a message is about to be posted."""
@@ -74,7 +111,9 @@ class Observer:
         self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def follow(self, frame: FrameType, event: str, _: object) -> Any:
-        """Note what the last line changed, before the next one runs: a trace function, such as a debugger sets."""
+        """Note what the last line changed, before the next one runs: a trace function, such as a
+        debugger sets.
+        """
         if not followed(frame):
             return None
         for name, variable in self.variables.items():
@@ -102,7 +141,9 @@ class Observer:
             self.shown = self.start.buffers
 
     def _bind(self, name: str, variable: str, frame: FrameType) -> None:
-        """Let a buffer show the tensor that a variable of this function holds, if it does; it is no temporary then."""
+        """Let a buffer show the tensor that a variable of this function holds, if it does; it is no
+        temporary then.
+        """
         first, _, attribute = variable.partition(".")
         value = frame.f_locals.get(first)
         value = getattr(value, attribute, None) if attribute else value
@@ -112,15 +153,21 @@ class Observer:
             self.cells.pop(self.temporaries.pop(address(array), ""), None)
 
     def expect(self, array: Array) -> None:
-        """Note that a receive into `array` is posted. An array that lies in no shown buffer is shown as a temporary.
+        """Note that a receive into `array` is posted. An array that lies in no shown buffer is
+        shown as a temporary.
 
-        So is none of another dtype than what is shown: counts of rows, say, which are no contributions.
+        So is none of another dtype than what is shown: counts of rows, say, which are no
+        contributions.
         """
-        if self.cells and array.dtype not in (cell.dtype for cells in self.cells.values() for cell in cells):
+        if self.cells and array.dtype not in (
+            cell.dtype for cells in self.cells.values() for cell in cells
+        ):
             return
         shown = sum(len(self.cells[name][number]) for name, number in self._overlapping(array))
         if len(array) > shown and (not shown or address(array) in self.temporaries):
-            name = self.temporaries.setdefault(address(array), f"temporary {len(self.temporaries) + 1}")
+            name = self.temporaries.setdefault(
+                address(array), f"temporary {len(self.temporaries) + 1}"
+            )
             width = max(1, len(next(iter(self.cells.values()), [array])[0]))
             self.cells[name] = Chunks(array, cut(len(array), max(1, round(len(array) / width))))
             if len(self.shown.get(name, ())) != len(self.cells[name]):
@@ -129,8 +176,14 @@ class Observer:
 
     def _overlapping(self, array: Array) -> tuple[Cell, ...]:
         """Return the cells that an array lies in."""
-        every = ((name, number, cell) for name, cells in self.cells.items() for number, cell in enumerate(cells))
-        return tuple((name, number) for name, number, cell in every if np.may_share_memory(cell, array))
+        every = (
+            (name, number, cell)
+            for name, cells in self.cells.items()
+            for number, cell in enumerate(cells)
+        )
+        return tuple(
+            (name, number) for name, number, cell in every if np.may_share_memory(cell, array)
+        )
 
     def _read(self) -> Buffers:
         """Return what all buffers hold."""
@@ -154,11 +207,17 @@ def line_of(frame: FrameType | None, root: CodeType | None) -> Line:
     """
     while frame is not None and frame.f_code is not root and not followed(frame):
         frame = frame.f_back
-    return NO_LINE if frame is None or frame.f_code is root else (frame.f_code.co_filename, frame.f_lineno)
+    return (
+        NO_LINE
+        if frame is None or frame.f_code is root
+        else (frame.f_code.co_filename, frame.f_lineno)
+    )
 
 
 def followed(frame: FrameType) -> bool:
-    """Tell whether to follow the lines of this code: the package's algorithms, and the program, but no library."""
+    """Tell whether to follow the lines of this code: the package's algorithms, and the program, but
+    no library.
+    """
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("minidist."):
         return not name.startswith(NOT_FOLLOWED)
@@ -169,7 +228,9 @@ def followed(frame: FrameType) -> bool:
 
 
 def contents(cell: np.ndarray[Any, Any], ranks: int, bits: int) -> Contents:
-    """Return how often each rank's contribution is in a cell, as its digits of `bits` bits tell, or else words."""
+    """Return how often each rank's contribution is in a cell, as its digits of `bits` bits tell, or
+    else words.
+    """
     if not len(cell) or (cell != cell[0]).any():
         return "mixed" if len(cell) else "empty"
     value = float(cell[0])
@@ -179,9 +240,13 @@ def contents(cell: np.ndarray[Any, Any], ranks: int, bits: int) -> Contents:
 
 
 def changes(new: Buffers, old: Buffers) -> tuple[Does, tuple[Cell, ...]]:
-    """Return which cells differ, and what was done to them: `adds` if contributions joined others, else `writes`."""
+    """Return which cells differ, and what was done to them: `adds` if contributions joined others,
+    else `writes`.
+    """
     every = [(name, number) for name, cells in new.items() for number in range(len(cells))]
-    cells = tuple((name, number) for name, number in every if new[name][number] != old[name][number])
+    cells = tuple(
+        (name, number) for name, number in every if new[name][number] != old[name][number]
+    )
     joined = any(_joined(new[name][number], old[name][number]) for name, number in cells)
     return Does.ADDS if joined else Does.WRITES, cells
 

@@ -1,10 +1,12 @@
-"""A pipeline as the papers draw it: a row for each rank, a box for each action, the microbatch's number in it.
+"""A pipeline as the papers draw it: a row for each rank, a box for each action, the microbatch's
+number in it.
 
 rank 0  F0 F1 F2 ............B0--- F3 B1--- ...B2--- ...B3---
 rank 1  ...F0 F1 ......B0--- F2 B1--- F3 B2--- ...B3--- ......     the dots are the bubble
 rank 2  ......F0 B0--- F1 B1--- F2 B2--- F3 B3--- ............
 
-(Huang et al. 2019, figure 2; Narayanan et al. 2021, figures 3 and 4; Qi et al. 2023, figures 2 and 3.)
+(Huang et al. 2019, figure 2; Narayanan et al. 2021, figures 3 and 4; Qi et al. 2023, figures 2 and
+3.)
 """
 
 from html import escape
@@ -23,18 +25,23 @@ KINDS = {
     Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
 }
 MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # a wider drawing is scaled down to this, without labels
-ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7  # pixels: a row, from row to row, the margins, the width of a digit
+# pixels: a row, from row to row, the margins, the width of a digit
+ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7
 
 
 def draw_text(timeline: Timeline) -> str:
-    """Return a line of text for each rank, with time from left to right, and a line that says how large the bubble is.
+    """Return a line of text for each rank, with time from left to right, and a line that says how
+    large the bubble is.
 
-    An action is written as its kind and microbatch (`F0`), with its stage in front if a rank holds several (`4F0`).
-    Dashes fill the time that it takes; dots are idle time.
+    An action is written as its kind and microbatch (`F0`), with its stage in front if a rank holds
+    several (`4F0`). Dashes fill the time that it takes; dots are idle time.
     """
     plan = timeline.plan
     several = plan.stages > plan.ranks
-    labels = [[str(each) if several else str(each)[len(str(each.stage)) :] for each in row] for row in plan.actions]
+    labels = [
+        [str(each) if several else str(each)[len(str(each.stage)) :] for each in row]
+        for row in plan.actions
+    ]
     room = 1 + max((len(label) for row in labels for label in row), default=0)
     scale = min(room / _shortest(timeline), MOST_COLUMNS / (timeline.length or 1.0))
     lines = []
@@ -42,7 +49,9 @@ def draw_text(timeline: Timeline) -> str:
         line = ["."] * round(timeline.length * scale)
         for label, (_, start, end) in zip(row, timeline.spans(rank), strict=True):
             first, last = round(start * scale), round(end * scale)
-            line[first:last] = label.ljust(last - first - 1, "-").ljust(last - first)[: last - first]
+            line[first:last] = label.ljust(last - first - 1, "-").ljust(last - first)[
+                : last - first
+            ]
         lines.append(f"{f'rank {rank}':<{len(f'rank {plan.ranks - 1}')}}  {''.join(line)}".rstrip())
     return "\n".join([*lines, _summary(timeline)])
 
@@ -50,8 +59,8 @@ def draw_text(timeline: Timeline) -> str:
 def draw_svg(timeline: Timeline) -> str:
     """Return the text of an SVG file, readable on light and on dark ground.
 
-    The colour tells the kind of an action; a rank's later chunks are lighter than its first. The tooltip of a box says
-    which action it is, and when it starts and ends.
+    The colour tells the kind of an action; a rank's later chunks are lighter than its first. The
+    tooltip of a box says which action it is, and when it starts and ends.
     """
     plan = timeline.plan
     digits = len(str(plan.microbatches - 1))
@@ -61,24 +70,35 @@ def draw_svg(timeline: Timeline) -> str:
     for rank in range(plan.ranks):
         top, chunks = TOP + rank * STEP, plan.stages_of(rank)
         parts.append(f'<text class="ink" x="8" y="{top + ROW / 2}">rank {rank}</text>')
-        parts.append(f'<rect class="idle" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{ROW}"/>')
+        parts.append(
+            f'<rect class="idle" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{ROW}"/>'
+        )
         for action, start, end in timeline.spans(rank):
             box = _box(action, LEFT + start * scale, LEFT + end * scale, top, chunks)
             parts.append(f"<g><title>{action}: {start:g} to {end:g}</title>{box}</g>")
-    parts.append(f'<path class="line" fill="none" d="M{LEFT} {bottom + 4}H{right:.1f}m-6 -3l6 3l-6 3"/>')
+    parts.append(
+        f'<path class="line" fill="none" d="M{LEFT} {bottom + 4}H{right:.1f}m-6 -3l6 3l-6 3"/>'
+    )
     parts.append(f'<text class="ink" x="8" y="{bottom + 4}">time</text>')
     parts.append(_legend(timeline, bottom + 32))
     parts.append(f'<text class="ink" x="{LEFT}" y="{bottom + 54}">{_summary(timeline)}</text>')
     page = Template(Path(__file__).with_suffix(".svg").read_text(encoding="utf-8"))
     width, height = round(max(right + 12, 660)), bottom + 70
-    return page.substitute(width=width, height=height, title=escape(plan.name), body="\n".join(parts))
+    return page.substitute(
+        width=width, height=height, title=escape(plan.name), body="\n".join(parts)
+    )
 
 
 def _box(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
-    """Return one action: a rectangle, with the microbatch's number in its middle if there is room."""
+    """Return one action: a rectangle, with the microbatch's number in its middle if there is
+    room.
+    """
     fill, ink = _colours(action.kind, chunks.index(action.stage), len(chunks))
     wide, number = right - left, "R" if action.kind == Kind.REDUCE else str(action.microbatch)
-    box = f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" rx="2" fill="{fill}"/>'
+    box = (
+        f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" '
+        f'rx="2" fill="{fill}"/>'
+    )
     if wide >= DIGIT * len(number):
         middle = f'x="{left + wide / 2:.1f}" y="{top + ROW / 2}" text-anchor="middle"'
         box += f'<text {middle} fill="{ink}">{number}</text>'
@@ -96,13 +116,20 @@ def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
 def _legend(timeline: Timeline, y: int) -> str:
     """Return the legend: each kind of action that takes time, with a square for each chunk."""
     plan = timeline.plan
-    used = {action.kind for rank in range(plan.ranks) for action, start, end in timeline.spans(rank) if end > start}
+    used = {
+        action.kind
+        for rank in range(plan.ranks)
+        for action, start, end in timeline.spans(rank)
+        if end > start
+    }
     chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
     x, parts = LEFT, []
     for kind, (name, _) in KINDS.items():
         if kind in used:
             for fill in (_colours(kind, chunk, chunks)[0] for chunk in range(chunks)):
-                parts.append(f'<rect x="{x}" y="{y - 7}" width="14" height="14" rx="2" fill="{fill}"/>')
+                parts.append(
+                    f'<rect x="{x}" y="{y - 7}" width="14" height="14" rx="2" fill="{fill}"/>'
+                )
                 x += 16
             parts.append(f'<text class="ink" x="{x + 3}" y="{y}">{name}</text>')
             x += 22 + 7 * len(name)
@@ -114,6 +141,8 @@ def _summary(timeline: Timeline) -> str:
 
 
 def _shortest(timeline: Timeline) -> float:
-    """Return the length of the shortest action that takes any time: it gets just the room that its label needs."""
+    """Return the length of the shortest action that takes any time: it gets just the room that its
+    label needs.
+    """
     spans = (span for rank in range(timeline.plan.ranks) for span in timeline.spans(rank))
     return min((end - start for _, start, end in spans if end > start), default=1.0)

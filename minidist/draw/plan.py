@@ -16,8 +16,9 @@ class Look(NamedTuple):
     hatch: str = ""
 
 
-# A kind has the same look in every picture, however many show. Colours of Okabe & Ito 2008 are told apart by the
-# colour-blind; there are eight, so some that are rarely seen have the dark ones of Tol 2021, or a grey.
+# A kind has the same look in every picture, however many show. Colours of Okabe & Ito 2008 are told
+# apart by the colour-blind; there are eight, so some that are rarely seen have the dark ones of Tol
+# 2021, or a grey.
 HELD = {
     "parameters": Look("#0072B2"),
     "gradients": Look("#009E73", "||"),
@@ -54,7 +55,8 @@ def draw_plan(
     path: str | Path,
     title: str = "",
 ) -> None:
-    """Draw layouts by name, best first: bytes by category beside the `room` of a GPU, and seconds of a step by kind.
+    """Draw layouts by name, best first: bytes by category beside the `room` of a GPU, and seconds
+    of a step by kind.
 
     The suffix of `path` tells the format (png, svg, pdf). Needs matplotlib.
     """
@@ -67,7 +69,9 @@ def draw_plan(
     gigabytes = [{kind: bytes / 1e9 for kind, bytes in each.items()} for each in held]
     _bars(panels[0], names, gigabytes, HELD, "GB of a GPU", room / 1e9)
     panels[0].axvline(room / 1e9, color="black", linestyle=":", linewidth=1)
-    panels[0].annotate(f"{room / 1e9:.0f} GB", (room / 1e9, -0.45), ha="right", va="bottom", fontsize=8)
+    panels[0].annotate(
+        f"{room / 1e9:.0f} GB", (room / 1e9, -0.45), ha="right", va="bottom", fontsize=8
+    )
     _bars(panels[1], names, steps, STEP, "seconds of a step, one after the other")
     figure.savefig(Path(path), dpi=160)
 
@@ -85,14 +89,27 @@ def _bars(
     for kind in values[0]:
         widths = [each[kind] for each in values]
         label = kind if max(widths) > SHOWN * longest else "_"
-        look = {"color": looks[kind].colour, "hatch": looks[kind].hatch, "edgecolor": "white", "linewidth": 0.5}
+        look = {
+            "color": looks[kind].colour,
+            "hatch": looks[kind].hatch,
+            "edgecolor": "white",
+            "linewidth": 0.5,
+        }
         panel.barh(range(len(values)), widths, left=left, label=label, **look)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     for place, total in enumerate(totals):
-        panel.annotate(f"{total:,.1f}", (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+        panel.annotate(
+            f"{total:,.1f}",
+            (1.01, place),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+        )
     panel.set_yticks(range(len(names)), names, fontsize=8)
     panel.set_xlim(0, 1.01 * longest)
     panel.set_xlabel(unit)
     panel.invert_yaxis()
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=COLUMNS, frameon=False, fontsize=8)
+    panel.legend(
+        loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=COLUMNS, frameon=False, fontsize=8
+    )

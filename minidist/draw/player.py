@@ -5,9 +5,10 @@
            │                                              ▶ 53    comm.exchange(leaving, right, arriving, left)
     rank 2 ◀  [  2 ][  2 ][  2 ][  2 ]  [    ][ 12 ]      ▶ 55    combine(arriving, own, leaving)
 
-A row is a rank. A box is a cell of one of its buffers, with a place for each rank whose contribution it may hold. The
-slider counts events, not seconds. The page is one fragment of HTML that loads nothing else: the events as JSON, where
-each step says only what changed on its own rank, and the script in `player.html` that draws them.
+A row is a rank. A box is a cell of one of its buffers, with a place for each rank whose
+contribution it may hold. The slider counts events, not seconds. The page is one fragment of HTML
+that loads nothing else: the events as JSON, where each step says only what changed on its own rank,
+and the script in `player.html` that draws them.
 """
 
 import json
@@ -28,13 +29,16 @@ Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the 
 Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
 Line: TypeAlias = tuple[str, int]  # a file and a line number
 
-MET = "queries ↓ that met keys →"  # the buffer whose cells tell which keys each query of a rank has met
+# the buffer whose cells tell which keys each query of a rank has met
+MET = "queries ↓ that met keys →"
 COUNTERS = ("messages sent", "bytes sent", "bytes held", "bubble")
-# Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number in the place counts.
+# Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number
+# in the place counts.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
 INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
 PLACES = 4  # side by side in a cell
-PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7  # pixels: a place, gaps, margins, a letter
+# pixels: a place, gaps, margins, a letter
+PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7
 SIDE = PLACE + 2  # a query and a key
 PACKAGE = Path(__file__).parents[1]
 
@@ -61,9 +65,10 @@ class Does(StrEnum):
 class Step:
     """One event on one rank, and how it left that rank.
 
-    `buffers` are all that the rank shows, `cells` those that the event read or changed. `message` is the same at both
-    ends of a message, `seconds` is virtual time, `moment` Lamport's clock: one more than at the rank's step before, at
-    a receive also more than at its send. (Lamport 1978: "Time, clocks, and the ordering of events".)
+    `buffers` are all that the rank shows, `cells` those that the event read or changed. `message`
+    is the same at both ends of a message, `seconds` is virtual time, `moment` Lamport's clock: one
+    more than at the rank's step before, at a receive also more than at its send. (Lamport 1978:
+    "Time, clocks, and the ordering of events".)
     """
 
     rank: int
@@ -95,9 +100,11 @@ class Meetings:
     owners: tuple[int, ...] = ()
 
     def contents(self, cell: np.ndarray[Any, Any]) -> Contents:
-        """Return which keys a query has met, if the cell is its output, or whose keys and values are in the cell.
+        """Return which keys a query has met, if the cell is its output, or whose keys and values
+        are in the cell.
 
-        Those of a token are its unit vector, so that what is made of them tells which tokens it is made of.
+        Those of a token are its unit vector, so that what is made of them tells which tokens it is
+        made of.
         """
         found = (cell.reshape(-1, len(self.owners)) != 0).any(0)
         if len(cell) == len(found):
@@ -105,7 +112,9 @@ class Meetings:
         return tuple(int(found[list(mine)].any()) for mine in self.tokens)
 
     def words(self, rank: int, met: Sequence[Contents], before: Sequence[Contents]) -> str:
-        """Say which keys a rank's queries have met since `before`: `query 1 sees key 0, query 6 sees keys 0 + 1`."""
+        """Say which keys a rank's queries have met since `before`: `query 1 sees key 0, query 6
+        sees keys 0 + 1`.
+        """
         told = []
         for query, keys, old in zip(self.tokens[rank], met, before, strict=True):
             if new := [str(key) for key in range(len(keys)) if keys[key] != old[key]]:
@@ -123,11 +132,15 @@ class Recording:
     deadlock: str = ""
     computes: bool = False  # on a virtual clock; the rest of a rank's time is its bubble
     meetings: Meetings = Meetings()
-    sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of each file that a step points at
+    # the lines of each file that a step points at
+    sources: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        files = dict.fromkeys(step.line[0] for step in (*self.start, *self.steps))  # in the order of the first step
-        object.__setattr__(self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files})
+        # in the order of the first step
+        files = dict.fromkeys(step.line[0] for step in (*self.start, *self.steps))
+        object.__setattr__(
+            self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files}
+        )
 
     def at(self, count: int) -> tuple[Step, ...]:
         """Return each rank's latest step among the first `count` steps of all ranks."""
@@ -137,18 +150,26 @@ class Recording:
         return tuple(latest)
 
     def under_way(self, count: int) -> list[Step]:
-        """Return the sends among the first `count` steps whose messages have not been received by then."""
+        """Return the sends among the first `count` steps whose messages have not been received by
+        then.
+        """
         received = {step.message for step in self.steps[:count] if step.kind == Does.RECEIVES}
-        return [step for step in self.steps[:count] if step.kind == Does.SENDS and step.message not in received]
+        return [
+            step
+            for step in self.steps[:count]
+            if step.kind == Does.SENDS and step.message not in received
+        ]
 
     @property
     def rounds(self) -> list[int]:
-        """The number of steps after which each round of messages has ended; the last is that of all steps.
+        """The number of steps after which each round of messages has ended; the last is that of all
+        steps.
 
-        A message's round is one more than that of the messages its sender had received by then; a round ends before the
-        first message of the next is sent.
+        A message's round is one more than that of the messages its sender had received by then; a
+        round ends before the first message of the next is sent.
         """
-        reached = [0] * len(self.start)  # the round of the latest message that each rank has received
+        # the round of the latest message that each rank has received
+        reached = [0] * len(self.start)
         sent: dict[str, int] = {}
         ends: list[int] = []
         for count, step in enumerate(self.steps):
@@ -169,9 +190,14 @@ def words(cells: Sequence[Cell], buffers: Mapping[str, Sequence[Contents]], rank
     parts: dict[str, list[str]] = {}
     for name, number in cells:
         parts.setdefault(name, []).append(str(number))
-    names = [f"{name}[{', '.join(of)}]" if len(of) < len(buffers[name]) else name for name, of in parts.items()]
+    names = [
+        f"{name}[{', '.join(of)}]" if len(of) < len(buffers[name]) else name
+        for name, of in parts.items()
+    ]
     held = {buffers[name][number] for name, number in cells}
-    return " and ".join(names) + (f" ({contents_in_words(held.pop(), ranks)})" if len(held) == 1 else "")
+    return " and ".join(names) + (
+        f" ({contents_in_words(held.pop(), ranks)})" if len(held) == 1 else ""
+    )
 
 
 def contents_in_words(contents: Contents, ranks: int) -> str:
@@ -190,7 +216,9 @@ def contents_in_words(contents: Contents, ranks: int) -> str:
 
 
 class Grid:
-    """Where things are in the picture, in pixels: a row for each rank, a column for each buffer, its cells."""
+    """Where things are in the picture, in pixels: a row for each rank, a column for each buffer,
+    its cells.
+    """
 
     def __init__(self, recording: Recording, row: int = 0) -> None:
         self.ranks = len(recording.start)
@@ -213,11 +241,17 @@ class Grid:
 
     def cell(self, rank: int, name: str, number: int) -> tuple[int, int]:
         """Return the upper left corner of a cell."""
-        return self.left[name] + number * (self.cell_width + GAP), self.middle(rank) - self.cell_height // 2
+        return self.left[name] + number * (self.cell_width + GAP), self.middle(
+            rank
+        ) - self.cell_height // 2
 
     def pair(self, query: int, key: int) -> tuple[int, int]:
-        """Return the upper left corner of a place in the square of queries and keys; of a number before it for -1."""
-        return self.square + (key + 1) * SIDE + GAP * (key >= 0), TOP + (query + 1) * SIDE + GAP * (query >= 0)
+        """Return the upper left corner of a place in the square of queries and keys; of a number
+        before it for -1.
+        """
+        return self.square + (key + 1) * SIDE + GAP * (key >= 0), TOP + (query + 1) * SIDE + GAP * (
+            query >= 0
+        )
 
     def middle(self, rank: int) -> int:
         """Return the height of the middle of a rank's row."""
@@ -227,9 +261,9 @@ class Grid:
 def player(recording: Recording) -> str:
     """Return an HTML fragment that steps through a recording, for a notebook or any page.
 
-    It needs nothing but a browser that runs scripts: where none does, show a `filmstrip`. The same recording gives the
-    same text. The arrow keys step, with Shift by a round of messages; Home and End go to the ends, Space plays. Screen
-    readers are told each event.
+    It needs nothing but a browser that runs scripts: where none does, show a `filmstrip`. The same
+    recording gives the same text. The arrow keys step, with Shift by a round of messages; Home and
+    End go to the ends, Space plays. Screen readers are told each event.
     """
     page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     data = json.dumps(_data(recording), separators=(",", ":"), ensure_ascii=False)
@@ -237,7 +271,9 @@ def player(recording: Recording) -> str:
         data = data.replace(mark, f"\\u{ord(mark):04x}")
     count = len(recording.steps)
     label = escape(f"A run of {len(recording.start)} ranks in {count} steps")
-    return page.replace("{{label}}", label).replace("{{last}}", str(count)).replace("{{data}}", data)
+    return (
+        page.replace("{{label}}", label).replace("{{last}}", str(count)).replace("{{data}}", data)
+    )
 
 
 def _data(recording: Recording) -> dict[str, Any]:
@@ -248,25 +284,52 @@ def _data(recording: Recording) -> dict[str, Any]:
     shown: list[Buffers] = [{} for _ in recording.start]
     steps = []
     for step in (*recording.start, *recording.steps):
-        changed = {name: held for name, held in step.buffers.items() if shown[step.rank].get(name) != held}
+        changed = {
+            name: held for name, held in step.buffers.items() if shown[step.rank].get(name) != held
+        }
         changed |= {name: () for name in shown[step.rank] if name not in step.buffers}
         shown[step.rank] = step.buffers
-        words = {"rank": step.rank, "kind": step.kind, "text": step.text, "peer": step.peer, "message": step.message}
+        words = {
+            "rank": step.rank,
+            "kind": step.kind,
+            "text": step.text,
+            "peer": step.peer,
+            "message": step.message,
+        }
         line = [names.index(step.line[0]), step.line[1]]
         more = {"line": line, "buffers": changed, "counters": step.counters, "cells": step.cells}
         steps.append(words | more | ({"seconds": step.seconds} if step.seconds else {}))
     lines: list[dict[int, str]] = [{} for _ in names]
     for file, number in {step.line for step in (*recording.start, *recording.steps)}:
-        for each in range(max(1, number - context), min(len(recording.sources[file]), number + context) + 1):
+        for each in range(
+            max(1, number - context), min(len(recording.sources[file]), number + context) + 1
+        ):
             lines[names.index(file)][each] = recording.sources[file][each - 1]
     return {
         "ranks": grid.ranks,
         "columns": [[name, cells, grid.left[name]] for name, cells in grid.columns.items()],
-        "grid": {name: getattr(grid, name) for name in ("cell_width", "cell_height", "row", "width", "height")}
-        | {"place": PLACE, "places": PLACES, "gap": GAP, "left": LEFT, "top": TOP, "context": context},
-        "colours": [[COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)],
-        "sources": [{"file": path, "lines": dict(sorted(of.items()))} for path, of in zip(paths, lines, strict=True)],
-        "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]],
+        "grid": {
+            name: getattr(grid, name)
+            for name in ("cell_width", "cell_height", "row", "width", "height")
+        }
+        | {
+            "place": PLACE,
+            "places": PLACES,
+            "gap": GAP,
+            "left": LEFT,
+            "top": TOP,
+            "context": context,
+        },
+        "colours": [
+            [COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)
+        ],
+        "sources": [
+            {"file": path, "lines": dict(sorted(of.items()))}
+            for path, of in zip(paths, lines, strict=True)
+        ],
+        "counters": [
+            [name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]
+        ],
         "square": {"name": MET, "left": grid.square} | vars(recording.meetings),
         "steps": steps,
         "rounds": recording.rounds,
@@ -275,6 +338,12 @@ def _data(recording: Recording) -> dict[str, Any]:
 
 
 def _short(file: str) -> str:
-    """Return what the player calls a file: its path within the package, or else what `file_name` gives."""
+    """Return what the player calls a file: its path within the package, or else what `file_name`
+    gives.
+    """
     path = Path(file)
-    return path.relative_to(PACKAGE.parent).as_posix() if path.is_relative_to(PACKAGE) else file_name(file)
+    return (
+        path.relative_to(PACKAGE.parent).as_posix()
+        if path.is_relative_to(PACKAGE)
+        else file_name(file)
+    )

@@ -3,9 +3,10 @@
     rank 0   sends ──────────── receives ─ adds ─ ...        a rank's own buffers are read at its own events, on its
     rank 1   sends ─ receives ─ adds ─ ...                   own thread; then all ranks' steps are put in one order
 
-A number tells whose contributions it holds: rank r contributes B^r, so a sum, written in base B, has one digit for each
-rank, which says how often that rank is in it. Nothing is simulated a second time: the program runs on a communicator
-whose wire notes each message and passes it on; `sys.settrace` tells which line changed a buffer in between.
+A number tells whose contributions it holds: rank r contributes B^r, so a sum, written in base B,
+has one digit for each rank, which says how often that rank is in it. Nothing is simulated a second
+time: the program runs on a communicator whose wire notes each message and passes it on;
+`sys.settrace` tells which line changed a buffer in between.
 """
 
 import sys
@@ -34,7 +35,8 @@ def record(
     formulas: Mapping[str, str] | None = None,
     meetings: Meetings | None = None,
 ) -> Recording:
-    """Call `program(comm)` on simulated ranks and return what happened, up to a deadlock if it comes to one.
+    """Call `program(comm)` on simulated ranks and return what happened, up to a deadlock if it
+    comes to one.
 
         def program(comm):
             buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
@@ -43,10 +45,11 @@ def record(
     Parameters
     ----------
     formulas : optional
-        What to print next to each counter, by its name: `messages sent`, `bytes sent`, `bytes held`, and on a cluster
-        `bubble`, which is in per cent.
+        What to print next to each counter, by its name: `messages sent`, `bytes sent`, `bytes
+        held`, and on a cluster `bubble`, which is in per cent.
     meetings : optional
-        Which queries and keys there are, to show whose queries have met whose keys: see `record_attention`.
+        Which queries and keys there are, to show whose queries have met whose keys: see
+        `record_attention`.
 
     Raises
     ------
@@ -54,15 +57,25 @@ def record(
         For more than 16 ranks, or a formula for a counter that there is not.
     """
     if ranks > MOST_RANKS:
-        raise ValueError(f"ranks={ranks}: a recording tells at most {MOST_RANKS} ranks' contributions apart")
+        raise ValueError(
+            f"ranks={ranks}: a recording tells at most {MOST_RANKS} ranks' contributions apart"
+        )
     if unknown := [name for name in formulas or {} if name not in COUNTERS]:
-        raise ValueError(f"there is no counter {unknown[0]!r} for this formula: choose one of {', '.join(COUNTERS)}")
+        raise ValueError(
+            f"there is no counter {unknown[0]!r} for this formula: choose one of "
+            f"{', '.join(COUNTERS)}"
+        )
     moments: dict[str, int] = {}
-    observers = [Observer(rank, ranks, cluster is not None, moments, meetings or Meetings()) for rank in range(ranks)]
+    observers = [
+        Observer(rank, ranks, cluster is not None, moments, meetings or Meetings())
+        for rank in range(ranks)
+    ]
 
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
-        watching = observer.comm = Watching(_WatchedWire(comm.wire, observer), comm.ledger.of_group(), observer)
+        watching = observer.comm = Watching(
+            _WatchedWire(comm.wire, observer), comm.ledger.of_group(), observer
+        )
         observer.root = sys._getframe().f_code
         sys.settrace(observer.follow)
         try:
@@ -77,16 +90,21 @@ def record(
         deadlock = str(error)
     waiting = [each.waiting for each in observers if deadlock and each.waiting is not None]
     steps = [step for each in observers for step in each.steps]
-    steps.sort(key=lambda step: (step.seconds, step.moment, step.rank))  # the same in every run of a program
+    # the same in every run of a program
+    steps.sort(key=lambda step: (step.seconds, step.moment, step.rank))
     start, computes = tuple(each.start for each in observers), any(each.busy for each in observers)
-    return Recording(start, (*steps, *waiting), dict(formulas or {}), deadlock, computes, meetings or Meetings())
+    return Recording(
+        start, (*steps, *waiting), dict(formulas or {}), deadlock, computes, meetings or Meetings()
+    )
 
 
 # ---------------------------------------------------------------- a rank's side
 
 
 class Watching(Communicator):
-    """The communicator that a recorded program is given. It shows buffers; its wire shows messages."""
+    """The communicator that a recorded program is given. It shows buffers; its wire shows
+    messages.
+    """
 
     def __init__(self, wire: Wire, ledger: Ledger, observer: Observer) -> None:
         super().__init__(wire, ledger)
@@ -98,17 +116,24 @@ class Watching(Communicator):
         return 1 << self.observer.bits * self.observer.rank
 
     def watch(self, name: str, buffer: Kind, cells: int = 1, variable: str = "") -> Kind:
-        """Show `buffer`, an int64 or float64 array, from now on, cut into cells by `numpy.array_split`. Return it.
+        """Show `buffer`, an int64 or float64 array, from now on, cut into cells by
+        `numpy.array_split`. Return it.
 
-        Its place is taken by the tensor that a local `variable` holds, such as `block` or `mine.output`, whenever a
-        line runs in a function of an algorithm, or of the program, that has this variable.
+        Its place is taken by the tensor that a local `variable` holds, such as `block` or
+        `mine.output`, whenever a line runs in a function of an algorithm, or of the program, that
+        has this variable.
         """
         if dtype_name(buffer) not in ("int64", "float64"):
-            raise TypeError(f"{name!r} is {dtype_name(buffer)}: contributions can be read off int64 and float64 only")
+            raise TypeError(
+                f"{name!r} is {dtype_name(buffer)}: contributions can be read off int64 and "
+                "float64 only"
+            )
         self.observer.watch(name, flatten(buffer), cells, variable)
         return buffer
 
-    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None) -> Span:
+    def span(
+        self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None
+    ) -> Span:
         return _WatchedSpan(self, name, kind, bytes, engine_bytes)
 
     def split(self, color: int, key: int | None = None) -> "Watching":
@@ -116,9 +141,13 @@ class Watching(Communicator):
         return Watching(part.wire, part.ledger, self.observer)
 
     def stream(self) -> Stream[Communicator]:
-        """Return a stream that does its work as soon as it is launched: a recording follows one thread of each rank."""
+        """Return a stream that does its work as soon as it is launched: a recording follows one
+        thread of each rank.
+        """
         if self.observer.timed:
-            raise ValueError("a recording shows no overlap: record a program with streams without a cluster")
+            raise ValueError(
+                "a recording shows no overlap: record a program with streams without a cluster"
+            )
         return _AtOnce(self)
 
     def advance(self, seconds: float) -> None:
@@ -147,18 +176,29 @@ class _WatchedWire(WireAround):
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
         receiver = self.members[to]
-        self.observer.sent(array, receiver, self._message("send", self.rank, to, tag))  # before it can be received
-        return _Watched(self.inner.isend(array, to, tag), self.observer, "send to", receiver, lambda: None)
+        # before it can be received
+        self.observer.sent(array, receiver, self._message("send", self.rank, to, tag))
+        return _Watched(
+            self.inner.isend(array, to, tag), self.observer, "send to", receiver, lambda: None
+        )
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         observer, sender = self.observer, self.members[source]
         message = self._message("receive", source, self.rank, tag)
         observer.expect(array)
         request = self.inner.irecv(array, source, tag)
-        return _Watched(request, observer, "receive from", sender, lambda: observer.received(array, sender, message))
+        return _Watched(
+            request,
+            observer,
+            "receive from",
+            sender,
+            lambda: observer.received(array, sender, message),
+        )
 
     def _message(self, kind: str, source: int, to: int, tag: int) -> str:
-        """Name a message when one end of it is posted. Both ends count alike, so they give it the same name."""
+        """Name a message when one end of it is posted. Both ends count alike, so they give it the
+        same name.
+        """
         key = (kind, source, to, tag)
         self.posted[key] += 1
         return f"{self.name}:{source}>{to}:{tag}:{self.posted[key]}"
@@ -170,10 +210,15 @@ class _WatchedWire(WireAround):
         return _WatchedWire(self.inner.split(color, key, name), self.observer)
 
     def fork(self, name: str) -> Wire:
-        raise ValueError("a recording follows one thread of each rank: record a program without forks")
+        raise ValueError(
+            "a recording follows one thread of each rank: record a program without forks"
+        )
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        raise ValueError("a recording follows messages, not shared memory: record a program without comm.allocate")
+        raise ValueError(
+            "a recording follows messages, not shared memory: record a program without "
+            "comm.allocate"
+        )
 
 
 class _WatchedSpan(Span):
@@ -205,7 +250,9 @@ class _Watched:
     done: Callable[[], None]
 
     def wait(self) -> None:
-        self.observer.waiting = self.observer.step(Does.WAITS, f"waits to {self.what} rank {self.peer}", peer=self.peer)
+        self.observer.waiting = self.observer.step(
+            Does.WAITS, f"waits to {self.what} rank {self.peer}", peer=self.peer
+        )
         self.request.wait()
         self.observer.waiting = None
         self.done()

@@ -5,9 +5,9 @@
                    ├ overlapped┤├ exposed ─┤├ other ┤
              └────────────────── total ───────────────────────┘
 
-Communication is *exposed* while the rank's own thread only waits for it, and *overlapped* while that thread does
-something else; compute + exposed + other = total. Events nest (a collective spans its sends), so a time is the length
-of a *union* of intervals, and no moment counts twice.
+Communication is *exposed* while the rank's own thread only waits for it, and *overlapped* while
+that thread does something else; compute + exposed + other = total. Events nest (a collective spans
+its sends), so a time is the length of a *union* of intervals, and no moment counts twice.
 """
 
 from collections import defaultdict
@@ -17,17 +17,27 @@ from minidist.trace.events import COMMUNICATION, Event, EventKind
 
 Interval = tuple[float, float]
 
-RANKS = ("rank", "total", "compute", "exposed", "other", "overlapped", "communicating", "messages", "sent")
+RANKS = (
+    "rank",
+    "total",
+    "compute",
+    "exposed",
+    "other",
+    "overlapped",
+    "communicating",
+    "messages",
+    "sent",
+)
 COLLECTIVES = ("collective", "calls", "bytes", "time", "a call")
 
 
 def time_table(events: Iterable[Event]) -> str:
     """Return two tables as text: each rank's time, and the collectives by name.
 
-    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the share of it
-    that is exposed communication; `messages` and `sent` count what left the rank (see `format_sent`). In the second
-    table a call is one rank's part in a collective, its bytes are those of the buffer, and everything is summed
-    over the ranks.
+    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the
+    share of it that is exposed communication; `messages` and `sent` count what left the rank (see
+    `format_sent`). In the second table a call is one rank's part in a collective, its bytes are
+    those of the buffer, and everything is summed over the ranks.
     """
     by_rank: dict[int, list[Event]] = defaultdict(list)
     by_name: dict[str, list[Event]] = defaultdict(list)
@@ -41,7 +51,9 @@ def time_table(events: Iterable[Event]) -> str:
     begin = min(event.start for mine in by_rank.values() for event in mine)
     tables = [aligned(RANKS, [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)])]
     if by_name:
-        tables.append(aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)]))
+        tables.append(
+            aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)])
+        )
     return "\n\n".join(tables)
 
 
@@ -62,9 +74,13 @@ def format_bytes(bytes: int) -> str:
 
 
 def format_sent(sent: Iterable[int], in_words: Callable[[int], str] = format_bytes) -> str:
-    """Return the bytes of messages, and behind a plus what the engine's own collectives had to send, by formula."""
+    """Return the bytes of messages, and behind a plus what the engine's own collectives had to
+    send, by formula.
+    """
     counted, engine = sent
-    return in_words(counted) + (f" + {in_words(engine)} by the engine, by formula" if engine else "")
+    return in_words(counted) + (
+        f" + {in_words(engine)} by the engine, by formula" if engine else ""
+    )
 
 
 def covered(intervals: Iterable[Interval]) -> float:
@@ -104,13 +120,23 @@ def _blocked_from(event: Event) -> float:
 def _collective(name: str, calls: list[Event]) -> list[str]:
     seconds = sum(event.end - event.start for event in calls)
     bytes = format_bytes(sum(event.bytes for event in calls))
-    return [name, str(len(calls)), bytes, format_seconds(seconds), format_seconds(seconds / len(calls))]
+    return [
+        name,
+        str(len(calls)),
+        bytes,
+        format_seconds(seconds),
+        format_seconds(seconds / len(calls)),
+    ]
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return rows as text in columns: the first `left` of them to the left, the numbers to the right."""
+    """Return rows as text in columns: the first `left` of them to the left, the numbers to the
+    right.
+    """
     columns = []
     for number, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(len, column))
-        columns.append([cell.ljust(width) if number < left else cell.rjust(width) for cell in column])
+        columns.append(
+            [cell.ljust(width) if number < left else cell.rjust(width) for cell in column]
+        )
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))

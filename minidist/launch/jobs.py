@@ -4,8 +4,9 @@
         └─ mpirun ── proxy ── rank 0 ── whatever rank 0 started
                            └─ rank 1
 
-Launchers put ranks into sessions of their own, and a launcher that is killed leaves its ranks to run on. So every
-process of a job inherits a mark in its environment, and ending the job means: no process bears the mark.
+Launchers put ranks into sessions of their own, and a launcher that is killed leaves its ranks to
+run on. So every process of a job inherits a mark in its environment, and ending the job means: no
+process bears the mark.
 """
 
 import os
@@ -43,10 +44,11 @@ def run_job(
     grace: float = 2.0,
     user: str | None = None,
 ) -> Outcome:
-    """Run `command` in a session of its own until it ends; leave no process of it behind, whatever happens.
+    """Run `command` in a session of its own until it ends; leave no process of it behind, whatever
+    happens.
 
-    Nor does what MPICH keeps in /dev/shm stay behind: a segment that was made meanwhile, that belongs to the job's user
-    and that no process uses any more is removed, of whichever job it was.
+    Nor does what MPICH keeps in /dev/shm stay behind: a segment that was made meanwhile, that
+    belongs to the job's user and that no process uses any more is removed, of whichever job it was.
 
     Parameters
     ----------
@@ -64,7 +66,11 @@ def run_job(
     mark = secrets.token_hex(8)
     options, segments = become(user) | {"start_new_session": True}, segment.segments()
     if capture:
-        options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options |= {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
     marked = {**(os.environ if env is None else env), MARK: mark}
     process = subprocess.Popen(command, env=marked, cwd=cwd, text=True, errors="replace", **options)
     timed_out = False
@@ -78,7 +84,8 @@ def run_job(
         end_job(process.pid, mark, grace)  # also after Ctrl-C, and for what a rank left running
         segment.remove(segment.left_behind(user_id(user), segments))
     code = process.wait()
-    status = TIMED_OUT if timed_out else 128 - code if code < 0 else code  # a shell's number for "ended by a signal"
+    # a shell's number for "ended by a signal"
+    status = TIMED_OUT if timed_out else 128 - code if code < 0 else code
     return Outcome(status, out or "", error or "", timed_out)
 
 
@@ -115,24 +122,40 @@ def end_job(root: int, mark: str, grace: float) -> None:
 
 
 def members(root: int, mark: str) -> set[int]:
-    """Return the processes of a job: all that bear its mark, or where /proc is missing, `root` and its descendants."""
+    """Return the processes of a job: all that bear its mark, or where /proc is missing, `root` and
+    its descendants.
+    """
     if not Path("/proc/self/environ").exists():
         return descendants(root)
     line = f"{MARK}={mark}".encode()
-    return {pid for pid, environment in _read_proc("environ").items() if line in environment.split(b"\0")}
+    return {
+        pid
+        for pid, environment in _read_proc("environ").items()
+        if line in environment.split(b"\0")
+    }
 
 
 def descendants(root: int, but: Collection[int] = ()) -> set[int]:
-    """Return the running processes that descend from `root`, and itself; but not some, and what descends from those."""
+    """Return the running processes that descend from `root`, and itself; but not some, and what
+    descends from those.
+    """
     table, found = parents(), {root}
-    while new := {pid for pid, parent in table.items() if parent in found and pid not in but} - found:
+    while (
+        new := {pid for pid, parent in table.items() if parent in found and pid not in but} - found
+    ):
         found |= new
     return found & table.keys()
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of each process that runs. A zombie does not: it waits until its parent asks for its status."""
-    lines = [f"{pid} {stat.rpartition(b')')[2].decode()}" for pid, stat in _read_proc("stat").items() if stat]
+    """Return the parent of each process that runs. A zombie does not: it waits until its parent
+    asks for its status.
+    """
+    lines = [
+        f"{pid} {stat.rpartition(b')')[2].decode()}"
+        for pid, stat in _read_proc("stat").items()
+        if stat
+    ]
     if not lines:
         command = ["ps", "-A", "-o", "pid=,stat=,ppid="]
         lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
@@ -148,7 +171,9 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 
 def _read_proc(name: str) -> dict[int, bytes]:
-    """Return what this file of /proc says of each process but those that have ended, or belong to somebody else."""
+    """Return what this file of /proc says of each process but those that have ended, or belong to
+    somebody else.
+    """
     found = {}
     for file in Path("/proc").glob(f"[0-9]*/{name}"):
         with suppress(OSError):

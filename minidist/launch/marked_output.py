@@ -1,10 +1,12 @@
-"""Run a program so that each line it prints names its rank: what `python -m minidist launch` starts on every rank.
+"""Run a program so that each line it prints names its rank: what `python -m minidist launch` starts
+on every rank.
 
     python -m minidist.launch.marked_output file.py args...        [2] step 10, loss 3.1
     python -m minidist.launch.marked_output -m module args...
 
-Each launcher has an option of its own for this, and none of them keeps lines whole. Here a line is one write, so lines
-of several ranks never mix. What C libraries and subprocesses print is not marked.
+Each launcher has an option of its own for this, and none of them keeps lines whole. Here a line is
+one write, so lines of several ranks never mix. What C libraries and subprocesses print is not
+marked.
 """
 
 import atexit
@@ -24,7 +26,8 @@ class MarkedLines(io.FileIO):
 
     def __init__(self, descriptor: int, rank: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()  # tracebacks mark themselves
+        # tracebacks mark themselves
+        self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()
         self.descriptor, self.rest, self.lock = descriptor, b"", threading.Lock()
 
     def write(self, data: Any) -> int:
@@ -54,7 +57,9 @@ def mark_output() -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Run a file, or `-m` a module, as Python would. A traceback shows the program's frames alone."""
+    """Run a file, or `-m` a module, as Python would. A traceback shows the program's frames
+    alone.
+    """
     try:
         if argv[0] == "-m":
             sys.argv = argv[1:]
@@ -64,7 +69,11 @@ def run(argv: list[str]) -> None:
             runpy.run_path(argv[0], run_name="__main__")
     except Exception as error:
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        while frames is not None and frames.tb_frame.f_code.co_filename in (
+            __file__,
+            runpy.__file__,
+            "<frozen runpy>",
+        ):
             frames = frames.tb_next
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         sys.exit(1)

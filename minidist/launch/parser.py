@@ -1,4 +1,6 @@
-"""The command line of the commands that run as one process: a mistake is one sentence, and status 2."""
+"""The command line of the commands that run as one process: a mistake is one sentence, and status
+2.
+"""
 
 import argparse
 import difflib
@@ -14,7 +16,9 @@ ALIKE_IN_HELP = 0.85  # of a name and words of a help text, where more is found 
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong without printing all options first, and names the flag that may be meant."""
+    """A parser that says what is wrong without printing all options first, and names the flag that
+    may be meant.
+    """
 
     given: Sequence[str] = ()
 
@@ -30,9 +34,13 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def fault(self, message: str) -> str:
-        """Return what argparse says as a sentence. A flag that is missing is often one that was misspelt."""
+        """Return what argparse says as a sentence. A flag that is missing is often one that was
+        misspelt.
+        """
         unknown = [word for word in self.given if word.startswith("--") and not self.knows(word)]
-        if unknown and message.startswith(("unrecognized arguments", "the following arguments are required")):
+        if unknown and message.startswith(
+            ("unrecognized arguments", "the following arguments are required")
+        ):
             return unknown_flag(unknown[0], self)
         return f"{message.removeprefix('argument ')}; see --help"
 
@@ -44,7 +52,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:
-    """Return a sentence on a word that no flag of a parser is, with the nearest flag: by its name, or by its help."""
+    """Return a sentence on a word that no flag of a parser is, with the nearest flag: by its name,
+    or by its help.
+    """
     name = word.partition("=")[0]
     if not name.startswith("-"):
         return f"{word!r} belongs to no option: see --help"
@@ -63,7 +73,9 @@ def unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean ...?" for a name that is not among the `known`; nothing if none is near."""
+    """Return "did you mean ...?" for a name that is not among the `known`; nothing if none is
+    near.
+    """
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=ALIKE)
     return f"did you mean {found[0]}?" if found else ""
 
@@ -76,7 +88,9 @@ def _alike_in(words: str, help: str) -> float:
     """Return how alike `words` are to as many neighbouring words of a help text, at best."""
     many, there = words.count(" ") + 1, re.findall(r"[a-z0-9]+", help.lower())
     phrases = (" ".join(there[place : place + many]) for place in range(len(there) - many + 1))
-    return max((_alike(words, phrase) for phrase in phrases), default=0.0) if len(words) > 2 else 0.0
+    return (
+        max((_alike(words, phrase) for phrase in phrases), default=0.0) if len(words) > 2 else 0.0
+    )
 
 
 def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:

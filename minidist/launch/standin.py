@@ -1,10 +1,12 @@
-"""Fork ranks off a process that has imported what they need. What a launcher starts only stands in for a rank.
+"""Fork ranks off a process that has imported what they need. What a launcher starts only stands in
+for a rank.
 
     mpirun ─▶ stand-in ── its descriptors, folder, environment ─▶ warm process ── fork ─▶ the rank
               (bare Python, 20 ms) ◀───────── status ──────────
 
-A launcher knows a rank by the descriptors and the environment that it gave it, so a fork that has both is that rank.
-The stand-in ends as the rank does, and the system kills a rank whose stand-in has ended. Linux only.
+A launcher knows a rank by the descriptors and the environment that it gave it, so a fork that has
+both is that rank. The stand-in ends as the rank does, and the system kills a rank whose stand-in
+has ended. Linux only.
 """
 
 import json
@@ -40,16 +42,20 @@ MOST = 100  # descriptors of one stand-in
 FREE = 500  # from here on, numbers of descriptors that nobody uses
 
 
-def fork_ranks(listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object]) -> list[str] | None:
-    """Fork a rank for each of the next `ranks` stand-ins that connect, and wait until all have ended.
+def fork_ranks(
+    listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object]
+) -> list[str] | None:
+    """Fork a rank for each of the next `ranks` stand-ins that connect, and wait until all have
+    ended.
 
-    When one has ended, `ended` is called with the others' process numbers, and only then does its stand-in end.
+    When one has ended, `ended` is called with the others' process numbers, and only then does its
+    stand-in end.
 
     Returns
     -------
     list of str or None
-        In a fork, which by then has taken its stand-in's place: the last arguments of the stand-in's command line. In
-        the process that forks: None.
+        In a fork, which by then has taken its stand-in's place: the last arguments of the
+        stand-in's command line. In the process that forks: None.
     """
     alive: dict[int, tuple[int, socket.socket]] = {}
     while ranks or alive:
@@ -68,7 +74,11 @@ def fork_ranks(listener: socket.socket, ranks: float, ended: Callable[[Collectio
                 stand_in = listener.accept()[0]
                 pid = os.fork()
                 if pid == 0:
-                    for descriptor in (listener.detach(), *alive, *(other.detach() for _, other in alive.values())):
+                    for descriptor in (
+                        listener.detach(),
+                        *alive,
+                        *(other.detach() for _, other in alive.values()),
+                    ):
                         os.close(descriptor)
                     return take_the_place(stand_in)
                 alive[os.pidfd_open(pid)] = pid, stand_in
@@ -76,12 +86,15 @@ def fork_ranks(listener: socket.socket, ranks: float, ended: Callable[[Collectio
 
 
 def take_the_place(stand_in: socket.socket) -> list[str]:
-    """Take over a stand-in's descriptors, folder and environment, and end with it; return its arguments."""
+    """Take over a stand-in's descriptors, folder and environment, and end with it; return its
+    arguments.
+    """
     descriptors = socket.recv_fds(stand_in, 1, MOST)[1]
     with stand_in, stand_in.makefile("rb") as said:
         numbers, folder, environment, arguments = json.loads(said.readline())
         end_with(fcntl.fcntl(stand_in, fcntl.F_DUPFD_CLOEXEC, FREE))
-    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, FREE) for number in descriptors]  # one may lie where another belongs
+    # one may lie where another belongs
+    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, FREE) for number in descriptors]
     for number in descriptors:
         os.close(number)
     for place, number in zip(parked, numbers, strict=True):

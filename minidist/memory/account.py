@@ -13,16 +13,19 @@
         optimizer.step()
     print(account.peaks)
 
-The account counts storages at their present size, not tensors and not the process's pages. Views share a storage, and
-one resized to 0 holds nothing. A storage on the device `meta` has a size too, so a modelled cluster has an account.
-Each storage counts *once*, in the first category that claims it: what holders report, parameters (with the model's
-buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage.
+The account counts storages at their present size, not tensors and not the process's pages. Views
+share a storage, and one resized to 0 holds nothing. A storage on the device `meta` has a size too,
+so a modelled cluster has an account. Each storage counts *once*, in the first category that claims
+it: what holders report, parameters (with the model's buffers), gradients, optimizer, communication,
+activations. A piece of registered memory is one storage.
 
-Tensors that a checkpoint recomputes, ours or torch's, count as activations while they exist. The account does not see
-an operation's own temporaries, gradients on their way, or what inner saved-tensor hooks keep from forward.
+Tensors that a checkpoint recomputes, ours or torch's, count as activations while they exist. The
+account does not see an operation's own temporaries, gradients on their way, or what inner
+saved-tensor hooks keep from forward.
 
-Cost: a sample visits all tensors, about a microsecond each, and autograd causes two samples for each tensor that it
-saves: 0.3 s a step for 4 layers, and four times as much for twice the layers. Every operation passes through Python.
+Cost: a sample visits all tensors, about a microsecond each, and autograd causes two samples for
+each tensor that it saves: 0.3 s a step for 4 layers, and four times as much for twice the layers.
+Every operation passes through Python.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ class Account:
     Parameters
     ----------
     comm : Communicator, optional
-        Its clock dates the samples, its trace gets an event for each of them, and its memory is watched.
+        Its clock dates the samples, its trace gets an event for each of them, and its memory is
+        watched.
 
     Attributes
     ----------
@@ -81,12 +85,20 @@ class Account:
         self.optimizers: list[Optimizer] = []
         self.holders: list[Holder] = []
         self.comms: list[Communicator] = [] if comm is None else [comm]
-        self.modules: list[nn.Module] = []  # of the models, while a recording lasts: to find them takes long
+        # of the models, while a recording lasts: to find them takes long
+        self.modules: list[nn.Module] = []
         self.saved: weakref.WeakSet[Saved] = weakref.WeakSet()
         self.recomputed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
-    def watch(self, model: nn.Module | None = None, optimizer: object = None, comm: Communicator | None = None) -> None:
-        """Count these too: a model as it is trained, wrapped in its strategies, and an `Optimizer` or a `Holder`."""
+    def watch(
+        self,
+        model: nn.Module | None = None,
+        optimizer: object = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        """Count these too: a model as it is trained, wrapped in its strategies, and an `Optimizer`
+        or a `Holder`.
+        """
         if model is not None:
             self.models.append(model)
             self.holders += [module for module in model.modules() if isinstance(module, Holder)]
@@ -101,7 +113,8 @@ class Account:
     def recording(self) -> Iterator[None]:
         """Sample whenever autograd saves or uses a tensor, around each module, and after each step.
 
-        Meanwhile autograd does not notice when a saved tensor is changed in place: saved-tensor hooks disable that.
+        Meanwhile autograd does not notice when a saved tensor is changed in place: saved-tensor
+        hooks disable that.
         """
         self.sample()
         with ExitStack() as hooks:
@@ -125,17 +138,25 @@ class Account:
         ValueError
             If a holder names an unknown category.
         """
-        registered = [window for comm in self.comms for window in list(comm.registered.windows.values())]
+        registered = [
+            window for comm in self.comms for window in list(comm.registered.windows.values())
+        ]
         windows = sorted((start, bytes) for start, bytes, _ in registered)
         begins = [start for start, _ in windows]
         counted: set[int] = set()
         held = dict.fromkeys(CATEGORIES, 0)
         for category, buffers in self._claims():
             if category not in held:
-                raise ValueError(f"held() names the category {category!r}: there are {', '.join(CATEGORIES)}")
+                raise ValueError(
+                    f"held() names the category {category!r}: there are {', '.join(CATEGORIES)}"
+                )
             for buffer in buffers:
                 start, bytes = _storage(buffer)
-                if windows and (before := bisect_right(begins, start)) and start < sum(windows[before - 1]):
+                if (
+                    windows
+                    and (before := bisect_right(begins, start))
+                    and start < sum(windows[before - 1])
+                ):
                     start, bytes = windows[before - 1]  # a view of registered memory
                 if start not in counted:
                     counted.add(start)
@@ -160,7 +181,9 @@ class Account:
     @property
     def peaks(self) -> dict[str, int]:
         """The largest bytes of each category, each at its own moment."""
-        return {name: max((held[name] for _, held in self.timeline), default=0) for name in CATEGORIES}
+        return {
+            name: max((held[name] for _, held in self.timeline), default=0) for name in CATEGORIES
+        }
 
     # ---------------------------------------------------------------- what is held
 
@@ -171,13 +194,25 @@ class Account:
         modules = self.modules or self._modules()
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
         yield "parameters", parameters
-        yield "parameters", (b for module in modules for b in module._buffers.values() if b is not None)
-        # Parameters that no model has belong to the optimizer: the master weights of mixed precision.
-        masters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+        yield (
+            "parameters",
+            (b for module in modules for b in module._buffers.values() if b is not None),
+        )
+        # Parameters that no model has belong to the optimizer: the master weights of mixed
+        # precision.
+        masters = [
+            p
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
         yield "gradients", (p._grad for p in (*parameters, *masters) if p._grad is not None)
         yield "optimizer", masters
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        yield "optimizer", (value for state in states for value in state.values() if isinstance(value, Tensor))
+        yield (
+            "optimizer",
+            (value for state in states for value in state.values() if isinstance(value, Tensor)),
+        )
         yield "communication", (buffer for comm in self.comms for buffer in _kept_by(comm))
         yield "activations", (saved.tensor for saved in self.saved)
         yield "activations", self.recomputed
@@ -202,9 +237,11 @@ class Account:
 
 
 class Saved:
-    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would drop the tensor.
+    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would
+    drop the tensor.
 
-    It holds the tensor without its graph: an operation that saves its own output would otherwise keep itself alive.
+    It holds the tensor without its graph: an operation that saves its own output would otherwise
+    keep itself alive.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -212,13 +249,16 @@ class Saved:
 
 
 class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds recomputation: adds the storages that a forward within backward makes to `made`; then calls `ended`.
+    """Finds recomputation: adds the storages that a forward within backward makes to `made`; then
+    calls `ended`.
 
-    Saved-tensor hooks cannot do this: a checkpoint's own hooks hide what it recomputes from the hooks around them.
-    `made` holds weak references, so that nothing is kept alive.
+    Saved-tensor hooks cannot do this: a checkpoint's own hooks hide what it recomputes from the
+    hooks around them. `made` holds weak references, so that nothing is kept alive.
     """
 
-    def __init__(self, made: weakref.WeakSet[torch.UntypedStorage], ended: Callable[[], object]) -> None:
+    def __init__(
+        self, made: weakref.WeakSet[torch.UntypedStorage], ended: Callable[[], object]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.made, self.ended, self.inside = made, ended, False
 
@@ -226,7 +266,10 @@ class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         """Run an operation. Within backward, enabled gradients mean that a forward runs."""
-        before, self.inside = self.inside, torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        before, self.inside = (
+            self.inside,
+            torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1,
+        )
         if before and not self.inside:
             self.ended()
         result = function(*args, **(kwargs or {}))
@@ -253,11 +296,19 @@ def _storage(buffer: Buffer | torch.UntypedStorage) -> tuple[int, int]:
 
 
 def _kept_by(comm: Communicator) -> Iterator[Buffer]:
-    """Yield the registered memory of a communicator, and its temporaries, those of its subgroups included."""
+    """Yield the registered memory of a communicator, and its temporaries, those of its subgroups
+    included.
+    """
     for _, _, memories in list(comm.registered.windows.values()):
         yield memories[comm.rank]
     for kept in list(comm.kept.values()):  # a stream's thread may add to it
-        for part in list(kept.values()) if isinstance(kept, dict) else kept if isinstance(kept, tuple) else ():
+        for part in (
+            list(kept.values())
+            if isinstance(kept, dict)
+            else kept
+            if isinstance(kept, tuple)
+            else ()
+        ):
             if isinstance(part, Communicator):
                 yield from _kept_by(part)
             elif isinstance(part, np.ndarray | Tensor):

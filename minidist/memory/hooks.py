@@ -1,7 +1,9 @@
-"""Hooks that do not keep their strategy alive, and what they tell: a model has been wrapped already.
+"""Hooks that do not keep their strategy alive, and what they tell: a model has been wrapped
+already.
 
-What changes a model's parameters or layers (adapters, tensor parallelism, experts) comes before what waits for their
-gradients (DDP, ZeRO, FSDP). The hooks that these leave on parameters are the record of it.
+What changes a model's parameters or layers (adapters, tensor parallelism, experts) comes before
+what waits for their gradients (DDP, ZeRO, FSDP). The hooks that these leave on parameters are the
+record of it.
 """
 
 import weakref
@@ -12,10 +14,12 @@ from torch import nn
 
 
 class Hook:
-    """A hook that calls `method(*first, ...)` as long as the method's object exists, and does nothing afterwards.
+    """A hook that calls `method(*first, ...)` as long as the method's object exists, and does
+    nothing afterwards.
 
-    Autograd keeps its hooks where Python's garbage collector cannot see them: a bound method there would live for ever.
-    The arguments in `first` belong to the method's object, and live as long as it does.
+    Autograd keeps its hooks where Python's garbage collector cannot see them: a bound method there
+    would live for ever. The arguments in `first` belong to the method's object, and live as long as
+    it does.
     """
 
     def __init__(self, method: Callable[..., Any], *first: Any) -> None:
@@ -28,7 +32,9 @@ class Hook:
 
 
 def waiting_for(parameter: nn.Parameter) -> str:
-    """Return the kind of strategy, which still exists, that waits for the gradient of a parameter; or nothing."""
+    """Return the kind of strategy, which still exists, that waits for the gradient of a parameter;
+    or nothing.
+    """
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         method: Any = hook.method() if isinstance(hook, Hook) else None
         if method is not None:
@@ -37,8 +43,16 @@ def waiting_for(parameter: nn.Parameter) -> str:
 
 
 def check_unwrapped(model: nn.Module, step: str) -> None:
-    """Raise ValueError if a strategy that waits for gradients was applied before a `step` that has to come first."""
+    """Raise ValueError if a strategy that waits for gradients was applied before a `step` that has
+    to come first.
+    """
     for name, parameter in model.named_parameters():
         if strategy := waiting_for(parameter):
-            fault = f"{strategy} waits for the gradient of {name} as it is, and {step} would change what is to come"
-            raise ValueError(f"{fault}: {step} comes before {strategy}, so call unwrap(), and wrap the model after it")
+            fault = (
+                f"{strategy} waits for the gradient of {name} as it is, and {step} would change "
+                "what is to come"
+            )
+            raise ValueError(
+                f"{fault}: {step} comes before {strategy}, so call unwrap(), and wrap the model "
+                "after it"
+            )

@@ -1,7 +1,8 @@
 """The serial models: what every strategy must reproduce.
 
-Read `config` for the sizes, `gpt` for the model with `mlp`, then `attention` and `dropout`; `generate` samples text.
-With experts, `moe` takes the place of each MLP: it routes tokens to what is in `experts`.
+Read `config` for the sizes, `gpt` for the model with `mlp`, then `attention` and `dropout`;
+`generate` samples text. With experts, `moe` takes the place of each MLP: it routes tokens to what
+is in `experts`.
 """
 
 from minidist.model.config import GPTConfig

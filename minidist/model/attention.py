@@ -18,40 +18,58 @@ CUDNN = 91501  # older ones were wrong where 128 does not divide T (pytorch#1698
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H / H_kv)."""
+    """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H /
+    H_kv).
+    """
     if query.device.type == DEVICES:
         q, k, v = at_autocast(query, key, value)
         if cudnn_is_fastest(capability(), q.dtype, q.shape[3], q.shape[2]):
-            # The operator itself: torch's other way to choose a kernel is a switch of the whole process.
-            outputs: list[Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)
+            # The operator itself: torch's other way to choose a kernel is a switch of the whole
+            # process.
+            outputs: list[Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, None, True, 0.0, True
+            )
             return outputs[0]
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def at_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the dtype of autocast, if that is on; float64 stays, as in torch's own attention."""
+    """Return tensors in the dtype of autocast, if that is on; float64 stays, as in torch's own
+    attention.
+    """
     kind = tensors[0].device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
+    return tuple(
+        tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors
+    )
 
 
-def cudnn_is_fastest(capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int) -> bool:
+def cudnn_is_fastest(
+    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int
+) -> bool:
     """Tell by the rule whether cuDNN's kernel is faster than the one that torch would take.
 
-    It is on Hopper and on the Blackwell of data centres (compute capability 9.0, 10.0 and 10.3), where it takes about
-    half the time; on Ampere, Ada and the Blackwell of workstations it is slower or no faster (transformers#48163).
-    It computes in 16 bits, for heads of at most 128 channels, a multiple of 8; queries may share keys and values. Below
-    1024 positions it is no faster (sglang#30090). The rule measures nothing, so that runs repeat.
+    It is on Hopper and on the Blackwell of data centres (compute capability 9.0, 10.0 and 10.3),
+    where it takes about half the time; on Ampere, Ada and the Blackwell of workstations it is
+    slower or no faster (transformers#48163). It computes in 16 bits, for heads of at most 128
+    channels, a multiple of 8; queries may share keys and values. Below 1024 positions it is no
+    faster (sglang#30090). The rule measures nothing, so that runs repeat.
     """
     fits = dtype in (torch.float16, torch.bfloat16) and head_dim <= 128 and head_dim % 8 == 0
     return capability in ((9, 0), (10, 0), (10, 3)) and fits and time >= 1024
 
 
 def capability() -> tuple[int, int]:
-    """Return that of this process's GPU; (0, 0) if its cuDNN is old, or the user wants no cuDNN or bits that repeat."""
+    """Return that of this process's GPU; (0, 0) if its cuDNN is old, or the user wants no cuDNN or
+    bits that repeat.
+    """
     backends: Any = torch.backends
     wanted = backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
-    return torch.cuda.get_device_capability() if wanted and (backends.cudnn.version() or 0) >= CUDNN else (0, 0)
+    return (
+        torch.cuda.get_device_capability()
+        if wanted and (backends.cudnn.version() or 0) >= CUDNN
+        else (0, 0)
+    )

@@ -16,10 +16,11 @@ class GPTConfig:
     vocabulary, layers, hidden, heads : int
         Number of token ids (V), of blocks, of channels (D), and of attention heads (H).
     key_value_heads : int
-        Heads of keys and values; heads/key_value_heads heads share each (Ainslie et al. 2023). 0 means `heads`.
+        Heads of keys and values; heads/key_value_heads heads share each (Ainslie et al. 2023). 0
+        means `heads`.
     intermediate : int
-        Channels inside the MLP. 0 means 8/3 * hidden, rounded up to a multiple of 16: three such matrices have as many
-        parameters as two of 4 * hidden (Shazeer 2020).
+        Channels inside the MLP. 0 means 8/3 * hidden, rounded up to a multiple of 16: three such
+        matrices have as many parameters as two of 4 * hidden (Shazeer 2020).
     sequence : int
         The largest number of tokens (T) in a sequence.
     rope_theta, norm_epsilon : float
@@ -29,18 +30,23 @@ class GPTConfig:
     tied : bool
         Whether the head reuses the matrix of the embedding (Press & Wolf 2017).
     experts, top_k, shared_experts : int
-        Experts in place of each MLP (E; 0: none), how many of them each token is sent to (k), and how many more every
-        token goes through. Each expert has `intermediate` channels. See `moe.py`.
+        Experts in place of each MLP (E; 0: none), how many of them each token is sent to (k), and
+        how many more every token goes through. Each expert has `intermediate` channels. See
+        `moe.py`.
     capacity : float
-        An expert takes at most capacity * k * T / E tokens of a sequence of T, the earliest; 0: all that come.
+        An expert takes at most capacity * k * T / E tokens of a sequence of T, the earliest; 0: all
+        that come.
     scores : {"softmax", "sigmoid"}
         What the router makes of its products.
     raw_weights : bool
-        Whether an expert's output is weighted by its score as it is, or by its share in those of the k.
+        Whether an expert's output is weighted by its score as it is, or by its share in those of
+        the k.
     balance : {"none", "aux", "bias"}
-        What keeps the experts evenly loaded: nothing, an auxiliary loss per sequence, or a bias that only selects.
+        What keeps the experts evenly loaded: nothing, an auxiliary loss per sequence, or a bias
+        that only selects.
     balance_rate, z_loss : float
-        Coefficient of the auxiliary loss or, for the bias, its change in a step; coefficient of the z-loss.
+        Coefficient of the auxiliary loss or, for the bias, its change in a step; coefficient of the
+        z-loss.
 
     Raises
     ------
@@ -71,14 +77,22 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         """Fill in the derived sizes and refuse what cannot be built."""
-        smallest = dict.fromkeys(("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"), 1)
-        smallest |= dict.fromkeys(("key_value_heads", "intermediate", "experts", "shared_experts"), 0)
+        smallest = dict.fromkeys(
+            ("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"), 1
+        )
+        smallest |= dict.fromkeys(
+            ("key_value_heads", "intermediate", "experts", "shared_experts"), 0
+        )
         for name, least in smallest.items():  # a JSON file may hold a float or a string
             if type(value := getattr(self, name)) is not int or value < least:
-                raise ValueError(f"{name}={value!r} is not a whole number of at least {least}: give one.")
+                raise ValueError(
+                    f"{name}={value!r} is not a whole number of at least {least}: give one."
+                )
         # A frozen dataclass can be filled in only through `object`.
         object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
-        object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
+        object.__setattr__(
+            self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16)
+        )
         if fault := next(self._faults(), None):
             raise ValueError(fault)
 
@@ -93,10 +107,18 @@ class GPTConfig:
         return self._count(self.experts)
 
     def _count(self, experts: int) -> int:
-        """Return the parameters of the model with so many experts, beside the router and the shared ones."""
-        heads_of_a_layer = 2 * self.heads + 2 * self.key_value_heads  # query and output, key and value
+        """Return the parameters of the model with so many experts, beside the router and the shared
+        ones.
+        """
+        # query and output, key and value
+        heads_of_a_layer = 2 * self.heads + 2 * self.key_value_heads
         attention = self.hidden * self.head_dim * heads_of_a_layer
-        mlp = 3 * self.hidden * self.intermediate * (experts + self.shared_experts if self.experts else 1)
+        mlp = (
+            3
+            * self.hidden
+            * self.intermediate
+            * (experts + self.shared_experts if self.experts else 1)
+        )
         mlp += self.hidden * self.experts  # the router
         norms = (2 * self.layers + 1) * self.hidden
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -105,10 +127,11 @@ class GPTConfig:
     def flops_per_token(self, sequence: int = 0) -> int:
         """Return the floating point operations to train on one token, for model FLOPs utilisation.
 
-        6N + 12 * layers * hidden * T: forward multiplies and adds each parameter once, backward twice. The same holds
-        for each pair of query and key, and each pair of weight and value. By convention causal attention is not
-        discounted, and recomputation is not counted. N leaves out an untied embedding, which is looked up, not
-        multiplied, and all experts but k. (Chowdhery et al. 2022, PaLM, appendix B.)
+        6N + 12 * layers * hidden * T: forward multiplies and adds each parameter once, backward
+        twice. The same holds for each pair of query and key, and each pair of weight and value. By
+        convention causal attention is not discounted, and recomputation is not counted. N leaves
+        out an untied embedding, which is looked up, not multiplied, and all experts but k.
+        (Chowdhery et al. 2022, PaLM, appendix B.)
 
         Parameters
         ----------
@@ -120,22 +143,43 @@ class GPTConfig:
         return 6 * (self._count(self.top_k) - looked_up) + attention
 
     def check_learns(self) -> None:
-        """Raise ValueError if a router drawn anew would learn nothing. One that was trained elsewhere may be read."""
+        """Raise ValueError if a router drawn anew would learn nothing. One that was trained
+        elsewhere may be read.
+        """
         if self.top_k == 1 and self.experts and not self.raw_weights:
             why = "so the router would learn nothing"
-            raise ValueError(f"top_k=1 gives every output the weight 1, {why}: use raw_weights=True.")
+            raise ValueError(
+                f"top_k=1 gives every output the weight 1, {why}: use raw_weights=True."
+            )
 
     def _faults(self) -> Iterator[str]:
-        """Yield a sentence for heads that do not divide, for a number that makes no sense, and for idle options."""
+        """Yield a sentence for heads that do not divide, for a number that makes no sense, and for
+        idle options.
+        """
         hidden, heads, key_value_heads = self.hidden, self.heads, self.key_value_heads
         if hidden % heads:
-            use = f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides {hidden}."
-            yield f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels; {use}"
+            use = (
+                f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides "
+                f"{hidden}."
+            )
+            yield (
+                f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads "
+                f"channels; {use}"
+            )
         if self.head_dim % 2:
-            use = f"the rotary embedding turns pairs; use hidden={_round_up(hidden, 2 * heads)}, or other heads."
-            yield f"{hidden=} and {heads=} make heads of {self.head_dim} channels, an odd number: {use}"
+            use = (
+                f"the rotary embedding turns pairs; use hidden={_round_up(hidden, 2 * heads)}, or "
+                "other heads."
+            )
+            yield (
+                f"{hidden=} and {heads=} make heads of {self.head_dim} channels, an odd number: "
+                f"{use}"
+            )
         if heads % key_value_heads:
-            use = f"as many heads must share each key-value head; use a divisor of {heads}, or 0 for one each."
+            use = (
+                f"as many heads must share each key-value head; use a divisor of {heads}, or 0 "
+                "for one each."
+            )
             yield f"heads={heads} does not divide by key_value_heads={key_value_heads}: {use}"
         if not 0 <= self.dropout < 1:
             yield f"dropout={self.dropout} is not a probability in [0, 1): use 0 for none."
@@ -151,12 +195,26 @@ class GPTConfig:
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 yield f"{name}={value} is not a number of at least 0: use 0 for none."
         if self.experts and self.top_k > self.experts:
-            yield f"top_k={self.top_k} is more than experts={self.experts}: send a token to at most all of them."
-        for name in ("shared_experts", "capacity", "raw_weights", "balance", "z_loss", "scores", "top_k"):
+            yield (
+                f"top_k={self.top_k} is more than experts={self.experts}: send a token to at most "
+                "all of them."
+            )
+        for name in (
+            "shared_experts",
+            "capacity",
+            "raw_weights",
+            "balance",
+            "z_loss",
+            "scores",
+            "top_k",
+        ):
             if not self.experts and (value := getattr(self, name)) != getattr(GPTConfig, name):
                 yield f"{name}={value} is for a model with experts: say how many, or leave it out."
         if self.balance == "none" and self.balance_rate != GPTConfig.balance_rate:
-            yield f"balance_rate={self.balance_rate} is for balance='aux' or 'bias': choose one, or leave it out."
+            yield (
+                f"balance_rate={self.balance_rate} is for balance='aux' or 'bias': choose one, or "
+                "leave it out."
+            )
 
 
 def _round_up(value: float, multiple: int) -> int:

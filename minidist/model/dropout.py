@@ -3,18 +3,21 @@
     seed ─▶ step ─▶ site ─▶ row ─▶ position ─▶ channel          each arrow is one `child`
                             └──── global ────┘                  keep = the last one ≥ rate
 
-Ordinary dropout draws from a stream of random numbers, so the mask depends on everything drawn before. A rank that
-holds only some rows, positions or layers would draw another mask than the serial program, and a recomputed forward
-would have to restore the state of the stream. Here every element of the *serial* activation has an address, and a hash
-of the address gives its random bits. Every rank that holds the element computes the same bits. Nothing is stored,
-communicated or restored.
+Ordinary dropout draws from a stream of random numbers, so the mask depends on everything drawn
+before. A rank that holds only some rows, positions or layers would draw another mask than the
+serial program, and a recomputed forward would have to restore the state of the stream. Here every
+element of the *serial* activation has an address, and a hash of the address gives its random bits.
+Every rank that holds the element computes the same bits. Nothing is stored, communicated or
+restored.
 
-The hash is that of SplitMix64. Output i of a generator is a mixing function of `key + (i + 1) * GOLDEN`, so it needs no
-earlier output. A tree of such generators gives each token a key, and each channel of the token one output. (Steele, Lea
-& Flood 2014, "Fast splittable pseudorandom number generators". Counters instead of state: Salmon et al. 2011, "Parallel
-random numbers: as easy as 1, 2, 3".)
+The hash is that of SplitMix64. Output i of a generator is a mixing function of `key + (i + 1) *
+GOLDEN`, so it needs no earlier output. A tree of such generators gives each token a key, and each
+channel of the token one output. (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
+generators". Counters instead of state: Salmon et al. 2011, "Parallel random numbers: as easy as 1,
+2, 3".)
 
-Cost: about a dozen integer operations and 16 temporary bytes per element; autograd saves the mask, 1 byte per element.
+Cost: about a dozen integer operations and 16 temporary bytes per element; autograd saves the mask,
+1 byte per element.
 """
 
 from dataclasses import dataclass
@@ -37,12 +40,14 @@ class Where:
     seed, step : int
         Seed of the run, and number of the optimizer step. Both in [0, 2**63).
     rows : int or Tensor
-        Row of the first sequence within the step's global batch; or, for rows that are not neighbours, an int64 tensor
-        [B] with the row of each.
+        Row of the first sequence within the step's global batch; or, for rows that are not
+        neighbours, an int64 tensor [B] with the row of each.
     positions : int or Tensor
-        Position of the first token in its whole sequence; or an int64 tensor [T] with the position of each.
+        Position of the first token in its whole sequence; or an int64 tensor [T] with the position
+        of each.
     weight : float
-        What the loss of a token is multiplied by before losses are summed: a layer's own losses get the same factor.
+        What the loss of a token is multiplied by before losses are summed: a layer's own losses get
+        the same factor.
     """
 
     seed: int = 0
@@ -64,7 +69,8 @@ ORIGIN = Where()
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability `rate` and scale the others by 1/(1 - rate) (Srivastava et al. 2014).
+    """Zero each element with probability `rate` and scale the others by 1/(1 - rate) (Srivastava et
+    al. 2014).
 
     Parameters
     ----------
@@ -79,14 +85,22 @@ class Dropout(nn.Module):
         self.rate, self.site = rate, site
 
     def forward(self, x: Tensor, where: Where) -> Tensor:
-        """Drop elements of `x` [B, T, D]. `where` gives its rows and positions; all D channels must be present."""
+        """Drop elements of `x` [B, T, D]. `where` gives its rows and positions; all D channels must
+        be present.
+        """
         if not self.training or self.rate == 0:
             return x
-        return x.masked_fill(dropout_mask(x.shape, self.rate, self.site, where, x.device), 0) * (1 / (1 - self.rate))
+        return x.masked_fill(dropout_mask(x.shape, self.rate, self.site, where, x.device), 0) * (
+            1 / (1 - self.rate)
+        )
 
 
-def dropout_mask(shape: torch.Size, rate: float, site: int, where: Where, device: torch.device) -> Tensor:
-    """Return a boolean [B, T, D], true where an element is dropped: the slice of the serial mask at `where`."""
+def dropout_mask(
+    shape: torch.Size, rate: float, site: int, where: Where, device: torch.device
+) -> Tensor:
+    """Return a boolean [B, T, D], true where an element is dropped: the slice of the serial mask at
+    `where`.
+    """
     batch, time, channels = shape
     key = torch.tensor(0)
     for number in (where.seed, where.step, site):
@@ -94,16 +108,19 @@ def dropout_mask(shape: torch.Size, rate: float, site: int, where: Where, device
     row_key = child(key, where.row_numbers(batch, device))  # [B]
     token_key = child(row_key[:, None], where.position_numbers(time, device))  # [B, T]
     bits = child(token_key[..., None], torch.arange(channels, device=device))  # [B, T, D]
-    # The bits are uniform over the signed 64-bit integers, and a fraction `rate` of these lies below this bound.
+    # The bits are uniform over the signed 64-bit integers, and a fraction `rate` of these lies
+    # below this bound.
     return bits < round(rate * 2**64) - 2**63
 
 
 def child(key: Tensor, index: Tensor) -> Tensor:
-    """Return output number `index` of the SplitMix64 generator `key`: 64 uniform bits, which may serve as a key.
+    """Return output number `index` of the SplitMix64 generator `key`: 64 uniform bits, which may
+    serve as a key.
 
     Both are int64, and broadcast. Torch's int64 arithmetic is modulo 2**64, as the hash needs.
     """
-    bits = key + (index + 1) * GOLDEN  # a new tensor, so the next lines work in place: several times faster
+    # a new tensor, so the next lines work in place: several times faster
+    bits = key + (index + 1) * GOLDEN
     bits.bitwise_xor_(_shift_right(bits, 30)).mul_(MULTIPLIER_1)
     bits.bitwise_xor_(_shift_right(bits, 27)).mul_(MULTIPLIER_2)
     return bits.bitwise_xor_(_shift_right(bits, 31))
@@ -119,6 +136,10 @@ def _numbers(name: str, first: int | Tensor, count: int, device: torch.device) -
     if isinstance(first, int):
         return torch.arange(first, first + count, device=device)
     if first.shape != (count,):
-        fault = f"Where.{name} has shape {tuple(first.shape)}, but the batch at hand has {count} {name}"
-        raise ValueError(f"{fault}: give an int64 tensor of shape ({count},), or the first number alone.")
+        fault = (
+            f"Where.{name} has shape {tuple(first.shape)}, but the batch at hand has {count} {name}"
+        )
+        raise ValueError(
+            f"{fault}: give an int64 tensor of shape ({count},), or the first number alone."
+        )
     return first.to(device)

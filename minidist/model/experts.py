@@ -4,9 +4,9 @@
     gate, up [E, F, D]          expert 0 │ 1 │2│ 3          one product for each expert that has rows
     down     [E, D, F]
 
-An expert without rows computes nothing, and its gradient is zero, not missing: the stack is one parameter. The products
-are called *grouped*. On GPUs that have one, a single kernel computes all of them; elsewhere a loop does, which writes
-each product where it belongs.
+An expert without rows computes nothing, and its gradient is zero, not missing: the stack is one
+parameter. The products are called *grouped*. On GPUs that have one, a single kernel computes all of
+them; elsewhere a loop does, which writes each product where it belongs.
 """
 
 from typing import Any, TypeAlias
@@ -37,13 +37,17 @@ class Experts(nn.Module):
         self.product = grouped
 
     def forward(self, rows: Tensor, counts: Counts) -> Tensor:
-        """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add up to M."""
+        """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add
+        up to M.
+        """
         gate, up = self.product(rows, self.gate, counts), self.product(rows, self.up, counts)
         return self.product(Gated.apply(gate, up), self.down, counts)  # type: ignore[no-untyped-call]
 
 
 class Gated(torch.autograd.Function):
-    """silu(gate) * up, which keeps nothing for backward but its inputs, and makes as few new tensors as can be."""
+    """silu(gate) * up, which keeps nothing for backward but its inputs, and makes as few new
+    tensors as can be.
+    """
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -61,7 +65,9 @@ class Gated(torch.autograd.Function):
 
 
 def grouped(rows: Tensor, weight: nn.Parameter, counts: Counts) -> Tensor:
-    """Return x Wᵀ [M, O] for the rows x [M, I] of each expert, and its matrix W in `weight` [E, O, I]."""
+    """Return x Wᵀ [M, O] for the rows x [M, I] of each expert, and its matrix W in `weight` [E, O,
+    I].
+    """
     return Grouped.apply(*at_autocast(rows, weight), counts)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -85,35 +91,51 @@ class Grouped(torch.autograd.Function):
 
 
 def products(rows: Tensor, matrices: Tensor, counts: Counts) -> Tensor:
-    """Return the product of each expert's rows [M, I] and its matrix, in `matrices` [E, I, O]: [M, O]."""
+    """Return the product of each expert's rows [M, I] and its matrix, in `matrices` [E, I, O]: [M,
+    O].
+    """
     if has_kernel(rows, matrices):
         return F.grouped_mm(rows, matrices, offs=_ends(counts, rows.device))
     found = rows.new_empty(len(rows), matrices.shape[2])
-    for x, matrix, y in zip(torch.split(rows, counts), matrices, torch.split(found, counts), strict=True):
+    for x, matrix, y in zip(
+        torch.split(rows, counts), matrices, torch.split(found, counts), strict=True
+    ):
         torch.mm(x, matrix, out=y)
     return found
 
 
 def weight_gradient(rows: Tensor, gradient: Tensor, counts: Counts) -> Tensor:
-    """Return gᵀ x [E, O, I] of each expert's rows x [M, I] and the gradients g [M, O] of their products."""
+    """Return gᵀ x [E, O, I] of each expert's rows x [M, I] and the gradients g [M, O] of their
+    products.
+    """
     if has_kernel(rows, gradient):
         return F.grouped_mm(gradient.mT, rows, offs=_ends(counts, rows.device))
     found = rows.new_empty(len(counts), gradient.shape[1], rows.shape[1])
-    for x, g, of_expert in zip(torch.split(rows, counts), torch.split(gradient, counts), found, strict=True):
+    for x, g, of_expert in zip(
+        torch.split(rows, counts), torch.split(gradient, counts), found, strict=True
+    ):
         torch.mm(g.T, x, out=of_expert)  # zeros for no rows
     return found
 
 
 def add_weight_gradient(total: Tensor, rows: Tensor, gradient: Tensor, counts: Counts) -> None:
     """Add gᵀ x of each expert to `total` [E, O, I], by the product itself."""
-    for x, g, of_expert in zip(torch.split(rows, counts), torch.split(gradient, counts), total, strict=True):
+    for x, g, of_expert in zip(
+        torch.split(rows, counts), torch.split(gradient, counts), total, strict=True
+    ):
         of_expert.addmm_(g.T, x)
 
 
 def has_kernel(rows: Tensor, others: Tensor) -> bool:
-    """Tell whether torch's grouped kernel takes these: bfloat16, and sizes that are multiples of 16 bytes."""
+    """Tell whether torch's grouped kernel takes these: bfloat16, and sizes that are multiples of 16
+    bytes.
+    """
     sizes = (*rows.shape[1:], *others.shape[1:])
-    return rows.device.type in KERNEL_DEVICES and rows.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
+    return (
+        rows.device.type in KERNEL_DEVICES
+        and rows.dtype == torch.bfloat16
+        and not any(size % 8 for size in sizes)
+    )
 
 
 def _ends(counts: Counts, device: torch.device) -> Tensor:

@@ -16,8 +16,8 @@ def generate(
 ) -> Tensor:
     """Return `tokens` [B, T] followed by `new_tokens` sampled tokens: [B, T + new_tokens].
 
-    It is plain on purpose: there is no cache of keys and values, so each new token costs a whole forward. The model
-    reads at most the last `config.sequence` tokens.
+    It is plain on purpose: there is no cache of keys and values, so each new token costs a whole
+    forward. The model reads at most the last `config.sequence` tokens.
 
     Parameters
     ----------
@@ -36,9 +36,15 @@ def generate(
         If there is no token to start from, the temperature is not positive, or k is below 1.
     """
     if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to start from.")
+        raise ValueError(
+            f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to "
+            "start from."
+        )
     if temperature <= 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f"temperature={temperature} and top_k={top_k}: use a temperature above 0, and k from 1 up.")
+        raise ValueError(
+            f"temperature={temperature} and top_k={top_k}: use a temperature above 0, and k from "
+            "1 up."
+        )
     was_training = model.training
     model.eval()
     try:
@@ -48,7 +54,9 @@ def generate(
                 if top_k is not None:
                     weakest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                     logits = logits.masked_fill(logits < weakest, float("-inf"))
-                probabilities = torch.softmax(logits.to(generator.device, torch.float32) / temperature, dim=-1)
+                probabilities = torch.softmax(
+                    logits.to(generator.device, torch.float32) / temperature, dim=-1
+                )
                 chosen = torch.multinomial(probabilities, 1, generator=generator)  # [B, 1]
                 tokens = torch.cat((tokens, chosen.to(tokens.device)), dim=1)
     finally:

@@ -1,4 +1,5 @@
-"""A serial GPT in the style of Llama: it knows nothing of ranks, and every strategy has to reproduce it.
+"""A serial GPT in the style of Llama: it knows nothing of ranks, and every strategy has to
+reproduce it.
 
     tokens [B, T] ─▶ embedding ─▶ x [B, T, D] ─▶ layer 0 ─▶ ... ─▶ layer L-1 ─▶ norm ─▶ head ─▶ logits [B, T, V]
 
@@ -8,13 +9,14 @@
     attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
     mlp          down(silu(gate(x)) * up(x)); or, with experts, that of some of many such (`moe.py`)
 
-A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a dropout or the
-function `attention.attend`, or hooks a layer. So attention reads the number of heads from the shapes it gets, because a
-rank may hold only some heads. And a layer gets everything that it depends on (`x`, the rotary table, `where`) as an
-argument.
+A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a
+dropout or the function `attention.attend`, or hooks a layer. So attention reads the number of heads
+from the shapes it gets, because a rank may hold only some heads. And a layer gets everything that
+it depends on (`x`, the rotary table, `where`) as an argument.
 
-Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021 (rotary embedding);
-Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and rotation follow Hugging Face's convention.
+Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
+(rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
+rotation follow Hugging Face's convention.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +36,9 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to the output of each head [B, H, T, d]."""
+"""Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to the output of each head [B, H, T,
+d].
+"""
 
 
 class GPT(nn.Module):
@@ -45,10 +49,11 @@ class GPT(nn.Module):
     config : GPTConfig
         Its sizes.
     generator : torch.Generator, optional
-        Draws the weights, on the CPU; the same seed gives the same numbers for every dtype and device.
-        Without one, a generator with seed 0.
+        Draws the weights, on the CPU; the same seed gives the same numbers for every dtype and
+        device. Without one, a generator with seed 0.
     dtype, device : optional
-        Of the parameters; by default torch's defaults. On the device `meta` nothing is drawn: shapes only.
+        Of the parameters; by default torch's defaults. On the device `meta` nothing is drawn:
+        shapes only.
     """
 
     def __init__(
@@ -61,7 +66,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         device = torch.device(device or torch.get_default_device())
-        with torch.device("meta"):  # shapes first: torch's own initialisation would draw from the global generator
+        # shapes first: torch's own initialisation would draw from the global generator
+        with torch.device("meta"):
             self.embedding = nn.Embedding(config.vocabulary, config.hidden)
             self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
             self.norm = RMSNorm(config.hidden, config.norm_epsilon)
@@ -102,7 +108,9 @@ class GPT(nn.Module):
         return rotary_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
 
     def tie(self) -> None:
-        """Let a tied head share the embedding's matrix. Call it again after `to_empty`, which separates them."""
+        """Let a tied head share the embedding's matrix. Call it again after `to_empty`, which
+        separates them.
+        """
         if self.config.tied:
             self.head.weight = self.embedding.weight
 
@@ -111,19 +119,24 @@ class GPT(nn.Module):
         self.fill(self.initial_weights(generator))
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite parameters, given by name, with whole weights of any dtype and device, one at a time."""
+        """Overwrite parameters, given by name, with whole weights of any dtype and device, one at a
+        time.
+        """
         with torch.no_grad():
             for name, weight in weights:
                 self.get_parameter(name).copy_(weight)
 
     def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-        """Draw the initial value of each parameter in turn: its name and a float32 tensor on the CPU.
+        """Draw the initial value of each parameter in turn: its name and a float32 tensor on the
+        CPU.
 
-        The order is that of `named_parameters`, and only the shapes matter. A rank that holds a slice calls this on a
-        model on the device `meta`, and never holds more than one whole parameter.
+        The order is that of `named_parameters`, and only the shapes matter. A rank that holds a
+        slice calls this on a model on the device `meta`, and never holds more than one whole
+        parameter.
 
-        Matrices are normal with deviation 0.02. Those that write to the residual stream have 0.02/√(2 * layers), so
-        that the sum of all 2 * layers contributions starts as large as one (Radford et al. 2019, GPT-2, section 2.3).
+        Matrices are normal with deviation 0.02. Those that write to the residual stream have
+        0.02/√(2 * layers), so that the sum of all 2 * layers contributions starts as large as one
+        (Radford et al. 2019, GPT-2, section 2.3).
 
         Raises
         ------
@@ -141,7 +154,9 @@ class GPT(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block: attention, then the MLP. Each reads a normalised copy of the residual stream and adds to it."""
+    """One block: attention, then the MLP. Each reads a normalised copy of the residual stream and
+    adds to it.
+    """
 
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
@@ -153,9 +168,15 @@ class Layer(nn.Module):
         self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)
 
     def forward(self, x: Tensor, rotary: Rotary, where: Where) -> Tensor:
-        """Map the residual stream [B, T, D] to the next. It is a pure function, so it can be recomputed."""
-        attended: Tensor = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary), where)
-        mapped: Tensor = attended + self.mlp_dropout(self.mlp(self.mlp_norm(attended), where), where)
+        """Map the residual stream [B, T, D] to the next. It is a pure function, so it can be
+        recomputed.
+        """
+        attended: Tensor = x + self.attention_dropout(
+            self.attention(self.attention_norm(x), rotary), where
+        )
+        mapped: Tensor = attended + self.mlp_dropout(
+            self.mlp(self.mlp_norm(attended), where), where
+        )
         return mapped
 
 
@@ -175,7 +196,9 @@ class Attention(nn.Module):
         self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Let each position of `x` [B, T, D] attend to itself and to earlier positions; return [B, T, D]."""
+        """Let each position of `x` [B, T, D] attend to itself and to earlier positions; return [B,
+        T, D].
+        """
         query = rotate(self.split_heads(self.query(x)), rotary)  # [B, H, T, d]
         key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
         value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
@@ -189,7 +212,9 @@ class Attention(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Divide by the root mean square of the channels, and scale each channel by a learned weight."""
+    """Divide by the root mean square of the channels, and scale each channel by a learned
+    weight.
+    """
 
     def __init__(self, channels: int, epsilon: float) -> None:
         super().__init__()
@@ -197,7 +222,9 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim of `x`, in float32 or better: a sum of squares overflows float16 early."""
+        """Normalise the last dim of `x`, in float32 or better: a sum of squares overflows float16
+        early.
+        """
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean_square = wide.square().mean(-1, keepdim=True)
         return self.weight * (wide * torch.rsqrt(mean_square + self.epsilon)).to(x.dtype)
@@ -216,7 +243,8 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Turn channel pairs (i, i + d/2) of `x` [B, n, T, d] by the angle of each position.
 
-    The dot product of a turned query and a turned key then depends only on the distance between their positions.
+    The dot product of a turned query and a turned key then depends only on the distance between
+    their positions.
     """
     cosine, sine = rotary
     first, second = x.chunk(2, dim=-1)
@@ -226,8 +254,8 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of -log p(target) over tokens, in nats: a scalar of at least float32.
 
-    It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is spread over ranks. The
-    trainer divides by the token count of the whole batch.
+    It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is
+    spread over ranks. The trainer divides by the token count of the whole batch.
 
     Parameters
     ----------

@@ -3,24 +3,26 @@
     x [B, T, D] ──┬─▶ router ─▶ scores [B, T, E] ─▶ the k best: choice, weights [B, T, k] ───────────┐
                   └─▶ k copies of each token, sorted by expert ─▶ experts ─▶ sorted back ─▶ weighted sum ─▶ [B, T, D]
 
-The router computes in float32: in 16 bits it would choose another expert for some tokens in a hundred. Of equal scores
-the first expert wins. The gradient of the router comes through the weights alone, as a choice has none: so the weights
-multiply the outputs, and a softmax over the chosen one alone (k = 1), which is always 1, would teach it nothing.
+The router computes in float32: in 16 bits it would choose another expert for some tokens in a
+hundred. Of equal scores the first expert wins. The gradient of the router comes through the weights
+alone, as a choice has none: so the weights multiply the outputs, and a softmax over the chosen one
+alone (k = 1), which is always 1, would teach it nothing.
 
 Left alone, a router soon sends most tokens to a few experts. Two remedies:
 
     aux     a loss E sum_e f_e P_e of each sequence: f_e of its k T choices fall on expert e, whose share in the scores
             is P_e on average. It is smallest when all are equal. Gradients pass through P_e.
     bias    each expert has a number that is added to its scores for choosing, and for nothing else. After each step it
-            rises by a constant where the expert had fewer tokens than the mean, and falls where it had more.
+            rises by a constant where the expert had fewer tokens than the mean, and falls where it
+            had more.
 
-An auxiliary loss over the tokens that a microbatch or a rank happens to have would depend on the layout, and so would a
-capacity that is shared by them. Here both belong to a sequence: in each, an expert serves the first `capacity` tokens.
-What is counted is counted in backward, once for each token that trains: not in evaluation, nor when a forward is
-computed again.
+An auxiliary loss over the tokens that a microbatch or a rank happens to have would depend on the
+layout, and so would a capacity that is shared by them. Here both belong to a sequence: in each, an
+expert serves the first `capacity` tokens. What is counted is counted in backward, once for each
+token that trains: not in evaluation, nor when a forward is computed again.
 
-Sources: Shazeer et al. 2017; Fedus et al. 2021 (Switch), sections 2.1 and 2.2; Jiang et al. 2024 (Mixtral); Zoph et al.
-2022 (z-loss); Wang et al. 2024 (bias); DeepSeek-AI 2024 (V3), section 2.1.2.
+Sources: Shazeer et al. 2017; Fedus et al. 2021 (Switch), sections 2.1 and 2.2; Jiang et al. 2024
+(Mixtral); Zoph et al. 2022 (z-loss); Wang et al. 2024 (bias); DeepSeek-AI 2024 (V3), section 2.1.2.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,9 @@ from minidist.model.experts import Counts, Experts
 from minidist.model.mlp import MLP
 
 Compute: TypeAlias = Callable[[Tensor, Counts], Tensor]
-"""Maps rows [M, D], sorted by expert, to what the experts make of them [M, D]; the counts are of all E experts."""
+"""Maps rows [M, D], sorted by expert, to what the experts make of them [M, D]; the counts are of
+all E experts.
+"""
 
 Sum: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the sum of a tensor over the ranks that matter; on one rank the tensor itself."""
@@ -62,13 +66,17 @@ class RoutedExperts(nn.Module):
     Attributes
     ----------
     compute : Compute or None
-        What a strategy that spreads the experts over ranks has computed in their place; None: `experts`, here.
+        What a strategy that spreads the experts over ranks has computed in their place; None:
+        `experts`, here.
     whole : Sum
-        Over the ranks that have other tokens of the same sequences. A strategy that splits sequences replaces it.
+        Over the ranks that have other tokens of the same sequences. A strategy that splits
+        sequences replaces it.
     bias : Tensor
-        Of each expert, counted in changes of `balance_rate`: int64 [E], so that any layout has the same bits.
+        Of each expert, counted in changes of `balance_rate`: int64 [E], so that any layout has the
+        same bits.
     tally : Tensor
-        Since the last `rebalance`: choices of each expert, dropped choices, tokens, their entropy; float64 [E + 3].
+        Since the last `rebalance`: choices of each expert, dropped choices, tokens, their entropy;
+        float64 [E + 3].
     """
 
     def __init__(self, config: GPTConfig, index: int) -> None:
@@ -82,7 +90,9 @@ class RoutedExperts(nn.Module):
         self.tally = torch.zeros(config.experts + 3, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor, where: Where = ORIGIN) -> Tensor:
-        """Return the weighted sum of what the chosen experts make of each token of `x` [B, T, D]."""
+        """Return the weighted sum of what the chosen experts make of each token of `x` [B, T,
+        D].
+        """
         logits = self.logits(x)  # [B, T, E]
         scores = logits.softmax(-1) if self.config.scores == "softmax" else logits.sigmoid()
         choice = self.choose(scores)  # [B, T, k]
@@ -106,7 +116,9 @@ class RoutedExperts(nn.Module):
         return biased.sort(stable=True, dim=-1, descending=True).indices[..., : self.config.top_k]
 
     def kept(self, choice: Tensor, where: Where) -> Tensor:
-        """Return which choices [B, T, k] have room: in each sequence the first ones of each expert."""
+        """Return which choices [B, T, k] have room: in each sequence the first ones of each
+        expert.
+        """
         if not (factor := self.config.capacity):
             return torch.ones_like(choice, dtype=torch.bool)
         rows, time, k = choice.shape
@@ -114,15 +126,29 @@ class RoutedExperts(nn.Module):
         sequence = choice.new_zeros(rows, self.config.sequence, k)
         sequence[:, positions] = choice + 1  # 0: no token
         sequence = self.whole(sequence)
-        chosen = (sequence[..., None] == torch.arange(1, self.config.experts + 1, device=choice.device)).any(2)
-        earlier = chosen.cumsum(1) - chosen.long()  # [B, T, E]: how many tokens before this one chose the expert
+        chosen = (
+            sequence[..., None] == torch.arange(1, self.config.experts + 1, device=choice.device)
+        ).any(2)
+        # [B, T, E]: how many tokens before this one chose the expert
+        earlier = chosen.cumsum(1) - chosen.long()
         tokens = (sequence[:1, :, 0] > 0).sum().double()
-        return earlier[:, positions].gather(-1, choice) < (factor * k * tokens / self.config.experts).ceil()
+        return (
+            earlier[:, positions].gather(-1, choice)
+            < (factor * k * tokens / self.config.experts).ceil()
+        )
 
     def with_losses(
-        self, weights: Tensor, logits: Tensor, scores: Tensor, choice: Tensor, kept: Tensor, where: Where
+        self,
+        weights: Tensor,
+        logits: Tensor,
+        scores: Tensor,
+        choice: Tensor,
+        kept: Tensor,
+        where: Where,
     ) -> Tensor:
-        """Return the weights, from which backward goes on to the losses of the router, and tallies this forward."""
+        """Return the weights, from which backward goes on to the losses of the router, and tallies
+        this forward.
+        """
         config, experts = self.config, self.config.experts
         shares = scores / scores.sum(-1, keepdim=True)  # [B, T, E]
         chosen = nn.functional.one_hot(choice, experts).sum(2)  # [B, T, E]
@@ -135,10 +161,11 @@ class RoutedExperts(nn.Module):
         return Attach.apply(weights, where.weight * loss, self, new)  # type: ignore[no-any-return, no-untyped-call]
 
     def combine(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
-        """Send the tokens of `x` to their experts, E standing for none, and add up what comes back, weighted.
+        """Send the tokens of `x` to their experts, E standing for none, and add up what comes back,
+        weighted.
 
-        Rows go back to their places before they are added up, in float32 at least: a sum in the order of arrival would
-        not repeat.
+        Rows go back to their places before they are added up, in float32 at least: a sum in the
+        order of arrival would not repeat.
         """
         experts, k = self.config.experts, choice.shape[-1]
         order = choice.flatten().argsort(stable=True)
@@ -162,11 +189,15 @@ class RoutedExperts(nn.Module):
 
 
 class Pick(torch.autograd.Function):
-    """The tokens whose choices an order names; backward adds up the gradients of a token's choices, in their order."""
+    """The tokens whose choices an order names; backward adds up the gradients of a token's choices,
+    in their order.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, k: int) -> Tensor:
-        """Return rows [M, D] of tokens `x` [N, D]; choice j of token n has the number n k + j in `order` [M]."""
+        """Return rows [M, D] of tokens `x` [N, D]; choice j of token n has the number n k + j in
+        `order` [M].
+        """
         ctx.save_for_backward(order)
         ctx.k, ctx.tokens = k, len(x)
         return x.index_select(0, order // k)
@@ -183,7 +214,9 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
-        """Return [N, D] of rows [M, D], which come in this order, and weights [N, k], in the dtype of these."""
+        """Return [N, D] of rows [M, D], which come in this order, and weights [N, k], in the dtype
+        of these.
+        """
         back = placed(rows, order, *weights.shape)
         ctx.save_for_backward(back, order, weights)
         return (back * weights[..., None]).sum(1)
@@ -198,16 +231,22 @@ class Combine(torch.autograd.Function):
 
 
 def placed(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:
-    """Return rows [M, D] at the places [N, k, D] that an order names, and zeros where there is none."""
+    """Return rows [M, D] at the places [N, k, D] that an order names, and zeros where there is
+    none.
+    """
     places = rows.new_zeros(tokens * k, rows.shape[1]).index_copy_(0, order, rows)
     return places.view(tokens, k, rows.shape[1])
 
 
 class Attach(torch.autograd.Function):
-    """The identity of the weights, whose backward adds the gradient of a loss, and to the tally of its layer."""
+    """The identity of the weights, whose backward adds the gradient of a loss, and to the tally of
+    its layer.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, loss: Tensor, layer: RoutedExperts, new: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, weights: Tensor, loss: Tensor, layer: RoutedExperts, new: Tensor
+    ) -> Tensor:
         """Return the weights."""
         ctx.layer, ctx.new, ctx.loss = layer, new, torch.ones_like(loss)
         return weights.view_as(weights)
@@ -221,9 +260,11 @@ class Attach(torch.autograd.Function):
 
 
 def balance_loss(shares: Tensor, chosen: Tensor, whole: Sum) -> Tensor:
-    """Return the sum over tokens of E sum_e f_e p_e, p being the `shares` [B, T, E] of one token in the scores.
+    """Return the sum over tokens of E sum_e f_e p_e, p being the `shares` [B, T, E] of one token in
+    the scores.
 
-    `chosen` [B, T, E] says whether a token goes to an expert. In a sequence the mean of this is E sum_e f_e P_e.
+    `chosen` [B, T, E] says whether a token goes to an expert. In a sequence the mean of this is E
+    sum_e f_e P_e.
     """
     counts = whole(chosen.sum(1))  # [B, E], of whole sequences
     fractions = shares.shape[-1] * counts.to(shares.dtype) / counts.sum(-1, keepdim=True)
@@ -236,7 +277,8 @@ class Load(NamedTuple):
     Attributes
     ----------
     imbalance : float
-        Tokens of the busiest expert over the mean, on average over the layers: 1 if all have as many.
+        Tokens of the busiest expert over the mean, on average over the layers: 1 if all have as
+        many.
     dropped : int
         Choices that found no room.
     entropy : float
@@ -249,7 +291,9 @@ class Load(NamedTuple):
 
 
 def sum_over(layer: RoutedExperts, total: Sum) -> None:
-    """Let `layer.whole` sum over more ranks, too: those that `total` sums over have other tokens of its sequences."""
+    """Let `layer.whole` sum over more ranks, too: those that `total` sums over have other tokens of
+    its sequences.
+    """
     before = layer.whole
     layer.whole = lambda mine: total(before(mine))
 
@@ -260,7 +304,8 @@ def routed_in(model: nn.Module) -> list[RoutedExperts]:
 
 
 def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
-    """Move each bias by one change, and begin a new tally. Call it once a step, after the last backward.
+    """Move each bias by one change, and begin a new tally. Call it once a step, after the last
+    backward.
 
     Parameters
     ----------
@@ -275,7 +320,9 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     if not (routed := routed_in(model)) or routed[0].router.is_meta:
         return None
     config = routed[0].config
-    table = torch.zeros(config.layers, config.experts + 3, dtype=torch.float64, device=routed[0].router.device)
+    table = torch.zeros(
+        config.layers, config.experts + 3, dtype=torch.float64, device=routed[0].router.device
+    )
     for layer in routed:
         table[layer.index] = layer.tally
         layer.tally = torch.zeros_like(layer.tally)
@@ -287,5 +334,8 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     counted = table[table[:, -2] > 0]  # not the layers whose router is frozen
     if not len(counted):
         return None
-    counts, (dropped, tokens, entropy) = counted[:, : config.experts], counted[:, config.experts :].sum(0).tolist()
+    counts, (dropped, tokens, entropy) = (
+        counted[:, : config.experts],
+        counted[:, config.experts :].sum(0).tolist(),
+    )
     return Load(float((counts.amax(1) / counts.mean(1)).mean()), int(dropped), entropy / tokens)

@@ -12,67 +12,95 @@ from minidist.comm import Communicator
 from minidist.parallel.placement import counts, sharing, stages_of
 
 
-def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a scalar tensor.
+def clip_by_global_norm(
+    parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator
+) -> Tensor:
+    """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a
+    scalar tensor.
 
-    With plain data parallelism every rank holds all gradients, and finds the same norm without a message. Where ranks
-    hold slices (ZeRO), blocks (tensor parallelism) or other experts, the parameters' own records say so, and the
-    squares of all ranks are added, and so are those of the stages of a pipeline; what several ranks hold, only the
-    first counts. In a loop of your own, pass in `axes` what no record can know: along which other axes ranks hold other
-    parameters. An axis that the records name is not counted twice.
+    With plain data parallelism every rank holds all gradients, and finds the same norm without a
+    message. Where ranks hold slices (ZeRO), blocks (tensor parallelism) or other experts, the
+    parameters' own records say so, and the squares of all ranks are added, and so are those of the
+    stages of a pipeline; what several ranks hold, only the first counts. In a loop of your own,
+    pass in `axes` what no record can know: along which other axes ranks hold other parameters. An
+    axis that the records name is not counted twice.
 
-    The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is infinite or not a
-    number, the gradients stay as they are: no scale could mend them, and the caller should skip the step. With a
-    `limit` of 0 or infinity the norm is only measured.
+    The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is
+    infinite or not a number, the gradients stay as they are: no scale could mend them, and the
+    caller should skip the step. With a `limit` of 0 or infinity the norm is only measured.
 
-    Cost: an all-reduce of one number for each axis of several ranks; then it is collective. (torch's own
-    `clip_grad_norm_` finds the same norm, by one all-reduce for each gradient; see `gradient.py`.)
+    Cost: an all-reduce of one number for each axis of several ranks; then it is collective.
+    (torch's own `clip_grad_norm_` finds the same norm, by one all-reduce for each gradient; see
+    `gradient.py`.)
 
     Raises
     ------
     ValueError
-        If `limit` is negative or not a number, or if an axis has some, but not all, of the ranks that share a parameter
-        and others besides.
+        If `limit` is negative or not a number, or if an axis has some, but not all, of the ranks
+        that share a parameter and others besides.
     """
     if not limit >= 0:
-        raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
-    by_axes: dict[tuple[Communicator, ...], list[nn.Parameter]] = defaultdict(list)  # along which others have more
+        raise ValueError(
+            f"limit={limit} is no bound for a norm: give a positive number, or 0 for none"
+        )
+    # along which others have more
+    by_axes: dict[tuple[Communicator, ...], list[nn.Parameter]] = defaultdict(list)
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.requires_grad or parameter.grad is not None:
             by_axes[sharing(parameter)].append(parameter)
     gradients = [p.grad for several in by_axes.values() for p in several if p.grad is not None]
-    # From parameters, not gradients: a frozen stage has none of these, but must send the same dtype as the others.
-    dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32)
+    # From parameters, not gradients: a frozen stage has none of these, but must send the same dtype
+    # as the others.
+    dtype = reduce(
+        torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32
+    )
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
     norm = _joint([_norm(several, ranks, nothing) for ranks, several in by_axes.items()], nothing)
     stages = [comm for parameter in parameters if (comm := stages_of(parameter)) is not None]
     across = {comm.members: comm for comm in (*axes, *stages) if comm.size > 1}
-    norm = reduce(_over_ranks, [comm for comm in across.values() if not _recorded(comm, parameters)], norm)
+    norm = reduce(
+        _over_ranks, [comm for comm in across.values() if not _recorded(comm, parameters)], norm
+    )
     if 0 < limit < float("inf") and gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
-        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # an `if` would wait for the GPU
+        # an `if` would wait for the GPU
+        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))
     return norm
 
 
 def _recorded(axis: Communicator, parameters: Iterable[nn.Parameter]) -> bool:
-    """Tell whether the parameters' own records name an axis. It would be counted twice. Raises ValueError as above."""
+    """Tell whether the parameters' own records name an axis. It would be counted twice. Raises
+    ValueError as above.
+    """
     mine = set(axis.members)
     for comm in {comm for parameter in parameters for comm in sharing(parameter)}:
         if mine <= set(comm.members):
             return True
         if len(mine & set(comm.members)) > 1:
-            fault = f"the ranks {list(axis.members)} would count twice what {list(comm.members)} share already"
-            raise ValueError(f"{fault}, as the parameters record: pass only the axis of the pipeline, or none")
+            fault = (
+                f"the ranks {list(axis.members)} would count twice what {list(comm.members)} "
+                "share already"
+            )
+            raise ValueError(
+                f"{fault}, as the parameters record: pass only the axis of the pipeline, or none"
+            )
     return False
 
 
-def _norm(parameters: list[nn.Parameter], axes: tuple[Communicator, ...], nothing: Tensor) -> Tensor:
-    """Return the joint norm of the gradients that count here, and of those of the other ranks along `axes`."""
-    parts = [(p, p.grad.as_subclass(Tensor)) for p in parameters if p.grad is not None]  # this rank's alone
+def _norm(
+    parameters: list[nn.Parameter], axes: tuple[Communicator, ...], nothing: Tensor
+) -> Tensor:
+    """Return the joint norm of the gradients that count here, and of those of the other ranks along
+    `axes`.
+    """
+    # this rank's alone
+    parts = [(p, p.grad.as_subclass(Tensor)) for p in parameters if p.grad is not None]
     gradients = [gradient for parameter, gradient in parts if counts(parameter)]
-    norm = _joint(list(torch._foreach_norm(gradients, 2, dtype=nothing.dtype)) if gradients else [], nothing)
+    norm = _joint(
+        list(torch._foreach_norm(gradients, 2, dtype=nothing.dtype)) if gradients else [], nothing
+    )
     return reduce(_over_ranks, axes, norm)
 
 

@@ -2,11 +2,13 @@
 
     block(x) ─▶ hooks: gather ─▶ forward, compiled ─▶ hooks: free ─▶ y
 
-What is compiled is a block's `forward`, and not the module: `nn.Module.compile` would compile the hooks of strategies,
-too, and so see parameters before they are gathered. All blocks of one shape share what was compiled for the first.
+What is compiled is a block's `forward`, and not the module: `nn.Module.compile` would compile the
+hooks of strategies, too, and so see parameters before they are gathered. All blocks of one shape
+share what was compiled for the first.
 
-What is no arithmetic runs as it is, between compiled pieces: messages, recomputation inside a block, weight gradients
-that are put off, and dropout, whose mask depends on its place in the model. (Ansel et al. 2024, "PyTorch 2".)
+What is no arithmetic runs as it is, between compiled pieces: messages, recomputation inside a
+block, weight gradients that are put off, and dropout, whose mask depends on its place in the model.
+(Ansel et al. 2024, "PyTorch 2".)
 """
 
 from collections.abc import Iterable
@@ -33,36 +35,47 @@ AS_THEY_ARE = (
     "minidist.parallel.expert",
     "minidist.parallel.pipeline.weight_gradients",
 )
-"""Modules that a compiler does not look into: it would make a graph for each layer, or break in their midst."""
+"""Modules that a compiler does not look into: it would make a graph for each layer, or break in
+their midst.
+"""
 
 
 MOST_FORMS = 64
-"""How often one function is compiled, for other shapes and layers of another form; later ones run as they are."""
+"""How often one function is compiled, for other shapes and layers of another form; later ones run
+as they are.
+"""
 
 
-def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynamic: bool | None = None) -> None:
-    """Have each block's `forward` compiled when it is first called, for the shapes that it is called with.
+def compile_blocks(
+    blocks: Iterable[nn.Module], backend: str = "inductor", dynamic: bool | None = None
+) -> None:
+    """Have each block's `forward` compiled when it is first called, for the shapes that it is
+    called with.
 
-    A second shape compiles once more, and then for any shape. Apply it before or after a strategy wraps the model, but
-    after tensor parallelism has replaced what is in the blocks. `as_they_were` undoes it.
+    A second shape compiles once more, and then for any shape. Apply it before or after a strategy
+    wraps the model, but after tensor parallelism has replaced what is in the blocks. `as_they_were`
+    undoes it.
 
     Parameters
     ----------
     blocks
         Such as `model.layers`, children of which are called as `block(x, ...)`.
     backend
-        Of `torch.compile`: "inductor" needs a C++ compiler on CPUs, and Triton on GPUs; "aot_eager" needs nothing, and
-        makes nothing faster.
+        Of `torch.compile`: "inductor" needs a C++ compiler on CPUs, and Triton on GPUs; "aot_eager"
+        needs nothing, and makes nothing faster.
     dynamic
-        Of `torch.compile`. Say False with recomputation, whose second run must take what was compiled for the first:
-        each shape is then compiled for itself.
+        Of `torch.compile`. Say False with recomputation, whose second run must take what was
+        compiled for the first: each shape is then compiled for itself.
     """
     leave_alone(AS_THEY_ARE)
-    # Attention asks which GPU this is. The mark is made here, as it imports torch's compiler, which takes a second.
+    # Attention asks which GPU this is. The mark is made here, as it imports torch's compiler, which
+    # takes a second.
     torch.compiler.assume_constant_result(capability)  # type: ignore[no-untyped-call]
-    # Ranks that are threads of one process share what is compiled, and several may compile the same at once.
+    # Ranks that are threads of one process share what is compiled, and several may compile the same
+    # at once.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
-    for block in blocks.children() if isinstance(blocks, nn.ModuleList) else blocks:  # a loop has other parts
+    # a loop has other parts
+    for block in blocks.children() if isinstance(blocks, nn.ModuleList) else blocks:
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))
@@ -72,7 +85,9 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynam
 
 
 def as_it_is(attend: Any) -> Any:
-    """Return an `attend` not compiled across ranks or if recomputed: two compilations would save in two orders."""
+    """Return an `attend` not compiled across ranks or if recomputed: two compilations would save in
+    two orders.
+    """
     if isinstance(attend, Across):
         return torch._dynamo.disable(attend)  # type: ignore[no-untyped-call]
     if isinstance(attend, partial) and attend.func is checkpoint:
@@ -105,7 +120,12 @@ def compile_fault(backend: bool | str) -> str:
     if name not in known:
         return f"there is no compiler {name!r}: use one of {', '.join(known)}"
     needed, found = _what_inductor_needs() if name == "inductor" else ("", True)
-    return "" if found else f"compile={backend!r} needs {needed}, and there is none: install it, or leave compile out"
+    return (
+        ""
+        if found
+        else f"compile={backend!r} needs {needed}, and there is none: install it, or leave compile "
+        "out"
+    )
 
 
 def _what_inductor_needs() -> tuple[str, bool]:

@@ -20,8 +20,25 @@ OF_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 """Properties that are values; all others are not."""
 WITHOUT_VALUES = frozenset(
     (
-        *("size", "dim", "numel", "nelement", "stride", "element_size", "__len__", "__hash__", "is_same_size"),
-        *("is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device", "result_type"),
+        *(
+            "size",
+            "dim",
+            "numel",
+            "nelement",
+            "stride",
+            "element_size",
+            "__len__",
+            "__hash__",
+            "is_same_size",
+        ),
+        *(
+            "is_floating_point",
+            "is_complex",
+            "is_contiguous",
+            "is_inference",
+            "get_device",
+            "result_type",
+        ),
         "_has_compatible_shallow_copy_type",
         *("untyped_storage", "data_ptr", "storage_offset", "requires_grad_"),
         *("register_hook", "register_post_accumulate_grad_hook"),
@@ -37,7 +54,9 @@ LIKE_IT = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))
 
 
 class FreedParameter(nn.Parameter):
-    """A parameter without memory. Asked for its values, or to change them, it raises RuntimeError."""
+    """A parameter without memory. Asked for its values, or to change them, it raises
+    RuntimeError.
+    """
 
     freed_name: str
 
@@ -50,7 +69,9 @@ class FreedParameter(nn.Parameter):
                 return func(*args, **kwargs)
             if func.__name__ in CONVERSIONS and func(*args, **kwargs) is args[0]:
                 return args[0]
-        freed = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, FreedParameter))
+        freed = next(
+            value for value in tree_leaves((args, kwargs)) if isinstance(value, FreedParameter)
+        )
         return refuse(freed.freed_name, name_of(func))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -73,7 +94,9 @@ def name_of(func: Any) -> str:
 
 
 def needs_no_values(func: Any, args: Any) -> bool:
-    """Tell whether a function of torch can be answered for these arguments, of which some are freed."""
+    """Tell whether a function of torch can be answered for these arguments, of which some are
+    freed.
+    """
     name = name_of(func)
     match func.__name__:
         case "__get__" | "__delete__":
@@ -88,9 +111,10 @@ def needs_no_values(func: Any, args: Any) -> bool:
 def refuse(parameter: str, what: str) -> NoReturn:
     """Raise RuntimeError for what needs the values of a freed parameter."""
     raise RuntimeError(
-        f"{parameter} is freed between the forwards of its unit, so {what!r} would find NaN, and what is written there "
-        "would be lost: read it in gathered() or full_state_dict(), change it by load(), convert or move a model "
-        "before wrapping it, and name other methods than forward by register_fsdp_forward_method(unit, method)"
+        f"{parameter} is freed between the forwards of its unit, so {what!r} would find NaN, and "
+        "what is written there would be lost: read it in gathered() or full_state_dict(), change "
+        "it by load(), convert or move a model before wrapping it, and name other methods than "
+        "forward by register_fsdp_forward_method(unit, method)"
     )
 
 

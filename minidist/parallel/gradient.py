@@ -1,4 +1,5 @@
-"""Gradients that know that they are a part: what is asked of all of a gradient gets the answer of all ranks.
+"""Gradients that know that they are a part: what is asked of all of a gradient gets the answer of
+all ranks.
 
     p.grad          this rank's block (tensor parallelism) or slice (ZeRO) of a gradient; memory, dtype, speed: as ever
     p.grad.mul_(2)  of this rank's elements, as of any tensor
@@ -32,10 +33,12 @@ class Spread:
     axes : tuple of Communicator
         Along each of them ranks hold other parts.
     counts : bool
-        Whether this rank's part enters sums. If several ranks hold the same part, only the first one's does.
+        Whether this rank's part enters sums. If several ranks hold the same part, only the first
+        one's does.
     staged : bool
-        Whether other ranks hold other parameters, as the stages of a pipeline do. What asks for many gradients at a
-        time, to clip or to unscale them, would then get another answer on each stage, and is refused.
+        Whether other ranks hold other parameters, as the stages of a pipeline do. What asks for
+        many gradients at a time, to clip or to unscale them, would then get another answer on each
+        stage, and is refused.
     """
 
     axes: tuple[Communicator, ...]
@@ -50,7 +53,9 @@ class PartOfGradient(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer a question for the whole; let torch do anything else with the part, as with a plain tensor."""
+        """Answer a question for the whole; let torch do anything else with the part, as with a
+        plain tensor.
+        """
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in ANSWERS:
@@ -83,14 +88,20 @@ def become_part(gradient: Tensor, spread: Spread) -> Tensor:
 # ---------------------------------------------------------------- norms
 
 
-def norms_of_wholes(parts: Sequence[Tensor], order: float, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Return the norm of each gradient, of which these are this rank's parts; a plain tensor is whole.
+def norms_of_wholes(
+    parts: Sequence[Tensor], order: float, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Return the norm of each gradient, of which these are this rank's parts; a plain tensor is
+    whole.
 
-    Collective: one all-reduce for each axis along which some are spread, of a number for each of these. Sums are in
-    float32 at least, as the square of a norm beyond 255 has no float16.
+    Collective: one all-reduce for each axis along which some are spread, of a number for each of
+    these. Sums are in float32 at least, as the square of a norm beyond 255 has no float16.
     """
     if any(part.requires_grad for part in parts) and torch.is_grad_enabled():
-        fault = "this gradient is to be differentiated again, but its norm is that of parts on several ranks"
+        fault = (
+            "this gradient is to be differentiated again, but its norm is that of parts on "
+            "several ranks"
+        )
         raise RuntimeError(f"{fault}, and no graph leads there: ask for it under torch.no_grad()")
     terms = [_term(part, order, dtype) for part in parts]
     by_axes: dict[tuple[Communicator, ...], list[int]] = {}
@@ -112,7 +123,9 @@ def _join(order: float) -> str:
 
 
 def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
-    """Return what this rank adds: the sum of |x|^order of its elements; for infinite orders, the extreme one."""
+    """Return what this rank adds: the sum of |x|^order of its elements; for infinite orders, the
+    extreme one.
+    """
     wide = torch.promote_types(dtype or part.dtype, torch.float32)
     counts = not isinstance(part, PartOfGradient) or part.spread.counts
     if not part.numel() or not counts:
@@ -122,12 +135,16 @@ def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
 
 
 def _vector_norm(part: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Answer `torch.linalg.vector_norm`, with which `clip_grad_norm_` asks for one gradient after the other."""
+    """Answer `torch.linalg.vector_norm`, with which `clip_grad_norm_` asks for one gradient after
+    the other.
+    """
     _refuse_stages([part], CLIP)
     return _norm(part, *args, **options)
 
 
-def _norm(part: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+def _norm(
+    part: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Tensor:
     """Return the norm of all of a gradient, if the options are those of a plain norm."""
     if dim is not None or keepdim or options.get("out") is not None:
         refuse("a norm along a dim, or into out=")
@@ -136,14 +153,18 @@ def _norm(part: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **
 
 
 def _any_norm(input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tensor:
-    """Answer `torch.norm`, `Tensor.norm` and `torch.linalg.norm`, of which only vectors' norms have an answer."""
+    """Answer `torch.norm`, `Tensor.norm` and `torch.linalg.norm`, of which only vectors' norms have
+    an answer.
+    """
     order = options.pop("ord", p)
     if order == "nuc":
         refuse("its nuclear norm")
     return _norm(input, 2 if order in ("fro", None) else order, *args, **options)
 
 
-def _foreach_norm(parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+def _foreach_norm(
+    parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
     _refuse_stages(parts, CLIP)
     return tuple(norms_of_wholes(parts, float(ord), dtype))
 
@@ -152,7 +173,9 @@ def _foreach_norm(parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | 
 
 
 def _unscale(parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
-    """Multiply by the inverse scale; find out whether an element was infinite, or not a number, on any rank."""
+    """Multiply by the inverse scale; find out whether an element was infinite, or not a number, on
+    any rank.
+    """
     _refuse_stages(parts, SCALE)
     torch._amp_foreach_non_finite_check_and_unscale_(parts, found, inverse)
     for comm in dict.fromkeys(axes_of(parts)):
@@ -161,11 +184,14 @@ def _unscale(parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
 
 def axes_of(tensors: Iterable[Tensor]) -> Iterable[Communicator]:
     """Yield the axes along which these are spread, in the same order on every rank."""
-    return (comm for part in tensors if isinstance(part, PartOfGradient) for comm in part.spread.axes)
+    return (
+        comm for part in tensors if isinstance(part, PartOfGradient) for comm in part.spread.axes
+    )
 
 
 def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
-    """Return the answer to a question that one number answers, such as `Tensor.sum`; ranks join theirs by `op`.
+    """Return the answer to a question that one number answers, such as `Tensor.sum`; ranks join
+    theirs by `op`.
 
     A rank without elements answers as if it had this `nothing`.
     """
@@ -196,7 +222,10 @@ def _mean(part: Any, *args: Any, **options: Any) -> Any:
     return SUM(part) / SUM(become_part(number, part.spread))
 
 
-CLIP = "their norm is not that of all: use clip_by_global_norm(parameters, limit), or Parallel.clip(limit)"
+CLIP = (
+    "their norm is not that of all: use clip_by_global_norm(parameters, limit), or "
+    "Parallel.clip(limit)"
+)
 SCALE = "only some may overflow: use LossScaler(mesh.world) in place of GradScaler"
 
 
@@ -209,7 +238,10 @@ def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
 def refuse(what: str) -> NoReturn:
     """Raise ValueError for a question that no sum over ranks answers."""
     fault = f"this rank has only a part of the gradient, and {what} is not computed across ranks"
-    raise ValueError(f"{fault}: ask for the norm of all of it, or use gradient.as_subclass(torch.Tensor), the part")
+    raise ValueError(
+        f"{fault}: ask for the norm of all of it, or use gradient.as_subclass(torch.Tensor), the "
+        "part"
+    )
 
 
 def _refused(question: str) -> Callable[..., Any]:
@@ -252,24 +284,75 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.mean: _mean,
     Tensor.mean: _mean,
     **{getattr(torch, name): _asked_of(getattr(torch, name), *how) for name, how in JOINED.items()},
-    **{getattr(Tensor, name): _asked_of(getattr(Tensor, name), *how) for name, how in JOINED.items()},
+    **{
+        getattr(Tensor, name): _asked_of(getattr(Tensor, name), *how)
+        for name, how in JOINED.items()
+    },
 }
 """Questions about all of a gradient."""
-ALONE = ("std", "var", "median", "nanmedian", "quantile", "dist", "dot", "vdot", "argmax", "argmin", "count_nonzero")
+ALONE = (
+    "std",
+    "var",
+    "median",
+    "nanmedian",
+    "quantile",
+    "dist",
+    "dot",
+    "vdot",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+)
 """Questions that no sum over ranks answers."""
 ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
 ANSWERS |= {getattr(Tensor, name): _refused(name) for name in ALONE if hasattr(Tensor, name)}
 ELEMENTWISE = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
-    *(Tensor.detach, Tensor.to, Tensor.float, Tensor.double, Tensor.nan_to_num, Tensor.__pow__, Tensor.__invert__),
-    *(Tensor.mul, Tensor.div, Tensor.pow, Tensor.square, Tensor.abs, Tensor.isfinite, Tensor.isnan, Tensor.isinf),
-    *(torch.mul, torch.div, torch.pow, torch.square, torch.abs, torch.isfinite, torch.isnan, torch.isinf),
+    *(
+        Tensor.detach,
+        Tensor.to,
+        Tensor.float,
+        Tensor.double,
+        Tensor.nan_to_num,
+        Tensor.__pow__,
+        Tensor.__invert__,
+    ),
+    *(
+        Tensor.mul,
+        Tensor.div,
+        Tensor.pow,
+        Tensor.square,
+        Tensor.abs,
+        Tensor.isfinite,
+        Tensor.isnan,
+        Tensor.isinf,
+    ),
+    *(
+        torch.mul,
+        torch.div,
+        torch.pow,
+        torch.square,
+        torch.abs,
+        torch.isfinite,
+        torch.isnan,
+        torch.isinf,
+    ),
     *(torch.nan_to_num, torch.detach, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
     *(Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__, Tensor.sub, torch.sub),
     *(Tensor.__sub__, Tensor.__rsub__, Tensor.sqrt, torch.sqrt, Tensor.sign, torch.sign),
-    *(Tensor.half, Tensor.bfloat16, Tensor.neg, torch.neg, Tensor.__neg__, Tensor.clamp, torch.clamp),
+    *(
+        Tensor.half,
+        Tensor.bfloat16,
+        Tensor.neg,
+        torch.neg,
+        Tensor.__neg__,
+        Tensor.clamp,
+        torch.clamp,
+    ),
     *(Tensor.eq, Tensor.ne, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le),
     *(torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le),
     *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
 }
-"""What makes a part of the whole's result out of a part: on the way from a gradient to a question."""
+"""What makes a part of the whole's result out of a part: on the way from a gradient to a
+question.
+"""

@@ -1,4 +1,6 @@
-"""Models that are too large to be built: they begin on the device `meta`, where tensors have shapes and no bytes."""
+"""Models that are too large to be built: they begin on the device `meta`, where tensors have shapes
+and no bytes.
+"""
 
 from typing import Any
 
@@ -12,9 +14,11 @@ from minidist.comm import Communicator
 
 
 class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, this thread's matrix products take their time on the rank's clock: operations / `flops` seconds.
+    """Within it, this thread's matrix products take their time on the rank's clock: operations /
+    `flops` seconds.
 
-    With tensors on `meta` and a `Cluster`, a real program tells so how long a step takes: `flops` are the cluster's.
+    With tensors on `meta` and a `Cluster`, a real program tells so how long a step takes: `flops`
+    are the cluster's.
     """
 
     def __init__(self, comm: Communicator, flops: float) -> None:
@@ -24,19 +28,24 @@ class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, then let the time pass."""
         found = func(*args, **(kwargs or {}))
-        packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"), None)  # addmm_ as addmm
+        # addmm_ as addmm
+        packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"), None)
         if count := flop_registry.get(packet):
             self.comm.advance(count(*args, **(kwargs or {}), out_val=found) / self.flops)
         return found
 
 
 def on_device(model: nn.Module, device: torch.device) -> None:
-    """Move parameters and buffers from `meta` to `device`. Parameters still need no memory: all elements are one NaN.
+    """Move parameters and buffers from `meta` to `device`. Parameters still need no memory: all
+    elements are one NaN.
 
-    They stay the same objects, so what is shared stays shared. A strategy then gives them memory, a part at a time.
+    They stay the same objects, so what is shared stays shared. A strategy then gives them memory, a
+    part at a time.
     """
     for parameter in tuple(model.parameters()):
-        nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
+        nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(
+            parameter.shape
+        )
         swap_tensors(parameter, nn.Parameter(nothing, parameter.requires_grad))  # type: ignore[no-untyped-call]
     for buffer in tuple(model.buffers()):
         swap_tensors(buffer, torch.zeros_like(buffer, device=device))  # type: ignore[no-untyped-call]

@@ -35,7 +35,8 @@ class TensorPlacement:
     bounds : Bounds
         Of each rank, along `dim`.
     copies : int
-        How many neighbouring ranks hold the same block: 1 if no two do, the number of ranks if all hold the whole.
+        How many neighbouring ranks hold the same block: 1 if no two do, the number of ranks if all
+        hold the whole.
     comm : Communicator
         The ranks of the tensor axis.
     """
@@ -55,10 +56,15 @@ class TensorPlacement:
         return whole.narrow(self.dim, start, stop - start)
 
     def full(self, piece: Tensor) -> Tensor:
-        """Return the whole parameter; each rank brings its block as `piece`. Collective: one all-gather."""
+        """Return the whole parameter; each rank brings its block as `piece`. Collective: one
+        all-gather.
+        """
         if self.dim is None:
             return piece.detach()
-        counts = [(stop - start) * (rank % self.copies == 0) for rank, (start, stop) in enumerate(self.bounds)]
+        counts = [
+            (stop - start) * (rank % self.copies == 0)
+            for rank, (start, stop) in enumerate(self.bounds)
+        ]
         rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]
         return all_gather(rows, self.comm, counts=counts).movedim(0, self.dim).contiguous()
 
@@ -101,17 +107,30 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
     before = tensor_placement_of(parameter)
     if before is None:
         piece = placement.take(parameter.data)
-        parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
+        parameter.data = (
+            piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
+        )
         parameter.grad = None
         parameter.tensor_placement = placement  # type: ignore[attr-defined]
         mark_gradients(parameter)
-    elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
-        fault = f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim})"
-        raise ValueError(f"{fault}: give modules that share it styles that cut it alike, and split a model only once")
+    elif (before.dim, before.bounds) != (
+        placement.dim,
+        placement.bounds,
+    ) or placement.comm is not before.comm:
+        fault = (
+            f"{placement.name} is {before.name}, which has been cut otherwise (along dim "
+            f"{before.dim})"
+        )
+        raise ValueError(
+            f"{fault}: give modules that share it styles that cut it alike, and split a model "
+            "only once"
+        )
 
 
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
-    """Return a slice of a parameter, for an optimizer to update: these flat `values`, with their record."""
+    """Return a slice of a parameter, for an optimizer to update: these flat `values`, with their
+    record.
+    """
     piece = nn.Parameter(values, parameter.requires_grad)
     piece.placement = placement  # type: ignore[attr-defined]
     piece.block_of = parameter  # type: ignore[attr-defined]
@@ -125,76 +144,100 @@ def placement_of(parameter: Tensor) -> Placement | None:
 
 
 def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
-    """Return the tensor-parallel record of a parameter, or of a slice of one; None if there is none."""
+    """Return the tensor-parallel record of a parameter, or of a slice of one; None if there is
+    none.
+    """
     return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
 
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """The record of shared-out experts: along `ep` ranks of the data axis hold others, along `copies` the same ones."""
+    """The record of shared-out experts: along `ep` ranks of the data axis hold others, along
+    `copies` the same ones.
+    """
 
     ep: Communicator
     copies: Communicator
 
 
 def expert_groups_of(parameter: Tensor) -> ExpertGroups | None:
-    """Return the record of experts, or of a slice of them, that ranks have shared out; None for all else."""
+    """Return the record of experts, or of a slice of them, that ranks have shared out; None for all
+    else.
+    """
     return getattr(getattr(parameter, "block_of", parameter), "expert_groups", None)
 
 
 def copies_of(parameter: Tensor, data: Communicator) -> Communicator:
-    """Return the ranks that hold the same as this one of a parameter: of experts their copies, else the data axis."""
+    """Return the ranks that hold the same as this one of a parameter: of experts their copies, else
+    the data axis.
+    """
     groups = expert_groups_of(parameter)
     return groups.copies if groups else data
 
 
 def record_stages(parameters: Iterable[nn.Parameter], comm: Communicator) -> None:
-    """Record that these are a stage's, and that other ranks of a pipeline's `comm` hold other parameters."""
+    """Record that these are a stage's, and that other ranks of a pipeline's `comm` hold other
+    parameters.
+    """
     for parameter in parameters:
         parameter.stages = comm  # type: ignore[attr-defined]
         mark_gradients(parameter)
 
 
 def stages_of(parameter: Tensor) -> Communicator | None:
-    """Return the ranks of the pipeline that has a parameter, or a slice of one, in one of its stages."""
+    """Return the ranks of the pipeline that has a parameter, or a slice of one, in one of its
+    stages.
+    """
     return getattr(getattr(parameter, "block_of", parameter), "stages", None)
 
 
 @dataclass(frozen=True)
 class Tie:
-    """The record of a parameter called `name` that several stages share: each rank of `comm` has a copy."""
+    """The record of a parameter called `name` that several stages share: each rank of `comm` has a
+    copy.
+    """
 
     name: str
     comm: Communicator
 
 
 def tied_across(parameter: Tensor) -> Tie | None:
-    """Return the record of a parameter, or of a slice of one, that other stages have, too; None if none has."""
+    """Return the record of a parameter, or of a slice of one, that other stages have, too; None if
+    none has.
+    """
     return getattr(getattr(parameter, "block_of", parameter), "tie", None)
 
 
 def sharing(parameter: Tensor) -> tuple[Communicator, ...]:
     """Return the ranks that share a parameter, as parts or copies, axis by axis, by its records."""
     block, piece = tensor_placement_of(parameter), placement_of(parameter)
-    return tuple(record.comm for record in (piece, block) if record is not None and record.comm.size > 1)
+    return tuple(
+        record.comm for record in (piece, block) if record is not None and record.comm.size > 1
+    )
 
 
 def spread_of(parameter: Tensor) -> Spread | None:
     """Return among which ranks a parameter is spread; None if this rank has all of it."""
-    block, axes, staged = tensor_placement_of(parameter), sharing(parameter), stages_of(parameter) is not None
+    block, axes, staged = (
+        tensor_placement_of(parameter),
+        sharing(parameter),
+        stages_of(parameter) is not None,
+    )
     counted = True
     if block is not None and block.copies == block.comm.size:
-        axes = tuple(comm for comm in axes if comm is not block.comm)  # each rank of the tensor axis has all of it
+        # each rank of the tensor axis has all of it
+        axes = tuple(comm for comm in axes if comm is not block.comm)
     elif block is not None:
         counted = block.comm.rank % block.copies == 0
     return Spread(axes, counted, staged) if axes or staged else None
 
 
 class SpreadParameter(nn.Parameter):
-    """A parameter, or a slice of one, that is spread over ranks: each gradient it shows knows that it is a part.
+    """A parameter, or a slice of one, that is spread over ranks: each gradient it shows knows that
+    it is a part.
 
-    It does not matter who has put the gradient there, and when: autograd, a strategy, or a line of the user's. The
-    record is read when the gradient is asked for.
+    It does not matter who has put the gradient there, and when: autograd, a strategy, or a line of
+    the user's. The record is read when the gradient is asked for.
     """
 
     @property
@@ -211,7 +254,9 @@ class SpreadParameter(nn.Parameter):
 
 
 def mark_gradients(parameter: Tensor) -> None:
-    """Let the gradients of a parameter know that they are parts, if its records say that it is spread over ranks."""
+    """Let the gradients of a parameter know that they are parts, if its records say that it is
+    spread over ranks.
+    """
     if spread_of(parameter) is not None and not isinstance(parameter, SpreadParameter):
         assert isinstance(parameter, nn.Parameter)
         parameter.__class__ = with_gradient_of(SpreadParameter, type(parameter))
@@ -219,11 +264,21 @@ def mark_gradients(parameter: Tensor) -> None:
 
 @cache
 def with_gradient_of(shows: type[nn.Parameter], kind: type[nn.Parameter]) -> Any:
-    """Return the class of parameters of this `kind` whose attribute `grad` is that of the class `shows`."""
-    return shows if kind is nn.Parameter else type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})
+    """Return the class of parameters of this `kind` whose attribute `grad` is that of the class
+    `shows`.
+    """
+    return (
+        shows
+        if kind is nn.Parameter
+        else type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})
+    )
 
 
 def counts(parameter: Tensor) -> bool:
-    """Whether this rank's copy enters norms and checkpoints: the first of those along the tensor and pipeline axes."""
+    """Whether this rank's copy enters norms and checkpoints: the first of those along the tensor
+    and pipeline axes.
+    """
     block, tie = tensor_placement_of(parameter), tied_across(parameter)
-    return (block is None or block.comm.rank % block.copies == 0) and (tie is None or tie.comm.rank == 0)
+    return (block is None or block.comm.rank % block.copies == 0) and (
+        tie is None or tie.comm.rank == 0
+    )

@@ -1,4 +1,5 @@
-"""What is asked of a rank's replica of the model: one protocol for all strategies over the data axis.
+"""What is asked of a rank's replica of the model: one protocol for all strategies over the data
+axis.
 
     who asks                what
     trainer                 optimizer, stepped, zero_grad, no_sync, synchronize, unwrap, stream
@@ -6,7 +7,8 @@
     checkpoints, clipping   kept: whole parameters, or the slices that this rank updates
     summaries               volume
 
-The answers here are those of a rank that is alone on the data axis. Each strategy overrides those that differ.
+The answers here are those of a rank that is alone on the data axis. Each strategy overrides those
+that differ.
 """
 
 from collections.abc import Callable, Collection
@@ -39,10 +41,11 @@ class Replica(Protocol):
     alone : bool
         Whether no other rank has a copy.
     whole_parameters : bool
-        Whether every rank holds all parameters between two forwards. If not, only `called` can be called, not its
-        parts.
+        Whether every rank holds all parameters between two forwards. If not, only `called` can be
+        called, not its parts.
     whole_gradients : bool
-        Whether every rank holds all gradients between two backwards, so that `no_sync` costs no memory.
+        Whether every rank holds all gradients between two backwards, so that `no_sync` costs no
+        memory.
     """
 
     module: nn.Module
@@ -58,12 +61,16 @@ class Replica(Protocol):
         return self.module
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what this rank's optimizer updates of a trained parameter: all of it, or a flat slice."""
+        """Return what this rank's optimizer updates of a trained parameter: all of it, or a flat
+        slice.
+        """
         return parameter
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates, in the model's order: slices under ZeRO, else parameters."""
+        """What this rank's optimizer updates, in the model's order: slices under ZeRO, else
+        parameters.
+        """
         return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
 
     @property
@@ -72,7 +79,11 @@ class Replica(Protocol):
         return [self.slice_of(p) if p.requires_grad else p for p in self.module.parameters()]
 
     def optimizer(
-        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any
+        self,
+        kind: Callable[..., Optimizer],
+        groups: ParamsT | None = None,
+        elementwise: bool = False,
+        **options: Any,
     ) -> Optimizer:
         """Return an optimizer of this `kind` over what this rank updates.
 
@@ -81,10 +92,11 @@ class Replica(Protocol):
         kind
             A class of optimizers, or what returns one.
         groups : optional
-            The first argument of torch's optimizers, over the model's own parameters: parameters, pairs of name and
-            parameter, or groups of them. By default all trained parameters.
+            The first argument of torch's optimizers, over the model's own parameters: parameters,
+            pairs of name and parameter, or groups of them. By default all trained parameters.
         elementwise : bool
-            Say that a `kind` treats each element separately, if it is not one of torch's or of this package.
+            Say that a `kind` treats each element separately, if it is not one of torch's or of this
+            package.
         options
             Arguments of `kind`.
 
@@ -98,7 +110,8 @@ class Replica(Protocol):
         return kind(known_groups(given, names, "this rank's part of the model"), **options)
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Let parameters follow `trained`, after something other than the optimizer has changed it. Collective.
+        """Let parameters follow `trained`, after something other than the optimizer has changed it.
+        Collective.
 
         With `updated`, only these parameters have changed.
         """
@@ -109,7 +122,9 @@ class Replica(Protocol):
         self.module.zero_grad(set_to_none)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Only add up gradients locally in this context. It is for all microbatches of a step but the last."""
+        """Only add up gradients locally in this context. It is for all microbatches of a step but
+        the last.
+        """
         return nullcontext()
 
     def synchronize(self) -> None:
@@ -117,11 +132,15 @@ class Replica(Protocol):
         return
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step with this number of microbatches: a formula in words, and its bytes."""
+        """Return what a rank sends in a step with this number of microbatches: a formula in words,
+        and its bytes.
+        """
         return "0", 0.0
 
     def between_nodes(self) -> tuple[Communicator, float] | None:
-        """Return, if a strategy keeps nodes apart, the communicator to others, and the bytes of a step on it."""
+        """Return, if a strategy keeps nodes apart, the communicator to others, and the bytes of a
+        step on it.
+        """
         return None
 
     def unwrap(self) -> nn.Module:
@@ -134,4 +153,6 @@ class Alone(Replica):
 
     def __init__(self, model: nn.Module) -> None:
         self.module = model
-        self.parameters_to_reduce = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters_to_reduce = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]

@@ -1,4 +1,6 @@
-"""Steps of `parallelize` that a recipe decides on: adapters, experts, strategy over the data axis, recomputation."""
+"""Steps of `parallelize` that a recipe decides on: adapters, experts, strategy over the data axis,
+recomputation.
+"""
 
 import torch
 from torch import nn
@@ -25,10 +27,14 @@ def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = 
 
 
 def check_recipe_of_experts(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
-    """Raise RecipeError if the recipe or the mesh does not go with a model's experts, or with its having none."""
+    """Raise RecipeError if the recipe or the mesh does not go with a model's experts, or with its
+    having none.
+    """
     for name in ("fp8", "qlora"):
         if getattr(recipe, name) and routed_in(model):
-            raise RecipeError(f"{name}=True is for linear layers, and experts are none: leave it out")
+            raise RecipeError(
+                f"{name}=True is for linear layers, and experts are none: leave it out"
+            )
     if mesh.layout.ep > 1 or routed_in(model):
         try:
             check_experts(model, mesh, recipe.ep_comm, recipe.ep_fp8)
@@ -46,9 +52,13 @@ def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     if plain := {"naive": NaiveDataParallel, "server": ParameterServer}.get(recipe.strategy):
         return plain(model, mesh.data, "sum")
     if recipe.zeropp:
-        return ZeROPlusPlus(model, mesh.data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate)
+        return ZeROPlusPlus(
+            model, mesh.data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate
+        )
     if recipe.zero == 3:
-        return FSDP(model, mesh.data, "sum", shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
+        return FSDP(
+            model, mesh.data, "sum", shard_ranks=recipe.shard_ranks, allocate=recipe.allocate
+        )
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
     first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
     return kind(model, mesh.data, "sum", bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
@@ -59,7 +69,9 @@ def recompute_blocks(model: nn.Module, policy: str) -> None:
     if policy == "none":
         return
     kind, _, length = policy.partition(" ")
-    recompute(model, f"every {min(int(length), len(blocks_of(model)))}" if kind == "every" else policy)
+    recompute(
+        model, f"every {min(int(length), len(blocks_of(model)))}" if kind == "every" else policy
+    )
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,5 @@
-"""How long a device computes: products by tiles and waves, attention by its kernel, the rest by its bytes.
+"""How long a device computes: products by tiles and waves, attention by its kernel, the rest by its
+bytes.
 
     product     tiles of the result are dealt out to the device's processors, a wave of them at a time; the last wave
                 is as long as a full one. Never faster than its bytes can be read.
@@ -17,7 +18,14 @@ from functools import cache
 from minidist.plan.device import Constants, Device
 from minidist.plan.model import Model, Product
 
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
+TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.97),
+    (128, 64, 0.85),
+    (64, 128, 0.85),
+    (64, 64, 0.7),
+)
 """Rows, columns, and how well such a tile uses a processor beside the largest."""
 
 SPLITS = (1, 2, 4, 8)  # of the inner dim, where there are fewer tiles than processors
@@ -26,11 +34,13 @@ START = 96  # columns of k that a tile takes to fill and drain its pipeline
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank computes of a layer: `batch` sequences, 1/cp of the tokens, 1/tp of the heads and channels.
+    """What one rank computes of a layer: `batch` sequences, 1/cp of the tokens, 1/tp of the heads
+    and channels.
 
-    `kernel` of attention: "unfused" (scores are written and read, all of them), "triton" or "flash" (the causal half).
-    `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16 bits. An element has `width` bytes, and
-    element-wise work moves `passes` times the bytes of fused kernels.
+    `kernel` of attention: "unfused" (scores are written and read, all of them), "triton" or "flash"
+    (the causal half). `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16
+    bits. An element has `width` bytes, and element-wise work moves `passes` times the bytes of
+    fused kernels.
     """
 
     device: Device
@@ -67,7 +77,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer and one microbatch: forward and backward without attention, and attention's scores.
+    """Seconds of one layer and one microbatch: forward and backward without attention, and
+    attention's scores.
 
     `products` are all products forward, `last` the last of them.
     """
@@ -82,7 +93,9 @@ class Layer:
 
 @cache
 def _work(m: int, n: int, k: int, batch: int, units: int) -> float:
-    """Return the operations the best tiles make of a product: more than 2mnk, for tiles and waves that are not full."""
+    """Return the operations the best tiles make of a product: more than 2mnk, for tiles and waves
+    that are not full.
+    """
     if units == 1:
         return 2.0 * m * n * k * batch
     best = math.inf
@@ -101,13 +114,20 @@ def attention(share: Share, back: bool) -> float:
     attended = min(sequence, model.window or sequence)
     if share.kernel == "unfused":
         mine = sequence // share.cp
-        twice = sum(share.product(Product(mine, *both), batch=heads) for both in ((attended, dim), (dim, attended)))
-        return (2 * twice if back else twice) + share.streamed((11 if back else 9) * heads * mine * attended)
+        twice = sum(
+            share.product(Product(mine, *both), batch=heads)
+            for both in ((attended, dim), (dim, attended))
+        )
+        return (2 * twice if back else twice) + share.streamed(
+            (11 if back else 9) * heads * mine * attended
+        )
     triton = known["triton_ampere"] if device.generation == "ampere" else known["triton_hopper"]
     speed = device.flash if share.kernel == "flash" else triton
     speed *= min(1.0, (dim / 128) ** known["narrow_heads"])
     blocks = heads * -(-sequence // share.cp // 128)
-    full = blocks / (-(-blocks // device.units) * device.units) if blocks < 8 * device.units else 1.0
+    full = (
+        blocks / (-(-blocks // device.units) * device.units) if blocks < 8 * device.units else 1.0
+    )
     pairs = heads * sequence * attended / share.cp * (0.5 if attended == sequence else 1.0)
     seconds: float = 4 * pairs * dim / (device.peak * speed * full)
     return (2.5 * seconds / known["backward_attention"] if back else seconds) + known["launch"]
@@ -115,24 +135,42 @@ def attention(share: Share, back: bool) -> float:
 
 @cache
 def layer(share: Share) -> Layer:
-    """Return the seconds of a layer by kind of work. Its backward has two products for each of the forward."""
+    """Return the seconds of a layer by kind of work. Its backward has two products for each of the
+    forward.
+    """
     model, tokens, tp, bits8 = share.model, share.tokens, share.tp, share.bits8
     products = model.products(tokens, tp, share.ep)
     forward = [share.product(p, bits8=bits8) for p in products]
     back = [
-        share.product(Product(*sizes), bits8=bits8) for p in products for sizes in ((p.m, p.k, p.n), (p.k, p.n, p.m))
+        share.product(Product(*sizes), bits8=bits8)
+        for p in products
+        for sizes in ((p.m, p.k, p.n), (p.k, p.n, p.m))
     ]
     elements = model.elements(tokens, tp, share.sp)
-    cast = share.streamed(6 * tokens * (model.hidden / (tp if share.sp else 1) + model.ffn / tp)) if bits8 else 0.0
+    cast = (
+        share.streamed(6 * tokens * (model.hidden / (tp if share.sp else 1) + model.ffn / tp))
+        if bits8
+        else 0.0
+    )
     scale = share.passes * share.width / 2
-    aside, aside_back = (sum(share.streamed(scale * each[i]) for each in elements) + cast for i in (0, 1))
+    aside, aside_back = (
+        sum(share.streamed(scale * each[i]) for each in elements) + cast for i in (0, 1)
+    )
     scores = attention(share, back=False), attention(share, back=True)
-    return Layer(sum(forward) + aside, sum(back) + aside_back, *scores, products=sum(forward), last=forward[-1])
+    return Layer(
+        sum(forward) + aside,
+        sum(back) + aside_back,
+        *scores,
+        products=sum(forward),
+        last=forward[-1],
+    )
 
 
 @cache
 def head(share: Share, loss_bytes: tuple[int, int]) -> float:
-    """Return the seconds of logits and loss, forward and backward: three products, and bytes for each logit."""
+    """Return the seconds of logits and loss, forward and backward: three products, and bytes for
+    each logit.
+    """
     columns = -(-share.model.vocabulary // share.tp // 64) * 64
     seconds = sum(share.streamed(each * share.tokens * columns) for each in loss_bytes)
     return seconds + 3 * share.product(Product(share.tokens, columns, share.model.hidden))

@@ -37,7 +37,9 @@ def table(name: str) -> dict[str, dict[str, Any]]:
 def ranges(section: str) -> Ranges:
     """Return what each value of a section of `ranges.toml` may be."""
     kinds = {"int": int, "float": float, "bool": bool, "str": str}
-    return {name: (kinds[said["kind"]], _limit(said)) for name, said in table("ranges")[section].items()}
+    return {
+        name: (kinds[said["kind"]], _limit(said)) for name, said in table("ranges")[section].items()
+    }
 
 
 def _limit(said: Mapping[str, Any]) -> Limit | None:
@@ -73,7 +75,9 @@ def checked(values: Mapping[str, Any], section: str, unneeded: tuple[str, ...]) 
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """The numbers behind every prediction; `constants.toml` says of each what it is and where it comes from."""
+    """The numbers behind every prediction; `constants.toml` says of each what it is and where it
+    comes from.
+    """
 
     values: Mapping[str, float]
 
@@ -91,7 +95,9 @@ class Constants:
         for name, entry in table("constants").items():
             low, high = entry["range"]
             if not low <= entry["value"] <= high:
-                raise PlanError(f"{name}={entry['value']} is outside {low} to {high}: mend constants.toml")
+                raise PlanError(
+                    f"{name}={entry['value']} is outside {low} to {high}: mend constants.toml"
+                )
         return Constants({name: entry["value"] for name, entry in table("constants").items()})
 
 
@@ -119,7 +125,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """`gpus` devices in nodes of `node`, which send `across` bytes/s each to other nodes; `price` in $ an hour and GPU.
+    """`gpus` devices in nodes of `node`, which send `across` bytes/s each to other nodes; `price`
+    in $ an hour and GPU.
 
     `slower` is a second site with other devices, reached over a link of `thin` bytes/s.
     """
@@ -147,13 +154,14 @@ class Machine:
 def machine(text: str) -> Machine:
     """Return the machine that `NAME:GPUS`, `NAME:GPUS+NAME:GPUS@BYTES/S` or a TOML file says.
 
-    A file has the keys of an entry of `clusters.toml`, and `gpus`; its `device` is a name, or a table as in
-    `devices.toml`.
+    A file has the keys of an entry of `clusters.toml`, and `gpus`; its `device` is a name, or a
+    table as in `devices.toml`.
 
     Raises
     ------
     PlanError
-        If there is no such machine, a value is outside its range, or the number of GPUs fills no whole nodes.
+        If there is no such machine, a value is outside its range, or the number of GPUs fills no
+        whole nodes.
     """
     if text.endswith(".toml"):
         with retold(PlanError, FileError, before=f"{text} "):
@@ -164,15 +172,21 @@ def machine(text: str) -> Machine:
         name, _, count = site.partition(":")
         if not count:
             raise PlanError(f"{site!r} does not say how many GPUs: write {name}:64")
-        with retold(PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "):
+        with retold(
+            PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "
+        ):
             gpus = read_number(count, *ranges("machine")["gpus"])
         found.append(_site(name, {"gpus": gpus} | entry("clusters", name)))
     if len(found) == 1 and not at_link:
         return found[0]
     if len(found) != 2:
-        raise PlanError(f"{text!r}: two sites and the bytes/s between them are said as h100:32+a100:32@12.5e9")
+        raise PlanError(
+            f"{text!r}: two sites and the bytes/s between them are said as h100:32+a100:32@12.5e9"
+        )
     with retold(
-        PlanError, ValueError, before=f"{text!r} says bytes/s between two sites, as h100:32+a100:32@12e9, and "
+        PlanError,
+        ValueError,
+        before=f"{text!r} says bytes/s between two sites, as h100:32+a100:32@12e9, and ",
     ):
         between = read_number(thin, *ranges("command")["thin"])
     fast, slow = sorted(found, key=lambda site: -site.device.peak * site.device.reached)
@@ -180,7 +194,9 @@ def machine(text: str) -> Machine:
 
 
 def _site(name: str, said: Mapping[str, Any]) -> Machine:
-    """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are not filled."""
+    """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are
+    not filled.
+    """
     sizes = {key: value for key, value in said.items() if key != "device"}
     values = checked(sizes, "machine", unneeded=("name", "inside"))
     own = said.get("device")
@@ -193,7 +209,10 @@ def _site(name: str, said: Mapping[str, Any]) -> Machine:
     found = Machine(**{"name": name} | values, device=device)
     if found.gpus > found.node and found.gpus % found.node:
         near = found.gpus // found.node * found.node
-        raise PlanError(f"{found.gpus} GPUs fill no whole nodes of {found.node}: say {near} or {near + found.node}")
+        raise PlanError(
+            f"{found.gpus} GPUs fill no whole nodes of {found.node}: say {near} or "
+            f"{near + found.node}"
+        )
     return found
 
 
@@ -202,5 +221,8 @@ def entry(file: str, name: str) -> dict[str, Any]:
     if name not in table(file):
         meant = nearest(name, table(file))
         choose = f"{meant} Or choose" if meant else "choose"
-        raise PlanError(f"{name!r} is not in {file}.toml: {choose} one of {', '.join(table(file))}, or give a file")
+        raise PlanError(
+            f"{name!r} is not in {file}.toml: {choose} one of {', '.join(table(file))}, or give a "
+            "file"
+        )
     return table(file)[name]

@@ -2,15 +2,17 @@
 
     model states   2 + 2 + 12 bytes a parameter         parameters, gradients, Adam        (Rajbhandari et al. 2020)
     activations    sbh (34 + 5as/h) bytes a layer       s tokens, b sequences, h channels, a heads
-                                                                                           (Korthikanti et al. 2022)
+                                                                                           (Korthikanti
+                                                                                           et al.
+                                                                                           2022)
 
-Each stage of ZeRO divides one more category of model states by the N data-parallel ranks. Tensor and sequence
-parallelism divide the activations by t ranks. Flash attention, or selective recomputation, removes the attention
-weights, 5as/h.
+Each stage of ZeRO divides one more category of model states by the N data-parallel ranks. Tensor
+and sequence parallelism divide the activations by t ranks. Flash attention, or selective
+recomputation, removes the attention weights, 5as/h.
 
-The 34 bytes are those of a GPT with GELU, dropout and 16 bits. A Llama with fused kernels needs about as many: SwiGLU
-saves three times 8/3 h instead of two times 4h, and there are no dropout masks. Our GPT saves more, because it is not
-fused: it is meant to be read.
+The 34 bytes are those of a GPT with GELU, dropout and 16 bits. A Llama with fused kernels needs
+about as many: SwiGLU saves three times 8/3 h instead of two times 4h, and there are no dropout
+masks. Our GPT saves more, because it is not fused: it is meant to be read.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ from minidist.model import GPTConfig
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes of parameters, gradients and optimizer state: for one parameter, or for all parameters of a rank."""
+    """Bytes of parameters, gradients and optimizer state: for one parameter, or for all parameters
+    of a rank.
+    """
 
     parameters: float
     gradients: float
@@ -33,7 +37,9 @@ class ModelStates:
 
 
 MIXED_PRECISION_ADAM = ModelStates(2, 2, 12)
-"""16-bit parameters and gradients; master weights, momentum and variance in float32. (ZeRO, section 3.1.)"""
+"""16-bit parameters and gradients; master weights, momentum and variance in float32. (ZeRO, section
+3.1.)
+"""
 
 SINGLE_PRECISION_ADAM = ModelStates(4, 4, 8)
 """Everything in float32: the parameters are their own masters."""
@@ -64,7 +70,9 @@ def model_states(
         If there is no such stage.
     """
     if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage={stage} is no stage of ZeRO: use 1, 2 or 3, or 0 for plain data parallelism")
+        raise ValueError(
+            f"stage={stage} is no stage of ZeRO: use 1, 2 or 3, or 0 for plain data parallelism"
+        )
     return ModelStates(
         parameters * each.parameters / (ranks if stage >= 3 else 1),
         parameters * each.gradients / (ranks if stage >= 2 else 1),
@@ -73,16 +81,29 @@ def model_states(
 
 
 def adapted_states(
-    config: GPTConfig, rank: int, nf4: bool, ranks: int = 1, stage: int = 0, each: ModelStates = MIXED_PRECISION_ADAM
+    config: GPTConfig,
+    rank: int,
+    nf4: bool,
+    ranks: int = 1,
+    stage: int = 0,
+    each: ModelStates = MIXED_PRECISION_ADAM,
 ) -> ModelStates:
-    """Return the bytes of our GPT with adapters, as `add_lora` puts them beside its layers, or `add_qlora` (`nf4`).
+    """Return the bytes of our GPT with adapters, as `add_lora` puts them beside its layers, or
+    `add_qlora` (`nf4`).
 
-    Frozen parameters have neither gradients nor state. In NF4 a matrix takes 4 + 8/64 + 32/(64 * 256) bits a weight,
-    and four bytes for its mean. (Hu et al. 2021; Dettmers et al. 2023.) Other parameters as for `model_states`.
+    Frozen parameters have neither gradients nor state. In NF4 a matrix takes 4 + 8/64 + 32/(64 *
+    256) bits a weight, and four bytes for its mean. (Hu et al. 2021; Dettmers et al. 2023.) Other
+    parameters as for `model_states`.
     """
     matrices = layer_matrices(config)
     beside = [*matrices.values()] if nf4 else [matrices["query"], matrices["value"]]
-    stored = sum(-(-n // 2) - (-n // 64) - 4 * (-n // (64 * 256)) + 4 for n in (i * o for i, o in beside)) if nf4 else 0
+    stored = (
+        sum(
+            -(-n // 2) - (-n // 64) - 4 * (-n // (64 * 256)) + 4 for n in (i * o for i, o in beside)
+        )
+        if nf4
+        else 0
+    )
     wide = config.parameter_count - config.layers * nf4 * sum(i * o for i, o in beside)
     trained = model_states(config.layers * rank * sum(i + o for i, o in beside), ranks, stage, each)
     frozen = (config.layers * stored + wide * each.parameters) / (ranks if stage == 3 else 1)
@@ -93,7 +114,12 @@ def layer_matrices(config: GPTConfig) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of each linear layer in a block of our GPT."""
     model, inside = config.hidden, config.intermediate
     queries, keys = config.heads * config.head_dim, config.key_value_heads * config.head_dim
-    attention = {"query": (model, queries), "key": (model, keys), "value": (model, keys), "output": (queries, model)}
+    attention = {
+        "query": (model, queries),
+        "key": (model, keys),
+        "value": (model, keys),
+        "output": (queries, model),
+    }
     return attention | {"gate": (model, inside), "up": (model, inside), "down": (inside, model)}
 
 
@@ -106,7 +132,8 @@ def layer_activations(
     sequence_parallel: bool = False,
     attention_weights: bool = True,
 ) -> float:
-    """Return the bytes that each rank saves for backward in one layer of a GPT. (Korthikanti et al. 2022.)
+    """Return the bytes that each rank saves for backward in one layer of a GPT. (Korthikanti et al.
+    2022.)
 
     equation 1   sbh (34 + 5as/h)              one rank
     equation 2   sbh (10 + 24/t + 5as/(ht))    tensor parallel: the norms, dropouts and inputs stay whole
@@ -120,5 +147,7 @@ def layer_activations(
 
 
 def layer_input(sequence: int, batch: int, hidden: int) -> float:
-    """Return the bytes of a layer's input, all that full recomputation saves: 2sbh. (Korthikanti et al., table 2.)"""
+    """Return the bytes of a layer's input, all that full recomputation saves: 2sbh. (Korthikanti et
+    al., table 2.)
+    """
     return 2 * sequence * batch * hidden

@@ -1,13 +1,15 @@
-"""How long ranks talk: rings inside a node and across nodes, whose network cards their groups share.
+"""How long ranks talk: rings inside a node and across nodes, whose network cards their groups
+share.
 
     gather, scatter of n bytes on P ranks     (P-1)/P n bytes a rank
     all-reduce                                twice as many
     exchange (all-to-all)                     (P-1)/P n
     ring of keys and values                   (P-1) n
 
-A group has `together` of its P ranks in one node. If that is all, its rings run at the device's bus bandwidth.
-Otherwise a node's network carries as many rings as groups have members there, so each gets together/node of it.
-(Thakur et al. 2005; the sharing: NVIDIA NCCL's documentation, "rail" and "ring" graphs.)
+A group has `together` of its P ranks in one node. If that is all, its rings run at the device's bus
+bandwidth. Otherwise a node's network carries as many rings as groups have members there, so each
+gets together/node of it. (Thakur et al. 2005; the sharing: NVIDIA NCCL's documentation, "rail" and
+"ring" graphs.)
 """
 
 import math
@@ -18,7 +20,9 @@ from minidist.plan.device import Constants, Machine
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of one axis: how many, and how far apart their numbers are, which the order of the axes says."""
+    """Ranks of one axis: how many, and how far apart their numbers are, which the order of the axes
+    says.
+    """
 
     ranks: int
     stride: int = 1
@@ -49,12 +53,16 @@ def all_reduce(bytes: float, group: Group, machine: Machine, known: Constants) -
     """Return the seconds of an all-reduce of `bytes`, with trees across nodes."""
     if group.ranks == 1:
         return 0.0
-    levels = math.ceil(math.log2(group.ranks)) * known["tree"] * (1.0 if group.crosses(machine) else 0.5)
+    levels = (
+        math.ceil(math.log2(group.ranks)) * known["tree"] * (1.0 if group.crosses(machine) else 0.5)
+    )
     return 2 * group.part() * bytes / group.bandwidth(machine, known) + levels
 
 
 def gather(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of an all-gather or a reduce-scatter of `bytes` in all: always a ring, a hop for each rank."""
+    """Return the seconds of an all-gather or a reduce-scatter of `bytes` in all: always a ring, a
+    hop for each rank.
+    """
     if group.ranks == 1:
         return 0.0
     inside = math.ceil(math.log2(group.ranks)) * known["tree"] / 2
@@ -63,7 +71,9 @@ def gather(bytes: float, group: Group, machine: Machine, known: Constants) -> fl
 
 
 def exchange(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of an all-to-all in which each rank has `bytes`: direct messages, not rings."""
+    """Return the seconds of an all-to-all in which each rank has `bytes`: direct messages, not
+    rings.
+    """
     if group.ranks == 1:
         return 0.0
     bandwidth = machine.device.link

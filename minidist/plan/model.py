@@ -3,9 +3,10 @@
     Product(m, n, k)        an m x k matrix times a k x n one: 2 m n k operations
     Elements(bytes, back)   element-wise work, bound by what it reads and writes, forward and backward
 
-A layer is two norms, attention and an MLP. Bytes of element-wise work are counted for 16 bits and fused kernels: a norm
-reads and writes (4 an element; backward 8), a sum with dropout 7 and 5 (6 and 4 without), GELU 4 and 6, SwiGLU 6 and
-10, the loss 16 and 10 for each logit. (Korthikanti et al. 2022, section 4, counts what is stored in the same way.)
+A layer is two norms, attention and an MLP. Bytes of element-wise work are counted for 16 bits and
+fused kernels: a norm reads and writes (4 an element; backward 8), a sum with dropout 7 and 5 (6 and
+4 without), GELU 4 and 6, SwiGLU 6 and 10, the loss 16 and 10 for each logit. (Korthikanti et al.
+2022, section 4, counts what is stored in the same way.)
 """
 
 import json
@@ -36,10 +37,11 @@ class Elements(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes. `kv` heads of keys and values (0: `heads`), `ffn` channels of an MLP or expert (0: 4 hidden).
+    """Sizes. `kv` heads of keys and values (0: `heads`), `ffn` channels of an MLP or expert (0: 4
+    hidden).
 
-    `window` tokens that a token attends to (0: all before it); `parallel`: attention and MLP read the same norm;
-    `dropout`: whether there is any.
+    `window` tokens that a token attends to (0: all before it); `parallel`: attention and MLP read
+    the same norm; `dropout`: whether there is any.
     """
 
     layers: int
@@ -61,20 +63,32 @@ class Model:
     def __post_init__(self) -> None:
         for name, allowed in ranges("model").items():
             value = getattr(self, name)
-            with retold(PlanError, ValueError, before=f"a model has {name} = {shown(value)}, which "):
+            with retold(
+                PlanError, ValueError, before=f"a model has {name} = {shown(value)}, which "
+            ):
                 typed(value, *allowed)
         if not self.head_dim and self.hidden % self.heads:
-            raise PlanError(f"{self.heads} heads do not divide hidden={self.hidden}: change one, or say head_dim")
+            raise PlanError(
+                f"{self.heads} heads do not divide hidden={self.hidden}: change one, or say "
+                "head_dim"
+            )
         object.__setattr__(self, "kv", self.kv or self.heads)
         object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
         if self.heads % self.kv:
             shares = "the heads of queries share out those of keys and values evenly"
-            raise PlanError(f"{self.kv} heads of keys and values do not divide {self.heads} heads: {shares}")
+            raise PlanError(
+                f"{self.kv} heads of keys and values do not divide {self.heads} heads: {shares}"
+            )
         if self.experts and not 1 <= self.top_k <= self.experts:
-            raise PlanError(f"top_k={self.top_k} of {self.experts} experts: choose 1 to {self.experts}")
+            raise PlanError(
+                f"top_k={self.top_k} of {self.experts} experts: choose 1 to {self.experts}"
+            )
         if self.shared and not self.experts:
-            raise PlanError(f"{self.shared} shared experts, but no experts: give experts and top_k, or leave them out")
+            raise PlanError(
+                f"{self.shared} shared experts, but no experts: give experts and top_k, or leave "
+                "them out"
+            )
 
     @property
     def projections(self) -> int:
@@ -89,7 +103,11 @@ class Model:
     @property
     def layer(self) -> int:
         """Parameters of a layer, with all its experts."""
-        return self.projections + self.expert * max(1, self.experts + self.shared) + self.hidden * self.experts
+        return (
+            self.projections
+            + self.expert * max(1, self.experts + self.shared)
+            + self.hidden * self.experts
+        )
 
     @property
     def ends(self) -> int:
@@ -103,21 +121,28 @@ class Model:
 
     @property
     def active(self) -> int:
-        """Parameters that a token is multiplied with: the head, no embedding; of the experts `top_k` and shared."""
-        used = self.expert * ((self.top_k + self.shared) if self.experts else 1) + self.hidden * self.experts
+        """Parameters that a token is multiplied with: the head, no embedding; of the experts
+        `top_k` and shared.
+        """
+        used = (
+            self.expert * ((self.top_k + self.shared) if self.experts else 1)
+            + self.hidden * self.experts
+        )
         return self.layers * (self.projections + used) + self.vocabulary * self.hidden
 
     def flops(self, sequence: int) -> float:
         """Return the operations of a token, forward and backward, without what is recomputed.
 
-        6 for each active parameter, and 12 L s h for attention, whose scores are counted whole, causal or not, as most
-        papers do (Narayanan et al. 2021, equation 3).
+        6 for each active parameter, and 12 L s h for attention, whose scores are counted whole,
+        causal or not, as most papers do (Narayanan et al. 2021, equation 3).
         """
         attended = min(sequence, self.window or sequence)
         return 6 * self.active + 12 * self.layers * attended * self.heads * self.head_dim
 
     def products(self, tokens: int, tp: int, ep: int = 1) -> list[Product]:
-        """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks (and `ep` of experts)."""
+        """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks (and
+        `ep` of experts).
+        """
         wide = self.ffn // (1 if self.experts else tp)
         inside = (2 if self.gated else 1) * wide
         attention = [
@@ -125,11 +150,19 @@ class Model:
             Product(tokens, self.hidden, self.heads * self.head_dim // tp),
         ]
         if not self.experts:
-            return [*attention, Product(tokens, inside, self.hidden), Product(tokens, self.hidden, wide)]
+            return [
+                *attention,
+                Product(tokens, inside, self.hidden),
+                Product(tokens, self.hidden, wide),
+            ]
         mine = -(-self.experts // (ep * tp))
-        share = max(1, tokens * self.top_k // (tp * mine) * ep // ep)  # balanced: each expert takes as many
+        # balanced: each expert takes as many
+        share = max(1, tokens * self.top_k // (tp * mine) * ep // ep)
         routed = [Product(share, inside, self.hidden), Product(share, self.hidden, wide)] * mine
-        always = [Product(tokens // tp, inside, self.hidden), Product(tokens // tp, self.hidden, wide)] * self.shared
+        always = [
+            Product(tokens // tp, inside, self.hidden),
+            Product(tokens // tp, self.hidden, wide),
+        ] * self.shared
         return [*attention, Product(tokens, self.experts, self.hidden), *routed, *always]
 
     def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
@@ -149,12 +182,14 @@ class Model:
 
 
 def model(text: str) -> Model:
-    """Return a model by its name in `models.toml`, of Hugging Face's config.json, or of a TOML of ours.
+    """Return a model by its name in `models.toml`, of Hugging Face's config.json, or of a TOML of
+    ours.
 
     Raises
     ------
     PlanError
-        If there is no such model, a size is missing or impossible, or layers are of a kind that no plan is made for.
+        If there is no such model, a size is missing or impossible, or layers are of a kind that no
+        plan is made for.
     """
     if not text.endswith((".json", ".toml")):
         return Model(**entry("models", text))
@@ -165,24 +200,37 @@ def model(text: str) -> Model:
 
 
 def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Model` that a file says, whatever it calls them; raise FileError as `model` does."""
+    """Return the fields of `Model` that a file says, whatever it calls them; raise FileError as
+    `model` does.
+    """
     names = table("names")
     sizes: dict[str, Any] = {}
     for ours, (kind, limit) in ranges("model").items():
-        said = [name for name in (ours, *names.get(ours, {"names": []})["names"]) if tree.get(name) is not None]
+        said = [
+            name
+            for name in (ours, *names.get(ours, {"names": []})["names"])
+            if tree.get(name) is not None
+        ]
         if said and ours == "dropout":  # files say how much
             sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0
         elif said:
             sizes[ours] = at(tree, said[0], kind=kind, limit=limit)
     if unknown := [name for name in names["refused"]["names"] if tree.get(name)]:
-        raise FileError(f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate")
+        raise FileError(
+            f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate"
+        )
     gated, ungated = names["gated"]["names"], names["ungated"]["names"]
     family = at(tree, "model_type", kind=str, default="")
     if family and family not in (*gated, *ungated):
         known = ", ".join((*gated, *ungated))
-        raise FileError(f"has model_type = {shown(family)}, which no plan is made for: there are plans for {known}")
+        raise FileError(
+            f"has model_type = {shown(family)}, which no plan is made for: there are plans for "
+            f"{known}"
+        )
     if missing := {"layers", "hidden", "heads", "vocabulary"} - set(sizes):
-        raise FileError(f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML")
+        raise FileError(
+            f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML"
+        )
     if tree.get("use_sliding_window") is False:
         sizes["window"] = 0
     return ({"gated": False, "tied": True} if family in ungated else {}) | sizes

@@ -1,6 +1,7 @@
 """A run: what is trained on what, how, and by which generation of software.
 
-    Setup(model("llama-70b"), machine("h100:64"), sequence=4096, batch=1024, tp=8, pp=2, dp=4, zero=1, sp=True)
+    Setup(model("llama-70b"), machine("h100:64"), sequence=4096, batch=1024, tp=8, pp=2, dp=4,
+    zero=1, sp=True)
 
 `software.toml` says what each generation does.
 """
@@ -48,13 +49,15 @@ class Software:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run: what is trained on what, and how. `batch` sequences a step, `microbatch` of them at a time on a rank.
+    """A run: what is trained on what, and how. `batch` sequences a step, `microbatch` of them at a
+    time on a rank.
 
-    `shard`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP). `recompute` is "none",
-    "selective" (attention's scores), "op" (every other product and all that is element-wise), "half" (every other
-    layer) or "full". `ends_less`: embedding and head count as a layer when layers are dealt out to stages; `cut` says
-    how many each has. `fused_loss`: the loss is computed in pieces, and no logits are kept. `order`: the axes
-    from the outermost, as Megatron numbers its ranks.
+    `shard`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
+    `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
+    is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
+    a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
+    loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
+    Megatron numbers its ranks.
     """
 
     model: Model
@@ -91,7 +94,9 @@ class Setup:
 
     @property
     def reductions(self) -> int:
-        """Microbatches whose gradients ZeRO 2 and 3 reduce together, after holding them whole; 1: each its own."""
+        """Microbatches whose gradients ZeRO 2 and 3 reduce together, after holding them whole; 1:
+        each its own.
+        """
         return 1 if self.software.reduces_each else self.microbatches
 
     @property
@@ -124,42 +129,59 @@ class Setup:
 
     @property
     def sharded(self) -> Group:
-        """The ranks with other data and equal parameters over which ZeRO shards: dp x cp, or `shard` of them."""
+        """The ranks with other data and equal parameters over which ZeRO shards: dp x cp, or
+        `shard` of them.
+        """
         data = self.group("dp", "cp")
         return Group(
-            self.shard or data.ranks, self.tp if self.shard else data.stride, self.software.rails or self.zero < 3
+            self.shard or data.ranks,
+            self.tp if self.shard else data.stride,
+            self.software.rails or self.zero < 3,
         )
 
     @property
     def copies(self) -> Group:
-        """The ranks with the same experts, over which ZeRO shards those: every `ep`-th of `sharded`."""
+        """The ranks with the same experts, over which ZeRO shards those: every `ep`-th of
+        `sharded`.
+        """
         same = self.sharded
         return Group(max(1, same.ranks // self.ep), same.stride * self.ep, same.rails)
 
     @property
     def dense_layer(self) -> float:
-        """Parameters of a layer on this rank but for its routed experts. A router is whole on every rank."""
+        """Parameters of a layer on this rank but for its routed experts. A router is whole on every
+        rank.
+        """
         model = self.model
         router = model.hidden * model.experts
         return (model.layer - model.experts * model.expert - router) / self.tp + router
 
     @property
     def held_experts(self) -> float:
-        """Parameters of a layer's routed experts on this rank: whole experts are dealt out over ep x tp ranks."""
-        return float(-(-self.model.experts // (self.ep * self.tp)) * self.model.expert) if self.model.experts else 0.0
+        """Parameters of a layer's routed experts on this rank: whole experts are dealt out over ep
+        x tp ranks.
+        """
+        return (
+            float(-(-self.model.experts // (self.ep * self.tp)) * self.model.expert)
+            if self.model.experts
+            else 0.0
+        )
 
     @property
     def parts(self) -> tuple[tuple[float, Group], ...]:
         """Parameters of a layer on this rank, each with the ranks that hold the same ones.
 
-        The first part has all but experts. Experts that ranks have shared out have fewer copies: dp x cp / ep.
+        The first part has all but experts. Experts that ranks have shared out have fewer copies: dp
+        x cp / ep.
         """
         if self.ep == 1:
             return ((self.dense_layer + self.held_experts, self.sharded),)
         return ((self.dense_layer, self.sharded), (self.held_experts, self.copies))
 
     def site(self, stage: int) -> Machine:
-        """Return where a stage of the pipeline is: of two sites, the slower one has the last stages."""
+        """Return where a stage of the pipeline is: of two sites, the slower one has the last
+        stages.
+        """
         fast = self.machine
         return fast.slower if fast.slower and stage >= fast.gpus * self.pp // fast.total else fast
 

@@ -1,12 +1,13 @@
-"""Which layout? All of them, one after the other: first what does not fit is refused, then the fastest are kept.
+"""Which layout? All of them, one after the other: first what does not fit is refused, then the
+fastest are kept.
 
     for tp, pp, cp, ep; for microbatch; for ZeRO, shards, recomputing; for schedule, chunks:
         refuse what divides nothing, or holds more than a GPU has     (held.py)
         time the rest in closed form                                  (step.py)
     run the plans of the best on a clock, and sort those again
 
-Some ten thousand layouts at a fraction of a millisecond: nothing cleverer is needed. (Alpa and Galvatron, which search
-graphs of operators, need solvers.)
+Some ten thousand layouts at a fraction of a millisecond: nothing cleverer is needed. (Alpa and
+Galvatron, which search graphs of operators, need solvers.)
 """
 
 from collections import Counter
@@ -34,18 +35,26 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "offload": (False, True),
     "order": (AXES, ("pp", "dp", "cp", "tp")),  # stages near each other, or replicas
 }
-ALSO = {"recompute": ("none", "selective", "full"), "schedule": SCHEDULES, "order": (*permutations(AXES),)}  # if fixed
+# if fixed
+ALSO = {
+    "recompute": ("none", "selective", "full"),
+    "schedule": SCHEDULES,
+    "order": (*permutations(AXES),),
+}
 LONG = 16384  # tokens of a sequence from which context parallelism is looked at
 FINALISTS = 24
 VARIANTS = 4  # at most so many finalists have equal axes and shards
-RESERVE = 0.05  # of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
+# of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
+RESERVE = 0.05
 UNEVEN = "share a step's sequences out unevenly"
 NEAREST = 3  # batches that divide are tried where none does: each takes a search
 
 
 @dataclass(frozen=True)
 class Found:
-    """A layout that fits: where its step's seconds go, and the bytes of its fullest GPU by category."""
+    """A layout that fits: where its step's seconds go, and the bytes of its fullest GPU by
+    category.
+    """
 
     run: Setup
     step: Seconds
@@ -61,14 +70,17 @@ class Found:
 class Answer:
     """The layouts that fit, best first, and how many were refused for each reason.
 
-    The first were timed on a clock: a few of each group, so that layouts which differ are among them.
+    The first were timed on a clock: a few of each group, so that layouts which differ are among
+    them.
     """
 
     found: tuple[Found, ...]
     refused: Mapping[str, int]
 
     def groups(self) -> list[list[Found]]:
-        """Return the layouts that have equal axes and shards as one list, best first; the best list first."""
+        """Return the layouts that have equal axes and shards as one list, best first; the best list
+        first.
+        """
         groups: dict[tuple[int, ...], list[Found]] = {}
         for each in self.found:
             groups.setdefault(shares(each.run), []).append(each)
@@ -95,18 +107,28 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float 
     refused: Counter[str] = Counter()
     found, smallest = fitting(start, fixed, reserve, refused)
     if not found:
-        near = "" if smallest == float("inf") else f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
+        near = (
+            ""
+            if smallest == float("inf")
+            else f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
+        )
         near += nearest_batch(start, fixed, reserve, +refused)
         why = "; ".join(f"{count:,} {reason}" for reason, count in (+refused).most_common(3))
-        raise PlanError(f"no layout fits {start.machine.total:,} GPUs of {start.machine.name}: {why}{near}")
+        raise PlanError(
+            f"no layout fits {start.machine.total:,} GPUs of {start.machine.name}: {why}{near}"
+        )
     found.sort(key=lambda each: each.seconds)
     first, rest = finalists(found)
     timed = [replace(each, step=step(each.run, exact=True)) for each in first]
     return Answer((*sorted(timed, key=lambda each: each.seconds), *rest), +refused)
 
 
-def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Counter[str]) -> tuple[list[Found], float]:
-    """Return the layouts that fit, timed in closed form, and the bytes of a GPU in the smallest of all."""
+def fitting(
+    start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Counter[str]
+) -> tuple[list[Found], float]:
+    """Return the layouts that fit, timed in closed form, and the bytes of a GPU in the smallest of
+    all.
+    """
     memory = min(site.device.memory for site in start.machine.sites)
     room, smallest = memory * (1 - reserve), float("inf")
     found: list[Found] = []
@@ -137,11 +159,15 @@ def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
 
 
 def shares(run: Setup) -> tuple[int, ...]:
-    """Return what makes two layouts differ: how many ranks share what. The rest, such as an order, are variants."""
+    """Return what makes two layouts differ: how many ranks share what. The rest, such as an order,
+    are variants.
+    """
     return run.tp, run.pp, run.cp, run.ep, run.dp, run.zero, run.shard
 
 
-def nearest_batch(start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Mapping[str, int]) -> str:
+def nearest_batch(
+    start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Mapping[str, int]
+) -> str:
     """Name the nearest batch for which a layout fits, if layouts were refused for the batch."""
     if UNEVEN not in refused:
         return ""
@@ -154,7 +180,10 @@ def nearest_batch(start: Setup, fixed: Mapping[str, Any], reserve: float, refuse
         if next(candidates(run, {**fixed, "offload": False}, Counter()), None) is None:
             continue  # it divides nothing, either
         if fitting(run, fixed, reserve, Counter())[0]:
-            return f"; the nearest batch that fits is {batch:,} sequences: --batch {batch * start.sequence}"
+            return (
+                f"; the nearest batch that fits is {batch:,} sequences: --batch "
+                f"{batch * start.sequence}"
+            )
         tried += 1
         if tried == NEAREST:
             break
@@ -169,9 +198,14 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
             choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
             raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
         counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
-        alike = [each for each in known[name] if type(each) is type(value) and each == value]  # True is not 1
+        # True is not 1
+        alike = [each for each in known[name] if type(each) is type(value) and each == value]
         if not (type(value) is int and value >= 1 if counts else alike):
-            can = "a whole number, at least 1" if counts else f"one of {', '.join(map(str, known[name]))}"
+            can = (
+                "a whole number, at least 1"
+                if counts
+                else f"one of {', '.join(map(str, known[name]))}"
+            )
             raise PlanError(f"{name}={value} cannot be: it is {can}")
 
 
@@ -179,7 +213,9 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
     """Yield every layout whose numbers fit together; count the others by reason."""
     model, total = start.model, start.machine.total
     most = min(model.layers, total)
-    stages = [fixed["pp"]] if "pp" in fixed else [pp for pp in range(1, most + 1) if total % pp == 0]
+    stages = (
+        [fixed["pp"]] if "pp" in fixed else [pp for pp in range(1, most + 1) if total % pp == 0]
+    )
     for tp, pp, cp in product(options(fixed, "tp"), stages, options(fixed, "cp")):
         if reason := misfit(start, tp, pp, cp, fixed):
             refused[reason] += 1
@@ -194,11 +230,16 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
             elif model.experts % (ep * tp) or dp * cp % ep:
                 refused["share experts out unevenly"] += 1
             else:
-                run = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1)
+                run = replace(
+                    start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1
+                )
                 run = replace(run, cut=cut(run))
                 orders = [replace(run, order=order) for order in reversed(options(fixed, "order"))]
-                for other in {(each.group("pp"), each.group("dp")): each for each in orders}.values():
-                    yield from policies(other, fixed, refused)  # of orders with the same links only the first
+                for other in {
+                    (each.group("pp"), each.group("dp")): each for each in orders
+                }.values():
+                    # of orders with the same links only the first
+                    yield from policies(other, fixed, refused)
 
 
 def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
@@ -209,7 +250,9 @@ def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> It
         twin = zero and (ranks == 1 or (zero == 2 and base.reductions > 1))
         if twin or (pp > 1 and zero > 1) or (offload and not zero):
             continue  # the same as another, or one that sends a microbatch's gradients each time
-        if (chunks > 1) != (schedule == "interleaved") or (pp == 1 and schedule != options(fixed, "schedule")[0]):
+        if (chunks > 1) != (schedule == "interleaved") or (
+            pp == 1 and schedule != options(fixed, "schedule")[0]
+        ):
             continue
         if chunks > 1 and (base.model.layers % (pp * chunks) or m % pp or base.cut):
             refused["cut layers or microbatches into uneven chunks"] += 1
@@ -218,10 +261,18 @@ def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> It
         elif pp > 1 and base.bits8 and schedule.startswith("zb"):
             refused["put weight gradients off, which products of 8 bits do not allow"] += 1
         else:
-            run = replace(base, zero=zero, recompute=recompute, offload=offload, schedule=schedule, chunks=chunks)
+            run = replace(
+                base,
+                zero=zero,
+                recompute=recompute,
+                offload=offload,
+                schedule=schedule,
+                chunks=chunks,
+            )
             yield run
             node = max(1, base.machine.node // base.tp)
-            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:  # as the package has it
+            # as the package has it
+            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:
                 yield replace(run, shard=node)
 
 
@@ -233,13 +284,17 @@ def options(fixed: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
     """Return why the axes do not fit the machine or the model; nothing if they do."""
     model, machine = start.model, start.machine
-    sites = (machine.gpus * pp % machine.total, pp % 2 and pp == 1) if machine.slower else (0, False)
+    sites = (
+        (machine.gpus * pp % machine.total, pp % 2 and pp == 1) if machine.slower else (0, False)
+    )
     reasons = {
         "do not divide the GPUs": machine.total % (tp * pp * cp)
         or fixed.get("dp", machine.total // (tp * pp * cp)) != machine.total // (tp * pp * cp),
         "put tensor parallelism across nodes": tp > machine.node and "tp" not in fixed,
         "cut heads": model.heads % tp or (model.kv % tp and tp % model.kv),
-        f"cut sequences of fewer than {LONG:,} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
+        f"cut sequences of fewer than {LONG:,} tokens": cp > 1
+        and "cp" not in fixed
+        and start.sequence < LONG,
         "cut sequences unevenly": start.sequence % (2 * cp * tp),
         "cut layers unevenly": not machine.slower and model.layers % pp and (model.layers + 2) % pp,
         "have a stage on two sites": any(sites),
@@ -248,10 +303,14 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
 
 
 def cut(run: Setup) -> tuple[int, ...]:
-    """Return the layers of each stage where two sites have devices of other speed: the next to who is done first."""
+    """Return the layers of each stage where two sites have devices of other speed: the next to who
+    is done first.
+    """
     if not run.machine.slower:
         return ()
-    each = [sum(half.whole for half in passes(replace(run, machine=run.site(i)))) for i in range(run.pp)]
+    each = [
+        sum(half.whole for half in passes(replace(run, machine=run.site(i)))) for i in range(run.pp)
+    ]
     counts = [0] * run.pp
     for _ in range(run.model.layers):
         counts[min(range(run.pp), key=lambda i: (counts[i] + 1) * each[i])] += 1

@@ -24,8 +24,14 @@ class EventKind(StrEnum):
     HELD = "held"  # no work: how many bytes the rank holds from then on
 
 
-# Every message and collective uses these: Python 3.11 takes 0.1 microseconds to look a member up in its class.
-COMPUTE, SEND, RECEIVE, COLLECTIVE = EventKind.COMPUTE, EventKind.SEND, EventKind.RECEIVE, EventKind.COLLECTIVE
+# Every message and collective uses these: Python 3.11 takes 0.1 microseconds to look a member up in
+# its class.
+COMPUTE, SEND, RECEIVE, COLLECTIVE = (
+    EventKind.COMPUTE,
+    EventKind.SEND,
+    EventKind.RECEIVE,
+    EventKind.COLLECTIVE,
+)
 
 COMMUNICATION = tuple(kind for kind in EventKind if kind not in (EventKind.COMPUTE, EventKind.HELD))
 
@@ -45,7 +51,8 @@ class Event:
     start, end : float
         In seconds, on the clock of the communicator that recorded it.
     bytes : int
-        How many it moves; of a collective, the size of its buffer; of `held`, how many the rank holds from then on.
+        How many it moves; of a collective, the size of its buffer; of `held`, how many the rank
+        holds from then on.
     track : str
         The stream that did it; `main` is the rank's own thread.
     flow : str
@@ -53,10 +60,11 @@ class Event:
     line : str
         The line of the program that asked for it; see `source_line`.
     waited_from : float or None
-        When the rank began to wait for a message that it had posted ahead; until then it did something else beside the
-        message. None if the rank waited from `start` on.
+        When the rank began to wait for a message that it had posted ahead; until then it did
+        something else beside the message. None if the rank waited from `start` on.
     engine_bytes : int
-        Of a collective of the engine's own, which records no messages: how many the rank had to send, by formula.
+        Of a collective of the engine's own, which records no messages: how many the rank had to
+        send, by formula.
     """
 
     rank: int
@@ -75,18 +83,23 @@ class Event:
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
     """Return each send with its receive, without messages of which only one end was recorded.
 
-    A trace of several runs may hold the same flow name several times: then the k-th send belongs to the k-th receive.
+    A trace of several runs may hold the same flow name several times: then the k-th send belongs to
+    the k-th receive.
     """
     sends: dict[str, list[Event]] = defaultdict(list)
     receives: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         if event.flow:
             (sends if event.kind == EventKind.SEND else receives)[event.flow].append(event)
-    return [pair for flow, sent in sends.items() for pair in zip(sent, receives[flow], strict=False)]
+    return [
+        pair for flow, sent in sends.items() for pair in zip(sent, receives[flow], strict=False)
+    ]
 
 
 def source_line() -> str:
-    """Return `file.py:12 in name` of the innermost caller outside this package, or "" on a thread of the package."""
+    """Return `file.py:12 in name` of the innermost caller outside this package, or "" on a thread
+    of the package.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("minidist."):
         frame = frame.f_back
@@ -96,6 +109,12 @@ def source_line() -> str:
 
 
 def file_name(file: str) -> str:
-    """Return what to call a source file of the program: its name; a notebook's cells have none of their own."""
+    """Return what to call a source file of the program: its name; a notebook's cells have none of
+    their own.
+    """
     path = Path(file)
-    return "this notebook" if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython") else path.name
+    return (
+        "this notebook"
+        if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython")
+        else path.name
+    )

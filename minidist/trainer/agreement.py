@@ -1,4 +1,6 @@
-"""Ranks go on together, or stop together with one sentence; and what tells whether they have the same model."""
+"""Ranks go on together, or stop together with one sentence; and what tells whether they have the
+same model.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -13,12 +15,14 @@ Ready = TypeVar("Ready")
 
 
 def all_or_none(comm: Communicator, work: Callable[[], Ready], *refused: type[Exception]) -> Ready:
-    """Do `work` and return this rank's result. Collective: `work` sends nothing, or fails on all ranks alike.
+    """Do `work` and return this rank's result. Collective: `work` sends nothing, or fails on all
+    ranks alike.
 
     Raises
     ------
     Exception
-        If `work` raises one of the kinds `refused` on any rank: every rank raises what the first of these ranks did.
+        If `work` raises one of the kinds `refused` on any rank: every rank raises what the first of
+        these ranks did.
     """
     problem = None
     try:

@@ -4,8 +4,9 @@
     inputs     c  o  m  p  u  t           [b, T]
     targets       o  m  p  u  t  e        [b, T]: each token is predicted from those before it
 
-A global batch is padded to its longest sample, and each rank makes its own rows of it. A thread makes the next batches
-while the rank computes. A checkpoint counts only the batches that were used: a resumed run makes the others again.
+A global batch is padded to its longest sample, and each rank makes its own rows of it. A thread
+makes the next batches while the rank computes. A checkpoint counts only the batches that were used:
+a resumed run makes the others again.
 """
 
 import threading
@@ -18,7 +19,7 @@ import torch
 
 from minidist.comm.job.background import BackgroundThread
 from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
-from minidist.trainer.text import Samples, TextError
+from minidist.trainer.corpus.text import Samples, TextError
 
 Columns: TypeAlias = Callable[[int], torch.Tensor]
 IGNORED = -100  # the target that torch's cross_entropy leaves out by default
@@ -30,14 +31,15 @@ class Batch(NamedTuple):
     Attributes
     ----------
     inputs, targets : int64 tensors [b, T]
-        b may be 0, when there are fewer rows than ranks: such a rank still takes part in every collective. Padding
-        is token 0 in the inputs and `IGNORED` in the targets.
+        b may be 0, when there are fewer rows than ranks: such a rank still takes part in every
+        collective. Padding is token 0 in the inputs and `IGNORED` in the targets.
     first_row : int
         Row 0 here is row `first_row` of the global batch; a dropout mask depends on it.
     positions : int or tensor [T]
         The first column's position, or that of each column, in the whole sequence.
     tokens : int
-        Targets that count in the *global* batch, on all ranks: what the sum of the losses is divided by.
+        Targets that count in the *global* batch, on all ranks: what the sum of the losses is
+        divided by.
     """
 
     inputs: torch.Tensor
@@ -49,21 +51,27 @@ class Batch(NamedTuple):
     def microbatches(self, count: int) -> "list[Batch]":
         """Cut the rows into `count` microbatches, for gradient accumulation or a pipeline.
 
-        Always `count`, even if some are empty: ranks must agree on the number. Each keeps the `tokens` of the global
-        batch, so their gradients simply add up.
+        Always `count`, even if some are empty: ranks must agree on the number. Each keeps the
+        `tokens` of the global batch, so their gradients simply add up.
         """
         return [self._rows(share(len(self.inputs), count, number)) for number in range(count)]
 
     def _rows(self, cut: slice) -> "Batch":
-        return self._replace(inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start)
+        return self._replace(
+            inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start
+        )
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in page-locked memory, which a GPU can fetch from while the CPU goes on."""
+        """Return the batch in page-locked memory, which a GPU can fetch from while the CPU goes
+        on.
+        """
         return self._replace(inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on a device; from pinned memory, without waiting for the copy."""
-        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
+        inputs, targets = (
+            tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets)
+        )
         return self._replace(inputs=inputs, targets=targets)
 
 
@@ -79,15 +87,26 @@ class Batches:
     sampler : DistributedSampler
         Deals these samples out to the ranks.
     multiple : int
-        Pad rows to a multiple of so many tokens: context and sequence parallelism share them out evenly.
+        Pad rows to a multiple of so many tokens: context and sequence parallelism share them out
+        evenly.
     columns : callable, optional
-        From the tokens of a padded row to the positions of this rank's columns; see `positions` of context parallelism.
+        From the tokens of a padded row to the positions of this rank's columns; see `positions` of
+        context parallelism.
     """
 
     def __init__(
-        self, samples: Samples, sampler: DistributedSampler, multiple: int = 1, columns: Columns | None = None
+        self,
+        samples: Samples,
+        sampler: DistributedSampler,
+        multiple: int = 1,
+        columns: Columns | None = None,
     ) -> None:
-        self.samples, self.sampler, self.multiple, self.columns = samples, sampler, multiple, columns
+        self.samples, self.sampler, self.multiple, self.columns = (
+            samples,
+            sampler,
+            multiple,
+            columns,
+        )
         self._checksum = samples.checksum()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -103,7 +122,8 @@ class Batches:
         return self.sampler.state_dict() | {"checksum": self._checksum}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with the batch after the last one before `state` was taken, on any number of ranks.
+        """Continue with the batch after the last one before `state` was taken, on any number of
+        ranks.
 
         Raises
         ------
@@ -123,18 +143,23 @@ class Batches:
         lengths = self.samples.lengths[whole]  # [rows of the global batch]
         # The width, too, is that of the global batch: every rank sees the shapes of the serial run.
         width = -(-(int(lengths.max()) - 1) // self.multiple) * self.multiple
-        rows = torch.from_numpy(self.samples.rows(whole[mine], width + 1, padding=IGNORED))  # [b, T + 1]
-        # Which token pads the inputs does not matter: attention is causal, so no real position sees it.
+        # [b, T + 1]
+        rows = torch.from_numpy(self.samples.rows(whole[mine], width + 1, padding=IGNORED))
+        # Which token pads the inputs does not matter: attention is causal, so no real position sees
+        # it.
         inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
         batch = Batch(inputs, targets, mine.start, tokens=int(lengths.sum()) - len(whole))
         if self.columns is None:
             return batch
         positions = self.columns(width)  # of tokens whose targets are beside them already
-        return batch._replace(inputs=inputs[:, positions], targets=targets[:, positions], positions=positions)
+        return batch._replace(
+            inputs=inputs[:, positions], targets=targets[:, positions], positions=positions
+        )
 
 
 class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
-    """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the thread.
+    """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the
+    thread.
 
     The thread is a daemon: a program that dies without closing it is not kept alive.
 
@@ -157,11 +182,15 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
         if depth < 1:
             raise ValueError(f"depth = {depth}: at least one batch has to be read ahead")
         if pin and not torch.cuda.is_available():
-            raise ValueError("pin = True, but there is no CUDA device here: pinned memory serves copies to a GPU only")
+            raise ValueError(
+                "pin = True, but there is no CUDA device here: pinned memory serves copies to a "
+                "GPU only"
+            )
         self._source = source
         # A new thread would start on device 0, and every rank of the node would take memory there.
         self._pin_for = torch.cuda.current_device() if pin else None
-        self._ready: SimpleQueue[tuple[Batch, State] | BaseException] = SimpleQueue()  # with the state just after each
+        # with the state just after each
+        self._ready: SimpleQueue[tuple[Batch, State] | BaseException] = SimpleQueue()
         self._room = threading.Semaphore(depth)  # how many more batches are wanted
         self._consumed = source.state_dict()
         self._closed: RuntimeError | None = None
@@ -189,11 +218,15 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
         return batch
 
     def state_dict(self) -> State:
-        """Return the state after the last batch *handed out*; those read ahead will be read again after a restart."""
+        """Return the state after the last batch *handed out*; those read ahead will be read again
+        after a restart.
+        """
         return dict(self._consumed)
 
     def close(self) -> None:
-        """End the thread. It ends at once while waiting, and after its batch while preparing one."""
+        """End the thread. It ends at once while waiting, and after its batch while preparing
+        one.
+        """
         self._closed = RuntimeError("no batch can be read after close(): create a new ReadAhead")
         self._ready.put(self._closed)  # for a consumer that waits, as the thread may wait for room
         self._room.release()
@@ -212,5 +245,7 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
                     batch = next(batches)
                     batch = batch if self._pin_for is None else batch.pin_memory()
                     self._ready.put((batch, self._source.state_dict()))
-        except BaseException as error:  # everything: the consumer would wait for ever for a thread that died
+        except (
+            BaseException
+        ) as error:  # everything: the consumer would wait for ever for a thread that died
             self._ready.put(error)  # StopIteration, if all went well

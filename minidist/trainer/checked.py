@@ -1,11 +1,12 @@
-"""Does a run fit its ranks and its model? This is checked once: who takes the `CheckedRun` does not check again.
+"""Does a run fit its ranks and its model? This is checked once: who takes the `CheckedRun` does not
+check again.
 
     config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
     config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
 
-`config.py` has already checked the options against each other. Checking sends nothing, so ranks can still agree on
-whether to start (`agreement.py`). The command `train` checks what depends on one machine, its memory and its files
-(`cli/train_checks.py`).
+`config.py` has already checked the options against each other. Checking sends nothing, so ranks can
+still agree on whether to start (`agreement.py`). The command `train` checks what depends on one
+machine, its memory and its files (`cli/train_checks.py`).
 """
 
 from collections.abc import Sequence
@@ -51,28 +52,39 @@ class CheckedRun(NamedTuple):
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
-    """Return the layout that was asked for. Without `--dp`, its data axis takes all ranks that the others leave.
+    """Return the layout that was asked for. Without `--dp`, its data axis takes all ranks that the
+    others leave.
 
     Raises
     ------
     ConfigError
-        If it does not have as many ranks as were started, or `--hsdp` does not divide its data axis.
+        If it does not have as many ranks as were started, or `--hsdp` does not divide its data
+        axis.
     """
     asked = config.parallel
     with retold(ConfigError, ValueError, words=in_flags):
         others = asked.pp * asked.cp * asked.tp
-        sizes = {"dp": asked.dp or max(1, ranks // others), "pp": asked.pp, "cp": asked.cp, "tp": asked.tp}
+        sizes = {
+            "dp": asked.dp or max(1, ranks // others),
+            "pp": asked.pp,
+            "cp": asked.cp,
+            "tp": asked.tp,
+        }
         named = asked.order.split(",")
         unnamed = tuple(axis for axis in AXES if axis not in named and sizes[axis] == 1)
         layout = Layout(**sizes, ep=asked.ep, order=(*named, *unnamed))
         layout.check(ranks)
     if (data := layout.dp * layout.cp) % (asked.hsdp or 1):
-        raise ConfigError(f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of one size")
+        raise ConfigError(
+            f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of "
+            "one size"
+        )
     return layout
 
 
 def check_order(layout: Layout, nodes: Sequence[object]) -> None:
-    """Refuse an order that spreads tensor parallelism over nodes (`nodes[rank]` names a rank's) which could hold it.
+    """Refuse an order that spreads tensor parallelism over nodes (`nodes[rank]` names a rank's)
+    which could hold it.
 
     Raises
     ------
@@ -82,13 +94,14 @@ def check_order(layout: Layout, nodes: Sequence[object]) -> None:
     known = replace(layout, order=AXES)
     if layout.links_between(nodes)["tp"] != "inside" == known.links_between(nodes)["tp"]:
         raise ConfigError(
-            f"--order {','.join(layout.order)} spreads the {layout.tp} ranks of tp, which talk several times a layer, "
-            "over several nodes: name tp last"
+            f"--order {','.join(layout.order)} spreads the {layout.tp} ranks of tp, which talk "
+            "several times a layer, over several nodes: name tp last"
         )
 
 
 def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
-    """Check that the model can be spread over the ranks as asked. Sends nothing, and draws no weights.
+    """Check that the model can be spread over the ranks as asked. Sends nothing, and draws no
+    weights.
 
     Raises
     ------
@@ -107,17 +120,29 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         raise ConfigError(f"--tp {mesh.layout.tp}: {in_flags(str(error))}") from None
     if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
         flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sequence)
-        fix = f"use a --sequence that {multiple} divides, such as {time // multiple * multiple or multiple}"
-        raise ConfigError(f"{flags}: the {time} tokens of a sequence are not shared out evenly: {fix}")
+        fix = (
+            f"use a --sequence that {multiple} divides, such as "
+            f"{time // multiple * multiple or multiple}"
+        )
+        raise ConfigError(
+            f"{flags}: the {time} tokens of a sequence are not shared out evenly: {fix}"
+        )
     if sizes.experts and config.data.by_length and multiple > 1:
-        counted = f"--by-length pads rows to a multiple of {multiple} tokens on this layout, which experts would count"
+        counted = (
+            f"--by-length pads rows to a multiple of {multiple} tokens on this layout, which "
+            "experts would count"
+        )
         raise ConfigError(f"{counted}: leave --by-length out, or --cp and --sp")
     return CheckedRun(config, mesh, sizes, fit)
 
 
 def device_of(comm: Communicator) -> torch.device:
     """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if comm.wire.carries_cuda else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if comm.wire.carries_cuda
+        else torch.device("cpu")
+    )
 
 
 # ---------------------------------------------------------------- the recipe
@@ -128,11 +153,17 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
     parallel = config.parallel
     own = _read_plan(config) if parallel.plan else None
     count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
-    if layout.pp > 1 and count > (rows := config.data.batch // layout.dp):  # planning, which comes later, visits each
-        asked = f"{rows} sequences that each data-parallel rank has (--batch {config.data.batch}, dp={layout.dp})"
+    # planning, which comes later, visits each
+    if layout.pp > 1 and count > (rows := config.data.batch // layout.dp):
+        asked = (
+            f"{rows} sequences that each data-parallel rank has (--batch {config.data.batch}, "
+            f"dp={layout.dp})"
+        )
         fewer = f"--microbatches {rows} or fewer, or " if rows and not own else ""
         fix = f"use {fewer}--batch {count * layout.dp} or more"
-        raise ConfigError(f"{count} microbatches cut the {asked} into more parts than there are: {fix}")
+        raise ConfigError(
+            f"{count} microbatches cut the {asked} into more parts than there are: {fix}"
+        )
     same = ("strategy", "zero", "compile", "zeropp", "cp_comm", "cp_order", "ep_comm", "ep_fp8")
     return Recipe(
         **{name: getattr(parallel, name) for name in same},
@@ -151,7 +182,9 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
 
 
 def _read_plan(config: Config) -> Plan:
-    """Return the user's plan. Only its words are checked here: whether it can run, `Recipe.check` finds out."""
+    """Return the user's plan. Only its words are checked here: whether it can run, `Recipe.check`
+    finds out.
+    """
     path = Path(config.parallel.plan)
     with retold(ConfigError, FileError, before=f"--plan {path} "):
         text = read_text(path)
@@ -159,5 +192,7 @@ def _read_plan(config: Config) -> Plan:
         plan = read_plan(text, path.name)
     if plan.communicates or plan.reduces:
         added = "sends and receives" if plan.communicates else "reductions"
-        raise ConfigError(f"--plan {path} names {added}, which are added to a plan before it runs: leave them out")
+        raise ConfigError(
+            f"--plan {path} names {added}, which are added to a plan before it runs: leave them out"
+        )
     return plan

@@ -1,9 +1,10 @@
-"""Files from elsewhere, JSON and TOML, are read in one place, which checks them before any value is used.
+"""Files from elsewhere, JSON and TOML, are read in one place, which checks them before any value is
+used.
 
     missing ─ no regular file ─ too large ─ not UTF-8 ─ not JSON ─ nested too deeply ─ impossible numbers
 
-Every fault is a `FileError`. Its message ends a sentence: the caller puts the file's name in front. A pipe is refused
-without opening it, because opening would wait for a writer.
+Every fault is a `FileError`. Its message ends a sentence: the caller puts the file's name in front.
+A pipe is refused without opening it, because opening would wait for a writer.
 """
 
 import difflib
@@ -37,7 +38,9 @@ WORDS: dict[Any, str] = {  # the types that values may have, and their names in 
 
 
 class FileError(ValueError):
-    """A file cannot be used. The message continues after the file's name, such as `is not JSON: ...`."""
+    """A file cannot be used. The message continues after the file's name, such as `is not JSON:
+    ...`.
+    """
 
 
 def reason(error: Exception) -> str:
@@ -53,7 +56,8 @@ def retold(
     after: str = "",
     words: Callable[[str], str] = str,
 ) -> Iterator[None]:
-    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant.
+    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is
+    meant.
 
     `words` puts what the fault says into the words of whoever reads it.
     """
@@ -66,11 +70,15 @@ def retold(
 def check_regular(path: Path) -> None:
     """Raise OSError unless `path` is a regular file, without opening it."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if path.is_dir() else "no regular file")
+        raise OSError(
+            errno.EINVAL, os.strerror(errno.EISDIR) if path.is_dir() else "no regular file"
+        )
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; raise FileError if it cannot be read, is too large, or is not UTF-8."""
+    """Return the text of a file; raise FileError if it cannot be read, is too large, or is not
+    UTF-8.
+    """
     try:
         check_regular(path)
         if (size := path.stat().st_size) > LARGEST:
@@ -79,15 +87,23 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FileError(f"is not text: byte {error.start} is {error.object[error.start]:#x}") from None
+        raise FileError(
+            f"is not text: byte {error.start} is {error.object[error.start]:#x}"
+        ) from None
 
 
-def read_tree(path: Path, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> dict[str, Any]:
-    """Return the sections and values in a file; raise FileError if it cannot be read, or is not of this form."""
+def read_tree(
+    path: Path, loads: Callable[[str], Any] = json.loads, form: str = "JSON"
+) -> dict[str, Any]:
+    """Return the sections and values in a file; raise FileError if it cannot be read, or is not of
+    this form.
+    """
     return parse_tree(read_text(path), loads, form)
 
 
-def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> dict[str, Any]:
+def parse_tree(
+    text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON"
+) -> dict[str, Any]:
     """Return the sections and values in a text; see `read_tree`."""
     tree = parse(text, loads, form)
     if not isinstance(tree, dict):
@@ -97,7 +113,9 @@ def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = 
 
 
 def parse(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> Any:
-    """Return what a text says, a tree or a list, whose values are still to be checked; see `read_tree`."""
+    """Return what a text says, a tree or a list, whose values are still to be checked; see
+    `read_tree`.
+    """
     try:
         return loads(text)
     except RecursionError:
@@ -107,19 +125,28 @@ def parse(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON
 
 
 def check_values(node: Any, name: str = "", depth: int = 0) -> None:
-    """Refuse impossible or too large numbers, and a tree that is nested deeper than anyone writes."""
+    """Refuse impossible or too large numbers, and a tree that is nested deeper than anyone
+    writes.
+    """
     if depth == DEEPEST:
         raise FileError(f"is nested more than {DEEPEST} deep at {name[:20]}")
     if type(node) in (int, float):
         with retold(FileError, ValueError, before=f"has {name} = {shown(node)}, which "):
             read_number(node, type(node))
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, value in items:
         check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
-    """Return a value of a file as a `kind`, one of the keys of `WORDS`. A whole number is a number too.
+    """Return a value of a file as a `kind`, one of the keys of `WORDS`. A whole number is a number
+    too.
 
     Raises
     ------
@@ -144,7 +171,8 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
 
 
 def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a tree by their dotted names, such as `fp16.enabled`. A dash in a name is an underscore.
+    """Return the values of a tree by their dotted names, such as `fp16.enabled`. A dash in a name
+    is an underscore.
 
     Parameters
     ----------
@@ -154,7 +182,8 @@ def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") ->
     Raises
     ------
     FileError
-        For a name that `kinds` lacks, naming the nearest that it has, and for a value of another kind.
+        For a name that `kinds` lacks, naming the nearest that it has, and for a value of another
+        kind.
     """
     sections = {name.rpartition(".")[0] for name in kinds if "." in name}
     flat: dict[str, Any] = {}
@@ -165,15 +194,21 @@ def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") ->
             known = [*kinds, *sections]
             alike = difflib.get_close_matches(name, known, 1, 0.5)
             near = [full for full in known if full.endswith(f".{key}")] or alike
-            raise FileError(f"has an unknown key {name}: {f'did you mean {near[0]}?' if near else 'leave it out'}")
+            raise FileError(
+                f"has an unknown key {name}: "
+                f"{f'did you mean {near[0]}?' if near else 'leave it out'}"
+            )
         with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
             value = value if kind is object else typed(value, kind)
         flat |= flatten(value, kinds, f"{name}.") if name in sections else {name: value}
     return flat
 
 
-def at(tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit | None = None) -> Any:
-    """Return the value at `keys`, each a section inside the last, as a `kind`; `default` if it is missing or null.
+def at(
+    tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit | None = None
+) -> Any:
+    """Return the value at `keys`, each a section inside the last, as a `kind`; `default` if it is
+    missing or null.
 
     Raises
     ------
@@ -182,7 +217,9 @@ def at(tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit |
     """
     for depth, key in enumerate(keys):
         if not isinstance(tree, dict):
-            raise FileError(f"has {'.'.join(keys[:depth])} = {shown(tree)}, which must be {WORDS[dict]}")
+            raise FileError(
+                f"has {'.'.join(keys[:depth])} = {shown(tree)}, which must be {WORDS[dict]}"
+            )
         tree = tree.get(key)
         if tree is None and default is not REQUIRED:
             return default

@@ -1,4 +1,5 @@
-"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags.
+"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`,
+then flags.
 
 With `--init FOLDER`, the folder's own sizes and tokenizer take the place of the defaults.
 """
@@ -45,8 +46,11 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
     return parse_with_notes(argv, prog)[0]
 
 
-def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train") -> tuple[Config, list[str]]:
-    """Return the run that a command line asks for, and notes on options that mean nothing or something else here.
+def parse_with_notes(
+    argv: Sequence[str], prog: str = "python -m minidist train"
+) -> tuple[Config, list[str]]:
+    """Return the run that a command line asks for, and notes on options that mean nothing or
+    something else here.
 
     Only `--deepspeed` and `--megatron` give notes. Raises what `parse` does.
     """
@@ -58,9 +62,13 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
     values = vars(given)
     if values.pop("help", False):
         raise HelpAsked(parser.format_help().rstrip())
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     flags: Sections = {
-        section: {option.name: values[option.name] for option in fields(cls) if option.name in values}
+        section: {
+            option.name: values[option.name] for option in fields(cls) if option.name in values
+        }
         for section, cls in classes().items()
     }
     sections = read_toml(Path(values["config"])) if "config" in values else {}
@@ -89,28 +97,50 @@ def classes() -> dict[str, Any]:
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser: one group for each dataclass, one flag for each field."""
-    parser = _Parser(prog=prog, allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+    parser = _Parser(
+        prog=prog, allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS
+    )
     parser.add_argument("--help", "-h", action="store_true", help="show this and stop")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these; flags win over it")
-    parser.add_argument("--print-config", action="store_true", help="print the run as TOML and stop")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a TOML file with any of these; flags win over it"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the run as TOML and stop"
+    )
     for section, cls in classes().items():
         group = parser.add_argument_group(section, (cls.__doc__ or "").split("\n")[0])
         types = typing.get_type_hints(cls)
         for option in fields(cls):
             kind, shown = types[option.name], option.metadata["help"]
-            shown += "" if kind is bool or option.default in ("", ()) else f" (default: {option.default})"
+            shown += (
+                ""
+                if kind is bool or option.default in ("", ())
+                else f" (default: {option.default})"
+            )
             group.add_argument(flag(option.name), help=shown, **_argument(kind))
     return parser
 
 
 def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
     """Add what reads the configuration of another program."""
-    group = parser.add_argument_group("other programs", "What they leave out keeps our default; our flags win.")
-    group.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed JSON; it wins over --config")
-    group.add_argument("--megatron", action="store_true", help="take flags of Megatron-LM, too; they win over files")
+    group = parser.add_argument_group(
+        "other programs", "What they leave out keeps our default; our flags win."
+    )
+    group.add_argument(
+        "--deepspeed", metavar="FILE", help="a DeepSpeed JSON; it wins over --config"
+    )
+    group.add_argument(
+        "--megatron",
+        action="store_true",
+        help="take flags of Megatron-LM, too; they win over files",
+    )
     for row in MEGATRON if megatron_too else ():
-        shown = row.note or (flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others")
-        group.add_argument(row.name, dest=row.name, help=shown, **_argument(row.kind, switch="store_true"))
+        shown = row.note or (
+            flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others"
+        )
+        group.add_argument(
+            row.name, dest=row.name, help=shown, **_argument(row.kind, switch="store_true")
+        )
 
 
 def _argument(kind: Any, switch: Any = argparse.BooleanOptionalAction) -> dict[str, Any]:
@@ -119,7 +149,10 @@ def _argument(kind: Any, switch: Any = argparse.BooleanOptionalAction) -> dict[s
         return {"action": switch}
     if kind == tuple[str, ...]:
         return {"nargs": "+", "metavar": "FILE"}
-    return {"type": flag_of(kind) if kind in (int, float) else str, "metavar": kind.__name__.upper()}
+    return {
+        "type": flag_of(kind) if kind in (int, float) else str,
+        "metavar": kind.__name__.upper(),
+    }
 
 
 def _dashes(word: str) -> str:
@@ -136,7 +169,11 @@ def _dashes(word: str) -> str:
 def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file; refuse unknown names and values of another type."""
     types = {section: typing.get_type_hints(cls) for section, cls in classes().items()}
-    kinds = {f"{section}.{name}": kind for section, hints in types.items() for name, kind in hints.items()}
+    kinds = {
+        f"{section}.{name}": kind
+        for section, hints in types.items()
+        for name, kind in hints.items()
+    }
     sections: Sections = {}
     with retold(ConfigError, FileError, before=f"--config {path} "):
         for name, value in flatten(read_tree(path, tomllib.loads, "TOML"), kinds).items():

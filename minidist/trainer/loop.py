@@ -2,9 +2,10 @@
 
     batch ─▶ microbatches ─▶ forward, backward, ... ─▶ gradients made equal ─▶ clip ─▶ AdamW ─▶ next batch
 
-Each rank takes its rows of the global batch and divides its loss by the tokens of the *global* batch. The sum of the
-gradients is then that of the serial run, whatever the number of ranks and microbatches. In 16 bits AdamW updates
-float32 masters. In float16 the loss is scaled, and all ranks leave out a step in which a gradient overflows on any.
+Each rank takes its rows of the global batch and divides its loss by the tokens of the *global*
+batch. The sum of the gradients is then that of the serial run, whatever the number of ranks and
+microbatches. In 16 bits AdamW updates float32 masters. In float16 the loss is scaled, and all ranks
+leave out a step in which a gradient overflows on any.
 """
 
 import contextlib
@@ -39,17 +40,21 @@ from minidist.trainer.checkpoint import resume
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
+from minidist.trainer.corpus.text import Samples
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.text import Samples
 
 Sent = dict[str, NDArray[np.int64]]
-"""By axis: the bytes of messages, and those that an engine had to send, by formula; see `Traffic`."""
+"""By axis: the bytes of messages, and those that an engine had to send, by formula; see
+`Traffic`.
+"""
 
 
 @dataclass
 class Outcome:
-    """What a run leaves behind on this rank: the whole model, whatever part of it was trained here."""
+    """What a run leaves behind on this rank: the whole model, whatever part of it was trained
+    here.
+    """
 
     model: GPT
     history: list[StepMetrics]
@@ -60,7 +65,8 @@ class Outcome:
 
 
 class Trainer:
-    """One run, on one rank of its mesh. With a mesh of one rank it is the serial run: the bare model and no strategy.
+    """One run, on one rank of its mesh. With a mesh of one rank it is the serial run: the bare
+    model and no strategy.
 
     Making one sends nothing, so ranks can still agree on whether to start.
 
@@ -80,40 +86,57 @@ class Trainer:
 
     def __init__(self, run: CheckedRun, samples: Samples, held_out: Samples | None = None) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
-        self.recipe, self.device, self.dtype = run.fit.recipe, device_of(self.comm), run.config.dtype
+        self.recipe, self.dtype = run.fit.recipe, run.config.dtype
+        self.device = device_of(self.comm)
         config, mesh = run.config, run.mesh
         generator = torch.Generator().manual_seed(config.run.seed)
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
-        if config.run.init and (self.recipe.lora or not config.run.resume):  # adapters are saved without their base
+        # adapters are saved without their base
+        if config.run.init and (self.recipe.lora or not config.run.resume):
             resume.load_initial(Path(config.run.init), self.model)
         self.origin = resume.origin_of(config)
         self.base = fingerprint(self.model) if self.recipe.lora else ""
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
-        dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
-        sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
-        multiple, columns = spread.tokens_multiple(self.recipe, mesh.layout), spread.columns_of(self.recipe, mesh)
+        dp, batch = mesh.dp, config.data.batch
+        lengths = samples.lengths if config.data.by_length else None
+        sampler = DistributedSampler(
+            len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths
+        )
+        multiple = spread.tokens_multiple(self.recipe, mesh.layout)
+        columns = spread.columns_of(self.recipe, mesh)
         self.batches = Batches(samples, sampler, multiple, columns)
         self.held_out: Batches | None = None
         if config.run.eval_every:
             if held_out is None:
-                short = f"the held-out text is too short for a sequence of {config.data.sequence} tokens"
-                raise ConfigError(
-                    f"--eval-every {config.run.eval_every}: {short}: use --eval-text FILE, or a larger --held-out"
+                short = (
+                    f"the held-out text is too short for a sequence of {config.data.sequence} "
+                    "tokens"
                 )
-            in_order = DistributedSampler(len(held_out), dp.size, dp.rank, batch=batch, shuffle=False)
+                raise ConfigError(
+                    f"--eval-every {config.run.eval_every}: {short}: use --eval-text FILE, or "
+                    "a larger --held-out"
+                )
+            in_order = DistributedSampler(
+                len(held_out), dp.size, dp.rank, batch=batch, shuffle=False
+            )
             self.held_out = Batches(held_out, in_order, multiple, columns)
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
             shapes = spread.adapted(self.model.config, self.dtype, self.recipe)
-            self.resumed = resume.prepare(config, shapes, self.base, self.batches, self.scaler, self.comm)
+            self.resumed = resume.prepare(
+                config, shapes, self.base, self.batches, self.scaler, self.comm
+            )
         self.first_step = self.resumed.step if self.resumed else 0
         self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
-        self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
+        self.peak_rate = linear_scaling(
+            config.optimizer.lr, config.optimizer.base_batch or batch, batch
+        )
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
-        An `account` watches the last step, and slows it down; `self.profiler`, if set, those that its schedule says.
+        An `account` watches the last step, and slows it down; `self.profiler`, if set, those that
+        its schedule says.
 
         Raises
         ------
@@ -140,7 +163,9 @@ class Trainer:
                 if self.held_out is not None and self._due(step + 1, run.eval_every):
                     sent = self._sent()
                     history[-1] = replace(history[-1], eval_loss=self.evaluate(self.held_out))
-                    before = {axis: before[axis] + now - sent[axis] for axis, now in self._sent().items()}
+                    before = {
+                        axis: before[axis] + now - sent[axis] for axis, now in self._sent().items()
+                    }
                 if reporter is not None:
                     reporter.step(history[-1])
                 if writer is not None and self._due(step + 1, run.save_every):
@@ -149,13 +174,20 @@ class Trainer:
         if writer is not None:
             writer.wait()
         held = self._watch(Account()).sample()
-        return Outcome(self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else [])
+        return Outcome(
+            self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else []
+        )
 
     def spread(self) -> Parallel:
-        """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
-        all_or_none(self.comm, lambda: spread.check_room(self.model, self.mesh, self.config), ConfigError)
+        """Apply the strategies, build the optimizer over this rank's part, and load a run to
+        resume. Collective.
+        """
+        all_or_none(
+            self.comm, lambda: spread.check_room(self.model, self.mesh, self.config), ConfigError
+        )
         sum_of, scaler = spread.loss_of(self.model, self.mesh), self.scaler
-        if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:  # cut across ranks, it would be in pieces
+        # cut across ranks, it would be in pieces
+        if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:
             sum_of = torch.compile(sum_of, backend=name_of(backend))
 
         def loss(logits: Tensor, part: Batch) -> Tensor:
@@ -164,23 +196,31 @@ class Trainer:
 
         carried = spread.carried_of(self.model, self.mesh, self.recipe)
         generator = torch.Generator().manual_seed(self.config.run.seed)
-        self.parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried, generator=generator)
-        self.optimizer = all_or_none(self.comm, lambda: spread.build_optimizer(self.parallel, self.config), ConfigError)
+        self.parallel = parallelize(
+            self.model, self.mesh, self.checked.fit, loss, carried, generator=generator
+        )
+        self.optimizer = all_or_none(
+            self.comm, lambda: spread.build_optimizer(self.parallel, self.config), ConfigError
+        )
         if self.resumed is not None:
             path = self.resumed.path
-            all_or_none(self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError)
+            all_or_none(
+                self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError
+            )
             self.parallel.stepped()
         return self.parallel
 
     def _due(self, step: int, every: int) -> bool:
-        """Tell whether what is done every so many steps, and after the last, is to be done after this one."""
+        """Tell whether what is done every so many steps, and after the last, is to be done after
+        this one.
+        """
         return step == self.config.run.steps or (every > 0 and step % every == 0)
 
     def evaluate(self, held_out: Batches) -> float:
         """Return the loss per token of held-out text, without dropout. Collective.
 
-        It is the same on every layout: a sum over all tokens, divided by their number. Nothing changes for training:
-        no gradient is computed, and batches to train on stay where they are.
+        It is the same on every layout: a sum over all tokens, divided by their number. Nothing
+        changes for training: no gradient is computed, and batches to train on stay where they are.
         """
         total, tokens = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for whole in islice(held_out.epoch(), self.config.run.eval_batches or None):
@@ -197,11 +237,16 @@ class Trainer:
         return float(total) / tokens
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
-        """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
+        """Take one optimizer step; return the loss per token of the global batch, and the norm of
+        the gradients.
+        """
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
         weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
-        where = [Where(self.config.run.seed, step, part.first_row, part.positions, weight) for part in parts]
+        where = [
+            Where(self.config.run.seed, step, part.first_row, part.positions, weight)
+            for part in parts
+        ]
         started, pipeline = self.comm.clock(), self.parallel.pipeline
         loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
         loss /= self.scaler.scale if self.scaler else 1.0
@@ -210,7 +255,8 @@ class Trainer:
         if pipeline is not None:
             loss = torch.stack([loss, torch.full_like(loss, pipeline.busy)])
         all_reduce(loss, self.comm)
-        if pipeline is not None:  # all ranks come here together; on a GPU, whose kernels run later, nothing is known
+        # all ranks come here together; on a GPU, whose kernels run later, nothing is known
+        if pipeline is not None:
             loss, busy = loss
             length = (self.comm.clock() - started) * self.comm.size
             self.bubble = None if self.device.type == "cuda" else max(0.0, 1 - float(busy) / length)
@@ -219,8 +265,11 @@ class Trainer:
         return float(loss), norm
 
     def _update(self, rate: float) -> float:
-        """Clip and step, unless a gradient overflowed on some rank; return the norm of the gradients, unscaled."""
-        measured = self.parallel.clip(0)  # of gradients in 16 bits: the step widens them before it clips
+        """Clip and step, unless a gradient overflowed on some rank; return the norm of the
+        gradients, unscaled.
+        """
+        # of gradients in 16 bits: the step widens them before it clips
+        measured = self.parallel.clip(0)
         overflow, scale = False, 1.0
         if self.scaler is not None:
             overflow, scale = self.scaler.overflowed(measured), self.scaler.scale
@@ -241,16 +290,35 @@ class Trainer:
         speed = batch.tokens / seconds
         share = (self.comm.traffic.seconds - waited) / seconds
         used, planned = self._utilisation(speed), self.planned_bubble
-        predicted = self._utilisation(batch.tokens / self.planned_seconds) if self.planned_seconds else None
+        predicted = (
+            self._utilisation(batch.tokens / self.planned_seconds) if self.planned_seconds else None
+        )
         return StepMetrics(
-            step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned, predicted
+            step + 1,
+            loss,
+            norm,
+            rate,
+            seconds,
+            speed,
+            share,
+            used,
+            self.parallel.load,
+            self.bubble,
+            planned,
+            predicted,
         )
 
     def _rate(self, step: int) -> float:
         options, total = self.config.optimizer, self.config.run.steps
         warmup = min(options.warmup, total)
-        cooldown = min(options.cooldown or -(-total // 5), total - warmup) if options.lr_schedule == "wsd" else 0
-        return learning_rate(step, self.peak_rate, warmup, total, shape=options.lr_schedule, cooldown=cooldown)
+        cooldown = (
+            min(options.cooldown or -(-total // 5), total - warmup)
+            if options.lr_schedule == "wsd"
+            else 0
+        )
+        return learning_rate(
+            step, self.peak_rate, warmup, total, shape=options.lr_schedule, cooldown=cooldown
+        )
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12
@@ -260,17 +328,30 @@ class Trainer:
         return needed / (peak * self.comm.size) if peak else None
 
     def _sent(self) -> Sent:
-        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES} | {"dp": self.mesh.data.traffic}
+        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES} | {
+            "dp": self.mesh.data.traffic
+        }
         if self.mesh.layout.ep > 1:
             each |= {"ep": self.mesh.over("ep", "tp").traffic, "edp": self.mesh.over("edp").traffic}
         if apart := self.parallel.replica.between_nodes():
             each["nodes"] = apart[0].traffic
-        return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}
+        return {
+            axis: np.array([traffic.bytes_sent, traffic.engine_bytes])
+            for axis, traffic in each.items()
+        }
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
-        state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
-        state |= {"base": self.base, "origin": self.origin, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state = {
+            "batches": position,
+            "config": self.config.sections(),
+            "model": asdict(self.model.config),
+        }
+        state |= {
+            "base": self.base,
+            "origin": self.origin,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
     def _whole_model(self) -> GPT:
@@ -281,10 +362,13 @@ class Trainer:
             return self.model
         whole = spread.adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
-        whole.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
+        # a tied head has no weights of its own
+        whole.load_state_dict(weights, strict=False, assign=True)
         whole.tie()
         biases = {layer.index: layer.bias for layer in routed_in(self.model)}
-        everywhere = {index: bias for held in self.mesh.pp.roll_call(biases) for index, bias in held.items()}
+        everywhere = {
+            index: bias for held in self.mesh.pp.roll_call(biases) for index, bias in held.items()
+        }
         for layer in routed_in(whole):
             layer.bias = everywhere[layer.index]
         return whole
@@ -299,7 +383,9 @@ class Trainer:
         return self._watch(account).recording()
 
     def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
-        """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles it."""
+        """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles
+        it.
+        """
         if self.scaler is None:
             return contextlib.nullcontext()
         if (stream := self.parallel.replica.stream) is not None:

@@ -2,7 +2,8 @@
 
     step 250/250  loss 1.7935  norm 1.23  13,549 tokens/s  left 0:00  waiting 12%
 
-On a terminal that line stays in place, and shows every step. Elsewhere, as under `mpirun`, lines follow each other.
+On a terminal that line stays in place, and shows every step. Elsewhere, as under `mpirun`, lines
+follow each other.
 """
 
 import contextlib
@@ -22,16 +23,25 @@ WIDTH = 80  # columns of a line
 LINES = 40  # of a whole run, about, unless somebody says otherwise
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S": 362e12, "A10G": 125e12}
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "V100": 125e12,
+    "L40S": 362e12,
+    "A10G": 125e12,
+}
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`.
+    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a
+    share of `seconds`.
 
-    `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in which ranks were
-    idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time; `planned_utilisation`
-    is what the planner predicts. `eval_loss` is that on held-out text after this step, if it was measured.
+    `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in
+    which ranks were idle, as measured, and `planned_bubble` that of its plan, whose stages all take
+    the same time; `planned_utilisation` is what the planner predicts. `eval_loss` is that on
+    held-out text after this step, if it was measured.
     """
 
     step: int
@@ -62,8 +72,8 @@ class Reporter:
     steps, first_step : int
         Steps of the whole run, and steps that were taken before it was resumed.
     file : Path, optional
-        Where each step becomes a line of JSON. Steps that a killed run wrote there after its last checkpoint are
-        removed first, because they happen again.
+        Where each step becomes a line of JSON. Steps that a killed run wrote there after its last
+        checkpoint are removed first, because they happen again.
     label : str
         Printed before each line.
     every : int
@@ -102,44 +112,69 @@ class Reporter:
         elif last or metrics.step % self.every == 0:
             print("\n".join(self._lines(metrics)), flush=True)
         if metrics.eval_loss is not None:
-            measured = f"{self.label}{self._step(metrics)}  loss on held-out text {metrics.eval_loss:.4f}"
+            measured = (
+                f"{self.label}{self._step(metrics)}  loss on held-out text {metrics.eval_loss:.4f}"
+            )
             print(self._over(measured) if self.in_place and not last else measured, flush=True)
 
     def _over(self, line: str) -> str:
-        """Return a line that takes the place of the one on which the cursor stands: it must not reach the border."""
+        """Return a line that takes the place of the one on which the cursor stands: it must not
+        reach the border.
+        """
         width = min(WIDTH, shutil.get_terminal_size().columns) - 1
         return f"\r{line[:width]:<{width}}"
 
     def _record(self, file: Path, metrics: StepMetrics) -> None:
-        numbers = {name: value for name, value in vars(metrics).items() if not isinstance(value, Load)}
-        fields = {name: value if value is None or math.isfinite(value) else None for name, value in numbers.items()}
+        numbers = {
+            name: value for name, value in vars(metrics).items() if not isinstance(value, Load)
+        }
+        fields = {
+            name: value if value is None or math.isfinite(value) else None
+            for name, value in numbers.items()
+        }
         fields |= metrics.load._asdict() if metrics.load else {}
         try:
             with file.open("a") as lines:
                 lines.write(json.dumps(fields) + "\n")
         except OSError as error:  # no reason to lose the run
-            print(f"minidist train: {file} takes no more metrics ({error.strerror}): going on without", file=sys.stderr)
+            print(
+                f"minidist train: {file} takes no more metrics ({error.strerror}): going on "
+                "without",
+                file=sys.stderr,
+            )
             self.file = None
 
     def _step(self, metrics: StepMetrics) -> str:
         return f"step {metrics.step:{len(str(self.steps))}}/{self.steps}"
 
     def _lines(self, m: StepMetrics) -> list[str]:
-        """Return what people read about a step: one line, and further ones for what only some runs have."""
+        """Return what people read about a step: one line, and further ones for what only some runs
+        have.
+        """
         done = m.step - self.first_step
         left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
-        first = [f"{self.label}{self._step(m)}", f"loss {m.loss:.4f}", f"norm {m.gradient_norm:.2f}"]
+        first = [
+            f"{self.label}{self._step(m)}",
+            f"loss {m.loss:.4f}",
+            f"norm {m.gradient_norm:.2f}",
+        ]
         first += [f"{m.tokens_per_second:,.0f} tokens/s", f"left {left // 60}:{left % 60:02d}"]
         if len("  ".join(first)) > WIDTH:  # of a million steps, at a million tokens a second
             del first[-2]
         lines, waiting, parts = ["  ".join(first)], f"  waiting {m.communication:.0%}", []
-        if m.communication and len(lines[0] + waiting) <= WIDTH:  # else the summary says it, and the metrics
+        # else the summary says it, and the metrics
+        if m.communication and len(lines[0] + waiting) <= WIDTH:
             lines[0] += waiting
         if m.utilisation is not None:
-            planned = f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
+            planned = (
+                f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
+            )
             parts.append(f"mfu {m.utilisation:.1%}{planned}")
         if m.load:
-            parts.append(f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}")
+            parts.append(
+                f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy "
+                f"{m.load.entropy:.2f}"
+            )
         if m.bubble is not None:
             parts.append(f"bubble {m.bubble:.0%} (plan {m.planned_bubble:.0%})")
         for part in parts:
@@ -151,7 +186,9 @@ class Reporter:
 
 
 def _lines_until(file: Path, step: int) -> Iterator[str]:
-    """Yield the whole lines of the first `step` steps: the last line of a killed run may be half a line."""
+    """Yield the whole lines of the first `step` steps: the last line of a killed run may be half a
+    line.
+    """
     for line in file.read_text(errors="replace").splitlines(keepends=True):
         with contextlib.suppress(FileError):
             if at(parse_tree(line), "step", kind=int) <= step and line.endswith("\n"):

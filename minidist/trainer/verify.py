@@ -1,12 +1,14 @@
-"""`--verify`: the same run again, on one rank and with no strategy at all. Are the parameters the same?
+"""`--verify`: the same run again, on one rank and with no strategy at all. Are the parameters the
+same?
 
 float64    for each parameter max|a - b| <= 1e-9 max|b|: the order of a sum may differ, nothing else
 others     distance to the float64 serial run at most twice that of the serial run of the same precision
 
-Adam divides a gradient by its own size, so parameters hardly tell whether all gradients are wrong by a factor (a mean
-where a sum was meant). The norm of the first gradients does: it has to be the serial one, too. In 16 bits, up to four
-times the error of one rounding (2^-8 and 2^-11): roundings of many elements average out in their norm, which is off by
-a fifth of one at most in models of 1 to 12 layers, while the mean instead of the sum is off by a half.
+Adam divides a gradient by its own size, so parameters hardly tell whether all gradients are wrong
+by a factor (a mean where a sum was meant). The norm of the first gradients does: it has to be the
+serial one, too. In 16 bits, up to four times the error of one rounding (2^-8 and 2^-11): roundings
+of many elements average out in their norm, which is off by a fifth of one at most in models of 1 to
+12 layers, while the mean instead of the sum is off by a half.
 """
 
 import math
@@ -19,13 +21,20 @@ from torch import Tensor, nn
 from minidist.comm import Communicator, run
 from minidist.mesh import Layout, Mesh
 from minidist.trainer.checked import check_run
-from minidist.trainer.config import Config, MemoryOptions, ParallelOptions
+from minidist.trainer.config import Config
+from minidist.trainer.corpus.text import Samples
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.text import Samples
+from minidist.trainer.options import MemoryOptions, ParallelOptions
 
 TOLERANCE = 1e-9  # of parameters in float64
-NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9, "fp8": 2.0**-4}
+NORM_TOLERANCE = {
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "bfloat16": 2.0**-6,
+    "float16": 2.0**-9,
+    "fp8": 2.0**-4,
+}
 
 
 class Verdict(NamedTuple):
@@ -36,13 +45,17 @@ class Verdict(NamedTuple):
     criterion: str
 
 
-def serial_run(config: Config, samples: Samples, vocabulary: int, metrics: Path | None = None) -> Outcome:
+def serial_run(
+    config: Config, samples: Samples, vocabulary: int, metrics: Path | None = None
+) -> Outcome:
     """Train on one rank from the first step on, without a strategy; return what came of it.
 
     Each step becomes a line of the file `metrics`, if there is one.
     """
     alone = replace(config.without_files(), parallel=ParallelOptions(dp=1), memory=MemoryOptions())
-    reporter = Reporter(config.run.steps, metrics, 0, label="serial ", every=max(1, config.run.steps // 5))
+    reporter = Reporter(
+        config.run.steps, metrics, 0, label="serial ", every=max(1, config.run.steps // 5)
+    )
 
     def program(comm: Communicator) -> Outcome:
         return Trainer(check_run(alone, Mesh(comm, Layout()), vocabulary), samples).run(reporter)
@@ -50,28 +63,43 @@ def serial_run(config: Config, samples: Samples, vocabulary: int, metrics: Path 
     return run(program, 1)[0]
 
 
-def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome, metrics: Path | None = None) -> Verdict:
+def compare(
+    config: Config, samples: Samples, vocabulary: int, ours: Outcome, metrics: Path | None = None
+) -> Verdict:
     """Repeat the run serially, in float64 first, and compare. One rank calls this.
 
     The steps of the run in float64 go into the file `metrics`.
     """
-    exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary, metrics)
+    exact = serial_run(
+        replace(config, run=replace(config.run, precision="float64")), samples, vocabulary, metrics
+    )
     reference = exact if config.precision == "float64" else serial_run(config, samples, vocabulary)
     if reference is exact:
         difference, limit = largest_difference(ours.model, exact.model), TOLERANCE
         criterion = f"at most {TOLERANCE:g} for each parameter, in float64"
     else:
-        difference, limit = _distance(ours.model, exact.model), 2 * _distance(reference.model, exact.model)
-        criterion = f"at most twice that of the serial {config.precision} run, {limit / 2:.2e}, both to the float64 one"
+        difference, limit = (
+            _distance(ours.model, exact.model),
+            2 * _distance(reference.model, exact.model),
+        )
+        criterion = (
+            f"at most twice that of the serial {config.precision} run, {limit / 2:.2e}, both to "
+            "the float64 one"
+        )
     tolerance = NORM_TOLERANCE[config.precision]
     same_norm = _first_norms_agree(ours, reference, tolerance)
-    criterion += f"; norm of the first gradients equal to {tolerance:g}{'' if same_norm else ', WHICH IT IS NOT'}"
+    criterion += (
+        "; norm of the first gradients equal to "
+        f"{tolerance:g}{'' if same_norm else ', WHICH IT IS NOT'}"
+    )
     return Verdict(difference <= limit and same_norm, difference, criterion)
 
 
 def largest_difference(model: nn.Module, serial: nn.Module) -> float:
     """Return the largest max|a - b| / max|b| of all parameters."""
-    return max(_relative(a, b) for a, b in zip(model.parameters(), serial.parameters(), strict=True))
+    return max(
+        _relative(a, b) for a, b in zip(model.parameters(), serial.parameters(), strict=True)
+    )
 
 
 def _relative(ours: Tensor, serial: Tensor) -> float:
@@ -96,4 +124,6 @@ def _distance(model: nn.Module, exact: nn.Module) -> float:
     """Return the distance of all trained parameters together, relative to their size."""
     both = zip(model.parameters(), exact.parameters(), strict=True)
     pairs = [(a.detach().cpu().double(), b.detach()) for a, b in both if b.requires_grad]
-    return math.hypot(*(float((a - b).norm()) for a, b in pairs)) / math.hypot(*(float(b.norm()) for _, b in pairs))
+    return math.hypot(*(float((a - b).norm()) for a, b in pairs)) / math.hypot(
+        *(float(b.norm()) for _, b in pairs)
+    )

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 01 · Ranks and messages
 #
-# Four ranks pass one token around a ring. The token starts on rank 0, and every rank adds its own number to it. A
-# colour shows whose contribution the token holds. Step through it with the arrow keys (click into the player first).
+# Four ranks pass one token around a ring. The token starts on rank 0, and every rank adds its own
+# number to it. A colour shows whose contribution the token holds. Step through it with the arrow
+# keys (click into the player first).
 
 # %%
 import sys
@@ -32,13 +33,14 @@ def token_round(comm):
 show(record(token_round, ranks=4))
 
 # %% [markdown]
-# Every row is a *rank*: a copy of the same program with memory of its own. All four run the function above; only
-# `comm.rank` differs. No rank can read the token of another rank: it gets the token in a message.
+# Every row is a *rank*: a copy of the same program with memory of its own. All four run the
+# function above; only `comm.rank` differs. No rank can read the token of another rank: it gets the
+# token in a message.
 #
 # ## Whose variable is it?
 #
-# **Predict:** every rank has an array with its own rank in it. Rank 0 sends to rank 2. What do the four arrays hold
-# then?
+# **Predict:** every rank has an array with its own rank in it. Rank 0 sends to rank 2. What do the
+# four arrays hold then?
 
 
 # %%
@@ -56,14 +58,15 @@ print(minidist.run(one_message, ranks=4))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 took neither branch, so they sent and received nothing.
+# A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 took neither branch, so they sent
+# and received nothing.
 #
 # </details>
 #
 # ## Who is first?
 #
-# **Predict:** rank 0 sleeps, rank 1 does not. Each rank notes when it comes to a line and when it goes on. In which
-# order are the notes? And in which order if there is a barrier in that line?
+# **Predict:** rank 0 sleeps, rank 1 does not. Each rank notes when it comes to a line and when it
+# goes on. In which order are the notes? And in which order if there is a barrier in that line?
 
 
 # %%
@@ -84,15 +87,16 @@ print(without, behind[:2], sorted(behind[2:]), sep="\n")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Without a message between them, two ranks have no order: the sleep decides, or whatever else the machine is doing.
-# With the barrier, no rank goes on before both have come. Either rank may go on first, so the last line is sorted here.
+# Without a message between them, two ranks have no order: the sleep decides, or whatever else the
+# machine is doing. With the barrier, no rank goes on before both have come. Either rank may go on
+# first, so the last line is sorted here.
 #
 # </details>
 #
 # ## Which messages fit?
 #
-# **Predict:** rank 0 sends three doubles. Rank 1 receives into an array of four, of which it expects three to be
-# filled. What happens?
+# **Predict:** rank 0 sends three doubles. Rank 1 receives into an array of four, of which it
+# expects three to be filled. What happens?
 
 
 # %%
@@ -111,17 +115,22 @@ except RuntimeError as error:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A message does not carry its shape; both ranks have to know it. MPI would fill three elements without an error.
+# A message does not carry its shape; both ranks have to know it. MPI would fill three elements
+# without an error.
 #
 # </details>
 #
-# **Predict:** rank 0 sends 1.0 and then 2.0, with tags 7 and 8. Rank 1 receives tag 8 first. What does it get?
+# **Predict:** rank 0 sends 1.0 and then 2.0, with tags 7 and 8. Rank 1 receives tag 8 first. What
+# does it get?
 
 
 # %%
 def by_tag(comm):
     if comm.rank == 0:
-        for request in [comm.isend(np.array([1.0]), 1, tag=7), comm.isend(np.array([2.0]), 1, tag=8)]:
+        for request in [
+            comm.isend(np.array([1.0]), 1, tag=7),
+            comm.isend(np.array([2.0]), 1, tag=8),
+        ]:
             request.wait()
         return None
     first, second = np.empty(1), np.empty(1)
@@ -135,15 +144,16 @@ print(minidist.run(by_tag, ranks=2)[1])
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A receive takes the message with its tag; messages with one tag arrive in the order of sending. If rank 0 used `send`
-# instead of `isend`, it would wait until tag 7 is received, while rank 1 waits for tag 8: a deadlock.
+# A receive takes the message with its tag; messages with one tag arrive in the order of sending. If
+# rank 0 used `send` instead of `isend`, it would wait until tag 7 is received, while rank 1 waits
+# for tag 8: a deadlock.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** every rank sends to its right, then receives from its left. On simulated ranks a send waits for its
-# receive.
+# **Predict:** every rank sends to its right, then receives from its left. On simulated ranks a send
+# waits for its receive.
 
 
 # %%
@@ -167,7 +177,8 @@ show(broken, frames=2)
 #
 # Now let small messages be buffered, as MPI and networks do.
 #
-# **Predict:** sends of up to 64 bytes do not wait. Does the same program run with 1 number? With 100?
+# **Predict:** sends of up to 64 bytes do not wait. Does the same program run with 1 number? With
+# 100?
 
 
 # %%
@@ -207,9 +218,10 @@ show(record(exchange, ranks=4), frames=2)
 # %% [markdown]
 # ## How long does a chain take?
 #
-# **Predict:** rank 0's megabyte has to get to 8 ranks along a chain, on a cluster with 1 GB/s and 10 µs per message. As
-# one message, that takes 7 hops of about 1 ms. How long does it take in pieces, if each rank passes a piece on before
-# the next one comes? Compare `recv` and `send` in turn with all receives posted ahead.
+# **Predict:** rank 0's megabyte has to get to 8 ranks along a chain, on a cluster with 1 GB/s and
+# 10 µs per message. As one message, that takes 7 hops of about 1 ms. How long does it take in
+# pieces, if each rank passes a piece on before the next one comes? Compare `recv` and `send` in
+# turn with all receives posted ahead.
 
 
 # %%
@@ -231,7 +243,9 @@ for pieces in (1, 10, 100, 1000):
     milliseconds = []
     for ahead in (False, True):
         cluster = Cluster.uniform(latency=10e-6, bandwidth=1e9)
-        times = minidist.run(lambda comm, n=pieces, ahead=ahead: chain(comm, n, ahead), ranks=8, cluster=cluster)
+        times = minidist.run(
+            lambda comm, n=pieces, ahead=ahead: chain(comm, n, ahead), ranks=8, cluster=cluster
+        )
         milliseconds.append(1000 * max(times))
     lines.append(f"{pieces:6} {milliseconds[0]:17.3f} ms {milliseconds[1]:20.3f} ms")
 print("\n".join(lines))
@@ -239,10 +253,11 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# With pieces, all links work at the same time, as in a pipeline. If the receives are posted ahead, a piece can arrive
-# while the piece before it is sent on: (P − 1) · latency + (P + k − 2) · n/(k · bandwidth). With `recv` and `send` in
-# turn, a rank does only one of the two at a time, and a piece that finds no receive has to wait. Then each piece also
-# costs a latency, and too many pieces are slower than few.
+# With pieces, all links work at the same time, as in a pipeline. If the receives are posted ahead,
+# a piece can arrive while the piece before it is sent on: (P − 1) · latency + (P + k − 2) · n/(k ·
+# bandwidth). With `recv` and `send` in turn, a rank does only one of the two at a time, and a piece
+# that finds no receive has to wait. Then each piece also costs a latency, and too many pieces are
+# slower than few.
 #
 # </details>
 #

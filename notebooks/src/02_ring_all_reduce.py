@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 02 · Ring all-reduce
 #
-# Four ranks each hold a buffer; all of them need the sum. Here is the whole algorithm, as it ran. A colour shows whose
-# contribution a cell holds. Step through it with the arrow keys (click into the player first).
+# Four ranks each hold a buffer; all of them need the sum. Here is the whole algorithm, as it ran. A
+# colour shows whose contribution a cell holds. Step through it with the arrow keys (click into the
+# player first).
 
 # %%
 import sys
@@ -25,14 +26,14 @@ def ring(comm):
 show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))
 
 # %% [markdown]
-# Each row is a rank. In the first half (*reduce-scatter*) a chunk gathers one colour more with each hop; then rank r
-# holds the complete chunk r. In the second half (*all-gather*) the complete chunks go around the ring until every rank
-# has all of them.
+# Each row is a rank. In the first half (*reduce-scatter*) a chunk gathers one colour more with each
+# hop; then rank r holds the complete chunk r. In the second half (*all-gather*) the complete chunks
+# go around the ring until every rank has all of them.
 #
 # ## What does a rank send?
 #
-# **Predict:** a buffer of n = 800 bytes on 4 ranks. How many messages does each rank send, and how many bytes? And how
-# many if a central rank collects and returns everything?
+# **Predict:** a buffer of n = 800 bytes on 4 ranks. How many messages does each rank send, and how
+# many bytes? And how many if a central rank collects and returns everything?
 
 
 # %%
@@ -42,20 +43,22 @@ def traffic(comm, algorithm):
 
 
 for algorithm in ("ring", "central"):
-    print(algorithm, minidist.run(lambda comm, algorithm=algorithm: traffic(comm, algorithm), ranks=4))
+    print(
+        algorithm, minidist.run(lambda comm, algorithm=algorithm: traffic(comm, algorithm), ranks=4)
+    )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# In a ring, each rank sends 2 (P − 1)/P · n bytes. The central rank sends (P − 1) n bytes, and all other ranks wait for
-# its wire.
+# In a ring, each rank sends 2 (P − 1)/P · n bytes. The central rank sends (P − 1) n bytes, and all
+# other ranks wait for its wire.
 #
 # </details>
 #
 # ## How long does it take?
 #
-# **Predict:** twice as many GPUs, the same gigabyte on each. Does the ring take twice as long? (A modelled cluster: a
-# message takes latency + bytes/bandwidth, on a virtual clock.)
+# **Predict:** twice as many GPUs, the same gigabyte on each. Does the ring take twice as long? (A
+# modelled cluster: a message takes latency + bytes/bandwidth, on a virtual clock.)
 
 
 # %%
@@ -68,7 +71,9 @@ def seconds(comm, algorithm):
 for ranks in (2, 4, 8):
     cluster = Cluster.h100(nodes=1)
     for algorithm in ("ring", "central"):
-        times = minidist.run(lambda comm, name=algorithm: seconds(comm, name), ranks=ranks, cluster=cluster)
+        times = minidist.run(
+            lambda comm, name=algorithm: seconds(comm, name), ranks=ranks, cluster=cluster
+        )
         print(f"{ranks} GPUs  {algorithm:8} {1000 * max(times):8.3f} ms")
 
 # %% [markdown]
@@ -80,8 +85,8 @@ for ranks in (2, 4, 8):
 #
 # ## Break it
 #
-# **Predict:** every rank first sends to its right neighbour, then receives from its left one. Simulated ranks buffer
-# nothing. What happens?
+# **Predict:** every rank first sends to its right neighbour, then receives from its left one.
+# Simulated ranks buffer nothing. What happens?
 
 
 # %%
@@ -98,8 +103,8 @@ show(broken, frames=2)
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Every rank waits for another rank that waits: a deadlock. `comm.exchange` posts the send and the receive at the same
-# time; the ring uses it.
+# Every rank waits for another rank that waits: a deadlock. `comm.exchange` posts the send and the
+# receive at the same time; the ring uses it.
 #
 # </details>
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 03 · Trees and meshes
 #
-# Rank 0 has data that all eight ranks need. In each round, every rank that has the data sends them to one more rank:
-# one, two, four, eight ranks have them. Step through it with the arrow keys (click into the player first).
+# Rank 0 has data that all eight ranks need. In each round, every rank that has the data sends them
+# to one more rank: one, two, four, eight ranks have them. Step through it with the arrow keys
+# (click into the player first).
 
 # %%
 import math
@@ -28,8 +29,8 @@ show(record(tree, ranks=8, cluster=Cluster.uniform(latency=0, bandwidth=8)))
 # %% [markdown]
 # ## How many rounds?
 #
-# **Predict:** a rank needs one second to send a message. When does the last of P ranks have the data, for P = 2, 4, 5,
-# 8, 9 and 64? And when, if the root sends to every rank itself?
+# **Predict:** a rank needs one second to send a message. When does the last of P ranks have the
+# data, for P = 2, 4, 5, 8, 9 and 64? And when, if the root sends to every rank itself?
 
 
 # %%
@@ -45,7 +46,10 @@ def seconds(ranks, algorithm):
 
 lines = []
 for ranks in (2, 4, 5, 8, 9, 64):
-    lines.append(f"{ranks:2} ranks: tree {seconds(ranks, 'tree'):.0f} s, centre {seconds(ranks, 'central'):2.0f} s")
+    lines.append(
+        f"{ranks:2} ranks: tree {seconds(ranks, 'tree'):.0f} s, centre "
+        f"{seconds(ranks, 'central'):2.0f} s"
+    )
 print("\n".join(lines))
 
 # %% [markdown]
@@ -57,8 +61,8 @@ print("\n".join(lines))
 #
 # ## Halving, then doubling
 #
-# **Predict:** four ranks, a buffer of four chunks. After the first exchange of halves, how many contributions are in
-# each cell of rank 0? Which cell is complete first, on which rank?
+# **Predict:** four ranks, a buffer of four chunks. After the first exchange of halves, how many
+# contributions are in each cell of rank 0? Which cell is complete first, on which rank?
 
 
 # %%
@@ -72,15 +76,16 @@ show(record(halving, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 ·
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# It sends as many bytes as the ring, in 2 log2 P = 4 messages instead of 2 (P − 1) = 6. With 64 ranks these are 12
-# messages instead of 126.
+# It sends as many bytes as the ring, in 2 log2 P = 4 messages instead of 2 (P − 1) = 6. With 64
+# ranks these are 12 messages instead of 126.
 #
 # </details>
 #
 # ## Which algorithm for which size?
 #
-# **Predict:** 16 ranks, 10 µs, 1 GB/s. Below which size is doubling (whole buffers, log2 P rounds) fastest? Is the tree
-# ever the fastest? Lines are the formulas; points are the times of the package's algorithms on the virtual clock.
+# **Predict:** 16 ranks, 10 µs, 1 GB/s. Below which size is doubling (whole buffers, log2 P rounds)
+# fastest? Is the tree ever the fastest? Lines are the formulas; points are the times of the
+# package's algorithms on the virtual clock.
 
 # %%
 RANKS, LATENCY, BANDWIDTH = 16, 10e-6, 1e9
@@ -96,7 +101,9 @@ SIZES = [128 * 4**power for power in range(9)]
 
 
 def finished(comm, algorithm, bytes):
-    all_reduce(torch.empty(bytes // 8, dtype=torch.float64, device="meta"), comm, algorithm=algorithm)
+    all_reduce(
+        torch.empty(bytes // 8, dtype=torch.float64, device="meta"), comm, algorithm=algorithm
+    )
     return comm.clock()
 
 
@@ -123,16 +130,21 @@ def draw_costs(file):
 
 
 crossover = ROUNDS * LATENCY * BANDWIDTH / (ROUNDS - LEAST)
-picture(draw_costs, "Microseconds of an all-reduce against bytes, both logarithmic, for four algorithms on 16 ranks")
+picture(
+    draw_costs,
+    "Microseconds of an all-reduce against bytes, both logarithmic, for four algorithms on 16 "
+    "ranks",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Recursive doubling is lowest up to n* = 18,824 bytes, halving-doubling beyond; the ring meets it from about a megabyte
-# on; the tree is never lowest.
+# Recursive doubling is lowest up to n* = 18,824 bytes, halving-doubling beyond; the ring meets it
+# from about a megabyte on; the tree is never lowest.
 #
-# Left of n* doubling is fastest, right of it halving-doubling. The ring comes close for large buffers only; the tree is
-# never fastest here. (The ring has other merits: it talks to neighbours only, and takes any number of ranks.)
+# Left of n* doubling is fastest, right of it halving-doubling. The ring comes close for large
+# buffers only; the tree is never fastest here. (The ring has other merits: it talks to neighbours
+# only, and takes any number of ranks.)
 #
 # </details>
 #
@@ -148,15 +160,16 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The 17th rank sends its whole buffer to another rank and gets the whole result back. This takes 2 n/bandwidth more.
+# The 17th rank sends its whole buffer to another rank and gets the whole result back. This takes 2
+# n/bandwidth more.
 #
 # </details>
 #
 # ## All-to-all: the order counts
 #
-# **Predict:** eight ranks, 100 kB from each to each. Either every rank sends to rank 0 first, then to rank 1, and so
-# on; or in step s every rank sends to the rank s places after it. Both orders have the same messages and the same
-# bytes. Which one is faster, and by how much?
+# **Predict:** eight ranks, 100 kB from each to each. Either every rank sends to rank 0 first, then
+# to rank 1, and so on; or in step s every rank sends to the rank s places after it. Both orders
+# have the same messages and the same bytes. Which one is faster, and by how much?
 
 
 # %%
@@ -176,7 +189,9 @@ def everybody_to_everybody(comm, pairwise):
 lines = []
 for pairwise in (False, True):
     cluster = Cluster.uniform(LATENCY, BANDWIDTH)
-    times = minidist.run(lambda comm, pairwise=pairwise: everybody_to_everybody(comm, pairwise), 8, cluster=cluster)
+    times = minidist.run(
+        lambda comm, pairwise=pairwise: everybody_to_everybody(comm, pairwise), 8, cluster=cluster
+    )
     name = "pairwise:    " if pairwise else "0, 1, 2, ...:"
     lines.append(" ".join([name, *(f"{1000 * time:.2f}" for time in times), "ms"]))
 print("\n".join(lines))
@@ -190,8 +205,9 @@ print("\n".join(lines))
 #
 # ## Two levels
 #
-# **Predict:** 1 GiB on 4 nodes of 8 GPUs (450 GB/s inside, 50 GB/s across, for each GPU). How many GiB cross between
-# nodes, over all ranks, with a ring and with two levels? Which is faster, and by how much?
+# **Predict:** 1 GiB on 4 nodes of 8 GPUs (450 GB/s inside, 50 GB/s across, for each GPU). How many
+# GiB cross between nodes, over all ranks, with a ring and with two levels? Which is faster, and by
+# how much?
 
 
 # %%
@@ -203,25 +219,33 @@ def gigabyte(comm, algorithm):
 lines = []
 for algorithm in ("ring", "halving_doubling", "hierarchical"):
     cluster, trace = Cluster.h100(nodes=4), Trace()
-    times = minidist.run(lambda comm, name=algorithm: gigabyte(comm, name), ranks=32, cluster=cluster, trace=trace)
+    times = minidist.run(
+        lambda comm, name=algorithm: gigabyte(comm, name), ranks=32, cluster=cluster, trace=trace
+    )
     sends = [event for event in trace.events if event.kind == "send"]
-    across = sum(e.bytes for e in sends if cluster.node_of(e.rank) != cluster.node_of(int(e.name.split()[-1])))
-    lines.append(f"{algorithm:17} {1000 * max(times):6.2f} ms, {across / 2**30:6.2f} GiB between nodes")
+    across = sum(
+        e.bytes
+        for e in sends
+        if cluster.node_of(e.rank) != cluster.node_of(int(e.name.split()[-1]))
+    )
+    lines.append(
+        f"{algorithm:17} {1000 * max(times):6.2f} ms, {across / 2**30:6.2f} GiB between nodes"
+    )
 print("\n".join(lines))
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A flat ring crosses between nodes at four places: four ports carry all the bytes, and 28 ports are idle.
-# Halving-doubling begins with the farthest partner, so its largest messages cross between nodes. With two levels the
-# fewest bytes cross, and all 32 ports work at the same time.
+# A flat ring crosses between nodes at four places: four ports carry all the bytes, and 28 ports are
+# idle. Halving-doubling begins with the farthest partner, so its largest messages cross between
+# nodes. With two levels the fewest bytes cross, and all 32 ports work at the same time.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** what happens with doubling on three ranks if `partner = rank ^ distance`, which is right for two and four
-# ranks? And with a broadcast from rank 2 if the tree counts from rank 0?
+# **Predict:** what happens with doubling on three ranks if `partner = rank ^ distance`, which is
+# right for two and four ranks? And with a broadcast from rank 2 if the tree counts from rank 0?
 
 
 # %%
@@ -243,13 +267,16 @@ try:
     minidist.run(doubling, ranks=3)
 except ValueError as error:
     print(f"{type(error).__name__}: {error}")
-print("from rank 2 comes 102.0, but all have", minidist.run(lambda comm: counts_from_zero(comm, root=2), ranks=4))
+print(
+    "from rank 2 comes 102.0, but all have",
+    minidist.run(lambda comm: counts_from_zero(comm, root=2), ranks=4),
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The first mistake raises an error at once. The second one gives a wrong number on every rank, the same on all ranks.
-# So no comparison of the ranks finds it.
+# The first mistake raises an error at once. The second one gives a wrong number on every rank, the
+# same on all ranks. So no comparison of the ranks finds it.
 #
 # </details>
 #

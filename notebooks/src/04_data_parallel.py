@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 04 · Data parallelism
 #
-# Backward of eight layers on four modelled GPUs, and the all-reduces of its gradients, drawn by the clock. Above, no
-# rank sends before backward is over. Below, the same package code sends buckets while backward still runs.
+# Backward of eight layers on four modelled GPUs, and the all-reduces of its gradients, drawn by the
+# clock. Above, no rank sends before backward is over. Below, the same package code sends buckets
+# while backward still runs.
 
 # %%
 from contextlib import nullcontext
@@ -52,12 +53,16 @@ def draw(variants, file):
     panels = figure.subplots(len(variants), 1, sharex=True, squeeze=False)[:, 0]
     for panel, (name, wrap) in zip(panels, variants.items(), strict=True):
         trace = Trace()
-        start, end, _ = minidist.run(lambda comm, wrap=wrap: step(comm, wrap), 4, cluster=CLUSTER, trace=trace)[0]
+        start, end, _ = minidist.run(
+            lambda comm, wrap=wrap: step(comm, wrap), 4, cluster=CLUSTER, trace=trace
+        )[0]
         for event in trace.events:
             if event.rank == 0 and event.start >= start and event.kind in ("compute", "collective"):
                 row, colour = (1, "#0072B2") if event.kind == "compute" else (0, "#E69F00")
                 place = (1000 * (event.start - start), 1000 * (event.end - event.start))
-                panel.broken_barh([place], (row - 0.35, 0.7), color=colour, edgecolor="white", linewidth=1)
+                panel.broken_barh(
+                    [place], (row - 0.35, 0.7), color=colour, edgecolor="white", linewidth=1
+                )
         panel.set_yticks([0, 1], ["all-reduce", "backward"])
         panel.set_title(f"{name}: {1000 * (end - start):.1f} ms", loc="left", fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
@@ -71,8 +76,9 @@ overlap = {
 }
 picture(
     lambda file: draw(overlap, file),
-    "Two timelines of rank 0. With one all-reduce a parameter after backward, eight all-reduces follow eight "
-    "parts of backward and the step takes 40.8 ms. With DDP they run beside backward, and it takes 26.1 ms.",
+    "Two timelines of rank 0. With one all-reduce a parameter after backward, eight all-reduces "
+    "follow eight parts of backward and the step takes 40.8 ms. With DDP they run beside "
+    "backward, and it takes 26.1 ms.",
 )
 
 # %% [markdown]
@@ -80,8 +86,8 @@ picture(
 #
 # ## A part of the batch
 #
-# **Predict:** ten rows on four ranks. Which rows has each? Each rank averages the losses of its own rows, and then the
-# four means are averaged: is the result the mean of all rows?
+# **Predict:** ten rows on four ranks. Which rows has each? Each rank averages the losses of its own
+# rows, and then the four means are averaged: is the result the mean of all rows?
 
 # %%
 losses = np.arange(10.0)
@@ -94,8 +100,8 @@ print("the sum of sums / 10 ", f"{sum(rows.sum() / 10 for rows in shares):.6f}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# No. Divide by the number of rows of all ranks, and then *sum* over the ranks: this is right for equal and unequal
-# shares.
+# No. Divide by the number of rows of all ranks, and then *sum* over the ranks: this is right for
+# equal and unequal shares.
 #
 # </details>
 #
@@ -132,21 +138,28 @@ def train(model, rank=0, ranks=1, divisor=10):
 
 
 def parallel(comm, divisor=10):
-    return train(NaiveDataParallel(build(seed=comm.rank), comm, op="sum"), comm.rank, comm.size, divisor)
+    return train(
+        NaiveDataParallel(build(seed=comm.rank), comm, op="sum"), comm.rank, comm.size, divisor
+    )
 
 
 serial = train(build(seed=0))
 found = minidist.run(parallel, ranks=4)
-apart = [(build(rank)[0].weight - build(0)[0].weight).detach().abs().max().item() for rank in range(4)]
+apart = [
+    (build(rank)[0].weight - build(0)[0].weight).detach().abs().max().item() for rank in range(4)
+]
 print(f"at the start the ranks' first weights differ by up to {max(apart):.6f}")
-print("after 20 steps all are within 1e-9 of the serial run:", all(torch.allclose(f, serial, rtol=1e-9) for f in found))
+print(
+    "after 20 steps all are within 1e-9 of the serial run:",
+    all(torch.allclose(f, serial, rtol=1e-9) for f in found),
+)
 print("all ranks have the same bits:", all(torch.equal(each, found[0]) for each in found))
 
 # %% [markdown]
 # ## Break it
 #
-# **Predict:** each rank divides its loss by its *own* rows, and the gradients are summed. Do the ranks notice? What
-# does the result look like?
+# **Predict:** each rank divides its loss by its *own* rows, and the gradients are summed. Do the
+# ranks notice? What does the result look like?
 
 
 # %%
@@ -162,8 +175,8 @@ print("largest difference to the serial run:", f"{float((found[0] - serial).abs(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# There is no error. The ranks agree with each other, and the loss falls (Adam even hides the factor of about four). But
-# the result is not that of the serial run.
+# There is no error. The ranks agree with each other, and the loss falls (Adam even hides the factor
+# of about four). But the result is not that of the serial run.
 #
 # </details>
 #
@@ -185,8 +198,9 @@ except RuntimeError as error:
 # %% [markdown]
 # ## How large a bucket?
 #
-# **Predict:** how many messages does one backward of 200 small layers have, with one all-reduce for each parameter, and
-# with buckets? And how does the time change as buckets grow from 64 KiB to one bucket for everything?
+# **Predict:** how many messages does one backward of 200 small layers have, with one all-reduce for
+# each parameter, and with buckets? And how does the time change as buckets grow from 64 KiB to one
+# bucket for everything?
 
 # %%
 small = {"layers": 200, "width": 256, "seconds": 3e-5}
@@ -194,7 +208,9 @@ sizes = [1 << n for n in range(16, 27, 2)]
 
 
 def measure(wrap):
-    start, end, sent = minidist.run(lambda comm: step(comm, wrap, **small), ranks=4, cluster=CLUSTER)[0]
+    start, end, sent = minidist.run(
+        lambda comm: step(comm, wrap, **small), ranks=4, cluster=CLUSTER
+    )[0]
     return 1000 * (end - start), sent
 
 
@@ -209,7 +225,13 @@ def draw_curve(file):
     figure = Figure(figsize=(6.5, 3), layout="constrained")
     FigureCanvasAgg(figure)
     panel = figure.subplots()
-    panel.plot([bytes / MIB for bytes in sizes], [ms for ms, _ in curve], "o-", color="#0072B2", label="buckets")
+    panel.plot(
+        [bytes / MIB for bytes in sizes],
+        [ms for ms, _ in curve],
+        "o-",
+        color="#0072B2",
+        label="buckets",
+    )
     panel.axhline(naive[0], color="#D55E00", linestyle="--", label="one all-reduce a parameter")
     panel.axhline(6, color="#009E73", linestyle=":", label="backward alone")
     panel.set_xscale("log", base=2)
@@ -224,15 +246,15 @@ picture(draw_curve, "Milliseconds of a backward against the size of a bucket")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Small buckets take 14 ms, buckets of 1 MiB 6, which is backward alone, and larger ones a little more; one all-reduce a
-# parameter takes 23.
+# Small buckets take 14 ms, buckets of 1 MiB 6, which is backward alone, and larger ones a little
+# more; one all-reduce a parameter takes 23.
 #
 # </details>
 #
 # ## Accumulation
 #
-# **Predict:** four microbatches. How many bytes does a rank send if every backward reduces, and how many if only the
-# last one does?
+# **Predict:** four microbatches. How many bytes does a rank send if every backward reduces, and how
+# many if only the last one does?
 
 
 # %%
@@ -251,8 +273,8 @@ print("the last one only", minidist.run(lambda comm: accumulate(comm, quiet=True
 # %% [markdown]
 # ## A larger batch
 #
-# **Predict:** rate 0.02 suits batches of 8 rows, and 0.2 suits them even better. For batches of 128 rows the linear
-# scaling rule says 0.32 and 3.2. Does it hold both times?
+# **Predict:** rate 0.02 suits batches of 8 rows, and 0.2 suits them even better. For batches of 128
+# rows the linear scaling rule says 0.32 and 3.2. Does it hold both times?
 
 
 # %%
@@ -271,9 +293,9 @@ for rate, batch in ((0.02, 8), (0.02 * 16, 128), (0.02, 128), (0.2, 8), (0.2 * 1
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The rule works for 0.02, and it is needed: with the old rate, a sixteenth of the steps does not get far. It does not
-# work for 0.2: a step of 3.2 is too long for this curvature. A warm-up helps if the loss is this steep only at the
-# beginning of training.
+# The rule works for 0.02, and it is needed: with the old rate, a sixteenth of the steps does not
+# get far. It does not work for 0.2: a step of 3.2 is too long for this curvature. A warm-up helps
+# if the loss is this steep only at the beginning of training.
 #
 # </details>
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 05 · ZeRO 1 and 2
 #
-# What one of four ranks holds during two training steps, under plain data parallelism and under two stages of ZeRO: the
-# account of the real code, on modelled GPUs and a virtual clock. The same model, the same numbers, the same bytes sent.
+# What one of four ranks holds during two training steps, under plain data parallelism and under two
+# stages of ZeRO: the account of the real code, on modelled GPUs and a virtual clock. The same
+# model, the same numbers, the same bytes sent.
 
 # %%
 import numpy as np
@@ -57,7 +58,9 @@ def train(comm, strategy):
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)
 runs = {
-    strategy.__name__: minidist.run(lambda comm, kind=strategy: train(comm, kind), ranks=4, cluster=CLUSTER)[1]
+    strategy.__name__: minidist.run(
+        lambda comm, kind=strategy: train(comm, kind), ranks=4, cluster=CLUSTER
+    )[1]
     for strategy in (DDP, ZeRO1, ZeRO2)
 }
 
@@ -71,7 +74,9 @@ def draw(file):
         changes = [*timeline, (end, timeline[-1][1])]
         moments = [1000 * (when - timeline[0][0]) for when, _ in changes]
         heights = [[held[name] / MIB for _, held in changes] for name in names]
-        panel.stackplot(moments, heights, labels=names, colors=[STACK[name] for name in names], step="post")
+        panel.stackplot(
+            moments, heights, labels=names, colors=[STACK[name] for name in names], step="post"
+        )
         panel.set_title(title, loc="left", fontsize=10)
         panel.set_ylabel("MiB")
         panel.spines[["top", "right"]].set_visible(False)
@@ -83,15 +88,16 @@ def draw(file):
 
 picture(
     draw,
-    "MiB held over two steps, in parameters, optimizer and gradients. DDP ends at 2,048, of which half is the "
-    "optimizer; under ZeRO-1 the optimizer holds a quarter of that; under ZeRO-2 gradients are nearly gone as "
-    "well.",
+    "MiB held over two steps, in parameters, optimizer and gradients. DDP ends at 2,048, of which "
+    "half is the optimizer; under ZeRO-1 the optimizer holds a quarter of that; under ZeRO-2 "
+    "gradients are nearly gone as well.",
 )
 
 # %% [markdown]
-# In the first step the optimizer has no state yet: it is made when it first steps. DDP's buckets keep their memory from
-# step to step. ZeRO-1 has all that and its own slice of the sum, but a quarter of the state. ZeRO-2 frees each bucket
-# as soon as it is reduced. (Each peak includes one gradient that has just been computed and is not yet in a bucket.)
+# In the first step the optimizer has no state yet: it is made when it first steps. DDP's buckets
+# keep their memory from step to step. ZeRO-1 has all that and its own slice of the sum, but a
+# quarter of the state. ZeRO-2 frees each bucket as soon as it is reduced. (Each peak includes one
+# gradient that has just been computed and is not yet in a bucket.)
 #
 # **Predict:** the model has 512 MiB of parameters. How much does each of the three send in a step?
 
@@ -103,14 +109,15 @@ for name, (timeline, sent, _) in runs.items():
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# All three send 2 · 3/4 of 512 MiB (and the biases): an all-reduce is a reduce-scatter and an all-gather.
+# All three send 2 · 3/4 of 512 MiB (and the biases): an all-reduce is a reduce-scatter and an
+# all-gather.
 #
 # </details>
 #
 # ## Between the two halves of an all-reduce
 #
-# A reduce-scatter leaves rank r with the sum of slice r; it updates slice r of the parameters; an all-gather returns
-# them to all. A colour shows whose gradients a cell holds.
+# A reduce-scatter leaves rank r with the sum of slice r; it updates slice r of the parameters; an
+# all-gather returns them to all. A colour shows whose gradients a cell holds.
 #
 # **Predict:** at which moment does no rank know the whole new model?
 
@@ -129,8 +136,8 @@ show(record(zero_step, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 
 # %% [markdown]
 # ## The equation
 #
-# **Predict:** mixed precision, Adam, 7.5 billion parameters. From how many ranks on does it fit a GPU of 40 GB under
-# each stage? And where does each curve end, however many ranks there are?
+# **Predict:** mixed precision, Adam, 7.5 billion parameters. From how many ranks on does it fit a
+# GPU of 40 GB under each stage? And where does each curve end, however many ranks there are?
 
 
 # %%
@@ -138,7 +145,10 @@ ranks = [1 << n for n in range(11)]
 for stage in range(4):
     bytes = [model_states(7.5e9, many, stage).total / 1e9 for many in ranks]
     first = next((many for many, held in zip(ranks, bytes, strict=True) if held <= 40), None)
-    print(f"stage {stage}: fits {f'from {first} ranks on' if first else 'never'}, {bytes[-1]:.6f} GB on 1024")
+    print(
+        f"stage {stage}: fits {f'from {first} ranks on' if first else 'never'}, {bytes[-1]:.6f} "
+        "GB on 1024"
+    )
 
 
 def draw_stages(file):
@@ -152,32 +162,39 @@ def draw_stages(file):
     panel.text(1024, 42, "40 GB", ha="right", color="#D55E00")
     panel.set_xscale("log", base=2)
     panel.set_xticks(ranks, [str(many) for many in ranks])
-    panel.set(xlabel="data-parallel ranks", ylabel="GB a rank, 7.5 billion parameters", ylim=(0, 128))
+    panel.set(
+        xlabel="data-parallel ranks", ylabel="GB a rank, 7.5 billion parameters", ylim=(0, 128)
+    )
     panel.legend(frameon=False, loc="center right", bbox_to_anchor=(1, 0.62))
     panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 
-picture(draw_stages, "GB a rank for 7.5 billion parameters against the number of ranks, a curve for each stage")
+picture(
+    draw_stages,
+    "GB a rank for 7.5 billion parameters against the number of ranks, a curve for each stage",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Stage 0 stays at 120 GB. Stage 1 falls towards 30 and is below 40 from 16 ranks on, stage 2 falls towards 15, stage 3
-# towards zero.
+# Stage 0 stays at 120 GB. Stage 1 falls towards 30 and is below 40 from 16 ranks on, stage 2 falls
+# towards 15, stage 3 towards zero.
 #
 # </details>
 #
 # ## The same training
 #
-# **Predict:** three ranks, a model of 68 numbers. How many numbers of AdamW's state does each rank hold, and how far is
-# the result from a serial run?
+# **Predict:** three ranks, a model of 68 numbers. How many numbers of AdamW's state does each rank
+# hold, and how far is the result from a serial run?
 
 
 # %%
 def build():
     draws = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2), nn.Linear(2, 1, bias=False)).double()
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2), nn.Linear(2, 1, bias=False)
+    ).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, generator=draws)
     return model
@@ -198,7 +215,9 @@ def sharded(comm):
     wrapped = ZeRO2(model, comm, op="sum")
     optimizer = wrapped.optimizer(torch.optim.AdamW, lr=0.05)
     steps(wrapped, optimizer, ROWS.tensor_split(comm.size)[comm.rank])
-    state = sum(value.numel() for held in optimizer.state.values() for value in held.values() if value.dim())
+    state = sum(
+        value.numel() for held in optimizer.state.values() for value in held.values() if value.dim()
+    )
     return state, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -208,12 +227,16 @@ expected = torch.cat([parameter.detach().flatten() for parameter in serial.param
 found = minidist.run(sharded, ranks=3)
 print("parameters:", len(expected))
 print("state of each rank:", [state for state, _ in found])
-print("within 1e-9 of the serial run:", all(torch.allclose(each, expected, rtol=1e-9) for _, each in found))
+print(
+    "within 1e-9 of the serial run:",
+    all(torch.allclose(each, expected, rtol=1e-9) for _, each in found),
+)
 
 # %% [markdown]
 # ## Break it
 #
-# **Predict:** each rank clips by the norm of *its own* slices. What norms do they find, and what do they scale by?
+# **Predict:** each rank clips by the norm of *its own* slices. What norms do they find, and what do
+# they scale by?
 
 
 # %%
@@ -233,11 +256,13 @@ print("root of the sum of squares:", f"{sum(local**2 for local, _ in found) ** 0
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Three ranks use three factors. No rank raises an error, but the model is not the one of the serial run.
+# Three ranks use three factors. No rank raises an error, but the model is not the one of the serial
+# run.
 #
 # </details>
 #
-# Another common mistake is an optimizer over the whole parameters. The package refuses it with an error:
+# Another common mistake is an optimizer over the whole parameters. The package refuses it with an
+# error:
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 06 · Fully sharded data parallelism
 #
-# A rank owns a quarter of the parameters of every unit, and gathers the rest while it computes with them. Here is the
-# life of one unit: the ranks gather it, free it, and sum its gradients for the owners of the shards. A colour shows
-# whose numbers a cell holds.
+# A rank owns a quarter of the parameters of every unit, and gathers the rest while it computes with
+# them. Here is the life of one unit: the ranks gather it, free it, and sum its gradients for the
+# owners of the shards. A colour shows whose numbers a cell holds.
 
 # %%
 import sys
@@ -33,13 +33,14 @@ def one_unit(comm):
 show(record(one_unit, ranks=4), frames=4)
 
 # %% [markdown]
-# After the first half every rank has all four parts of the parameters. Then the parameters are freed, and each rank has
-# the gradients of its own rows. At the end each rank has the sum of one part of the gradients.
+# After the first half every rank has all four parts of the parameters. Then the parameters are
+# freed, and each rank has the gradients of its own rows. At the end each rank has the sum of one
+# part of the gradients.
 #
 # ## What is sent?
 #
-# **Predict:** DDP sends 2 (P − 1)/P of the parameters' bytes. FSDP gathers twice and reduce-scatters once. How much is
-# that? And without freeing after forward?
+# **Predict:** DDP sends 2 (P − 1)/P of the parameters' bytes. FSDP gathers twice and
+# reduce-scatters once. How much is that? And without freeing after forward?
 
 
 # %%
@@ -60,7 +61,9 @@ def sent(comm, wrap, **options):
 
 whole = sum(parameter.nbytes for parameter in blocks().parameters())
 for wrap, options in ((DDP, {}), (FSDP, {}), (FSDP, {"reshard_after_forward": False})):
-    bytes = minidist.run(lambda comm, wrap=wrap, options=options: sent(comm, wrap, **options), ranks=4)[0]
+    bytes = minidist.run(
+        lambda comm, wrap=wrap, options=options: sent(comm, wrap, **options), ranks=4
+    )[0]
     print(f"{wrap.__name__:5} {options or ''!s:32} {bytes:7} bytes = {bytes / whole:.3f} n")
 
 # %% [markdown]
@@ -80,7 +83,10 @@ def whole_units(comm):
     model, seen = FSDP(blocks(), comm, op="sum"), []
     step(model)  # in the first forward nobody knows which unit comes next
     for layer in model.module:
-        look = lambda *_: seen.append("".join("■" if unit in model.whole else "·" for unit in model.units[:-1]))  # noqa: E731
+
+        def look(*_):
+            seen.append("".join("■" if unit in model.whole else "·" for unit in model.units[:-1]))
+
         layer.register_forward_pre_hook(look)
         layer.weight.register_post_accumulate_grad_hook(look)
     step(model)
@@ -89,19 +95,23 @@ def whole_units(comm):
 
 seen = minidist.run(whole_units, ranks=2)[0]
 for number in range(5):
-    print(f"forward of unit {number}: {seen[number]}        backward of unit {4 - number}: {seen[5 + number]}")
+    print(
+        f"forward of unit {number}: {seen[number]}        backward of unit {4 - number}: "
+        f"{seen[5 + number]}"
+    )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Two units: one in use, and one that is being gathered. Of all other units a rank holds only its shards.
+# Two units: one in use, and one that is being gathered. Of all other units a rank holds only its
+# shards.
 #
 # </details>
 #
 # ## Is the gathering hidden?
 #
-# A modelled cluster: four ranks, 50 GB/s each, four units of two matrices of 64 MiB. Computing takes the time that we
-# choose; the package's FSDP runs on tensors without data.
+# A modelled cluster: four ranks, 50 GB/s each, four units of two matrices of 64 MiB. Computing
+# takes the time that we choose; the package's FSDP runs on tensors without data.
 #
 # **Predict:** to gather 128 MiB takes 2 ms. Is a forward of 1 ms a unit enough to hide it? Of 4 ms?
 
@@ -147,7 +157,9 @@ def second_step(comm, seconds):
 def timeline(seconds):
     trace = Trace()
     cluster = Cluster.uniform(latency=1e-5, bandwidth=50e9)
-    times = minidist.run(lambda comm: second_step(comm, seconds), ranks=4, cluster=cluster, trace=trace)
+    times = minidist.run(
+        lambda comm: second_step(comm, seconds), ranks=4, cluster=cluster, trace=trace
+    )
     return trace, *times[0]
 
 
@@ -164,17 +176,27 @@ def draw(file):
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    kinds = {"forward": "#0072B2", "backward": "#009E73", "all_gather": "#E69F00", "reduce_scatter": "#CC79A7"}
-    for panel, (milliseconds, (trace, begin, end)) in zip(figure.subplots(2, 1), runs.items(), strict=True):
+    kinds = {
+        "forward": "#0072B2",
+        "backward": "#009E73",
+        "all_gather": "#E69F00",
+        "reduce_scatter": "#CC79A7",
+    }
+    for panel, (milliseconds, (trace, begin, end)) in zip(
+        figure.subplots(2, 1), runs.items(), strict=True
+    ):
         for event in trace.events:
             kind = event.name.split()[0]
             if event.rank == 0 and event.start >= begin - 1e-9 and kind in kinds:
                 row = 1 if event.kind == "compute" else 0
                 place = (1000 * (event.start - begin), 1000 * (event.end - event.start))
-                panel.broken_barh([place], (row - 0.4, 0.8), facecolor=kinds[kind], edgecolor="white")
+                panel.broken_barh(
+                    [place], (row - 0.4, 0.8), facecolor=kinds[kind], edgecolor="white"
+                )
         panel.set_yticks([0, 1], ["stream", "compute"])
         panel.set_title(
-            f"{milliseconds} ms of forward a unit: the step takes {1000 * (end - begin):.1f} ms", fontsize=10
+            f"{milliseconds} ms of forward a unit: the step takes {1000 * (end - begin):.1f} ms",
+            fontsize=10,
         )
     panel.set_xlabel("time (ms)")
     handles = [figure.axes[0].barh(0, 0, color=colour) for colour in kinds.values()]
@@ -184,26 +206,31 @@ def draw(file):
 
 picture(
     draw,
-    "Computing and communication of a step, twice. With 1 ms of forward a unit, the stream is busy throughout and "
-    "computing has gaps: 26.5 ms. With 4 ms, computing is busy but for one gap, and communication fits beside it: "
-    "54.1 ms.",
+    "Computing and communication of a step, twice. With 1 ms of forward a unit, the stream is "
+    "busy throughout and computing has gaps: 26.5 ms. With 4 ms, computing is busy but for one "
+    "gap, and communication fits beside it: 54.1 ms.",
 )
 
 # %% [markdown]
-# Above, computing waits for each all-gather. Below, computing hides all communication except three parts, during which
-# there is nothing to compute: the first all-gather of forward, the all-gather of the last unit in backward (this code
-# frees the last unit like all others; PyTorch keeps it), and the last reduce-scatter.
+# Above, computing waits for each all-gather. Below, computing hides all communication except three
+# parts, during which there is nothing to compute: the first all-gather of forward, the all-gather
+# of the last unit in backward (this code frees the last unit like all others; PyTorch keeps it),
+# and the last reduce-scatter.
 #
 # ## What crosses from node to node?
 #
-# **Predict:** four ranks on two nodes, weights in 16 bits. What part of all parameters' bytes crosses between the nodes
-# in one step: sharded over all ranks, hybrid, and with ZeRO++?
+# **Predict:** four ranks on two nodes, weights in 16 bits. What part of all parameters' bytes
+# crosses between the nodes in one step: sharded over all ranks, hybrid, and with ZeRO++?
 
 
 # %%
 def crossing(comm):
-    messages = [event for event in comm.trace.events if event.rank == comm.rank and event.kind == "send"]
-    return sum(event.bytes for event in messages if comm.rank // 2 != int(event.name.split()[-1]) // 2)
+    messages = [
+        event for event in comm.trace.events if event.rank == comm.rank and event.kind == "send"
+    ]
+    return sum(
+        event.bytes for event in messages if comm.rank // 2 != int(event.name.split()[-1]) // 2
+    )
 
 
 def between_nodes(comm, wrap, options):
@@ -222,15 +249,16 @@ for wrap, options in ((FSDP, {}), (FSDP, {"shard_ranks": 2}), (ZeROPlusPlus, {"n
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# With hybrid sharding only sums of gradients cross between nodes, but here it takes twice the memory. ZeRO++ sends
-# fewer bits.
+# With hybrid sharding only sums of gradients cross between nodes, but here it takes twice the
+# memory. ZeRO++ sends fewer bits.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** we try to free the weights by assigning a new `parameter.data`. How many bytes of weights are alive after
-# forward? And what happens in backward if we free their storage and do not gather again?
+# **Predict:** we try to free the weights by assigning a new `parameter.data`. How many bytes of
+# weights are alive after forward? And what happens in backward if we free their storage and do not
+# gather again?
 
 # %%
 import weakref
@@ -239,7 +267,8 @@ import weakref
 def alive(free):
     layer = nn.Linear(64, 64, bias=False, dtype=torch.float64)
     storage = weakref.ref(layer.weight.untyped_storage())
-    loss = layer(torch.ones(1, 64, dtype=torch.float64, requires_grad=True)).sum()  # autograd saves the weights
+    # autograd saves the weights
+    loss = layer(torch.ones(1, 64, dtype=torch.float64, requires_grad=True)).sum()
     free(layer.weight)
     left = storage()
     message = f"{left.nbytes() if left is not None else 0:5} bytes of weights after forward"
@@ -264,9 +293,9 @@ print("resized:", alive(resize))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Autograd keeps the weights that it has saved, so a new `parameter.data` frees nothing. Freeing the storage does free
-# the memory, but then backward finds no numbers there. So FSDP gathers into *the same* storage before backward needs
-# it.
+# Autograd keeps the weights that it has saved, so a new `parameter.data` frees nothing. Freeing the
+# storage does free the memory, but then backward finds no numbers there. So FSDP gathers into *the
+# same* storage before backward needs it.
 #
 # </details>
 #

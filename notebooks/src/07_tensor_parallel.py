@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 07 · Tensor parallelism
 #
-# Every matrix of a layer is cut over the ranks: the first by columns, the second by rows. Then the result that a rank
-# computes with the first matrix is exactly what it needs for the second, and only the last sum needs messages.
+# Every matrix of a layer is cut over the ranks: the first by columns, the second by rows. Then the
+# result that a rank computes with the first matrix is exactly what it needs for the second, and
+# only the last sum needs messages.
 
 # %%
 import sys
@@ -24,7 +25,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe
 
 
 def matrix(axes, x, name, rows, columns, cut):
-    """Draw a matrix of `rows` x `columns`, whose columns or rows belong to the ranks, or which all have (or sum)."""
+    """Draw a matrix of `rows` x `columns`, whose columns or rows belong to the ranks, or which all
+    have (or sum).
+    """
     y = (5 - rows) / 2
     for rank, colour in enumerate(COLOURS):
         if cut == "columns":
@@ -61,19 +64,22 @@ def draw_cuts(file):
 
 picture(
     draw_cuts,
-    "X on every rank, times A cut by columns, is Y cut by columns, a strip for each of four ranks; times B cut by "
-    "rows, it is one of four terms of Z on each rank.",
+    "X on every rank, times A cut by columns, is Y cut by columns, a strip for each of four "
+    "ranks; times B cut by rows, it is one of four terms of Z on each rank.",
 )
 
 # %% [markdown]
 # ## Who holds what
 #
-# **Predict:** 4 ranks, X [6, 8], A [8, 32], B [32, 8]. Which shapes do the tensors of rank 1 have? And is its product
-# Y₁ B₁ a part of Z, or something else?
+# **Predict:** 4 ranks, X [6, 8], A [8, 32], B [32, 8]. Which shapes do the tensors of rank 1 have?
+# And is its product Y₁ B₁ a part of Z, or something else?
 
 # %%
 generator = torch.Generator().manual_seed(0)
-X, A, B = (torch.randn(n, m, dtype=torch.float64, generator=generator) for n, m in ((6, 8), (8, 32), (32, 8)))
+X, A, B = (
+    torch.randn(n, m, dtype=torch.float64, generator=generator)
+    for n, m in ((6, 8), (8, 32), (32, 8))
+)
 Z = F.gelu(X @ A) @ B
 
 
@@ -96,7 +102,8 @@ print(f"Z of one rank             : {Z[0, 0]:10.6f}")
 #
 # </details>
 #
-# g, an all-reduce, adds the terms of all ranks. Here it is with three ranks; a colour shows whose term a cell holds.
+# g, an all-reduce, adds the terms of all ranks. Here it is with three ranks; a colour shows whose
+# term a cell holds.
 
 
 # %%
@@ -110,9 +117,9 @@ show(record(g, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 �
 # %% [markdown]
 # ## How many all-reduces are there?
 #
-# **Predict:** a GPT of 2 layers on 4 ranks, with embedding and head cut by words. How many all-reduces in forward, how
-# many in backward? (Attention and MLP are two regions a layer. The embedding ends in a sum; the head begins with f; the
-# loss adds up a few numbers for each token.)
+# **Predict:** a GPT of 2 layers on 4 ranks, with embedding and head cut by words. How many
+# all-reduces in forward, how many in backward? (Attention and MLP are two regions a layer. The
+# embedding ends in a sum; the head begins with f; the loss adds up a few numbers for each token.)
 
 # %%
 from minidist.model import GPT, GPTConfig
@@ -126,7 +133,9 @@ def step(comm):
     model = GPT(config, dtype=torch.float64)
     parallelize_tensor(model, comm)
     comm.trace = trace = Trace()
-    loss = vocabulary_parallel_cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:], comm, 96) / 32
+    loss = (
+        vocabulary_parallel_cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:], comm, 96) / 32
+    )
     forward = [event.bytes for event in trace.events if event.kind == "collective"]
     loss.backward()
     both = [event.bytes for event in trace.events if event.kind == "collective"]
@@ -141,15 +150,16 @@ print("backward, bytes of each all-reduce:", backward)
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# B T D = 2 · 16 · 32 numbers of 8 bytes are 8192. Forward: embedding, four regions, and for the loss one and two
-# numbers for each of the 32 tokens. Backward: the head and four regions; the loss needs nothing.
+# B T D = 2 · 16 · 32 numbers of 8 bytes are 8192. Forward: embedding, four regions, and for the
+# loss one and two numbers for each of the 32 tokens. Backward: the head and four regions; the loss
+# needs nothing.
 #
 # </details>
 #
 # ## The loss without the logits
 #
-# **Predict:** 512 tokens, 4096 words, float32, 4 ranks. A rank has a quarter of the logits. How many bytes does it send
-# to gather them all, and how many for the vocabulary-parallel loss?
+# **Predict:** 512 tokens, 4096 words, float32, 4 ranks. A rank has a quarter of the logits. How
+# many bytes does it send to gather them all, and how many for the vocabulary-parallel loss?
 
 # %%
 from minidist.parallel.adjoint import gather_from
@@ -176,20 +186,23 @@ print("split:   ", minidist.run(split, ranks=4)[0])
 # %% [markdown]
 # ## How wide?
 #
-# **Predict:** a layer of 8192 channels, 8192 tokens in bfloat16, on modelled H100s, 8 to a node. Computing halves with
-# twice the ranks. And the four all-reduces of the layer?
+# **Predict:** a layer of 8192 channels, 8192 tokens in bfloat16, on modelled H100s, 8 to a node.
+# Computing halves with twice the ranks. And the four all-reduces of the layer?
 
 
 # %%
 def sending(comm):
-    activations = torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta")  # 128 MiB that are not there
+    # 128 MiB that are not there
+    activations = torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta")
     for _ in range(4):
         all_reduce(activations, comm)
     return comm.clock()
 
 
 widths = (2, 4, 8, 16, 32)
-sent = [1000 * max(minidist.run(sending, p, cluster=Cluster.h100(nodes=-(-p // 8)))) for p in widths]
+sent = [
+    1000 * max(minidist.run(sending, p, cluster=Cluster.h100(nodes=-(-p // 8)))) for p in widths
+]
 computed = [1000 * 6 * 12 * 8192**2 * 8192 / p / 400e12 for p in widths]  # at 400 TFLOP/s
 for p, one, other in zip(widths, computed, sent, strict=True):
     print(f"{p:2} ranks: {one:7.3f} ms computing, {other:7.3f} ms in all-reduces")
@@ -209,22 +222,25 @@ def draw_times(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_times, "Milliseconds for a layer on 2, 4, 8, 16 and 32 ranks, in computing and in all-reduces")
+picture(
+    draw_times,
+    "Milliseconds for a layer on 2, 4, 8, 16 and 32 ranks, in computing and in all-reduces",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
 # On 2, 4, 8, 16 and 32 ranks a layer takes 50, 27, 15, 10 and 8 ms.
 #
-# From 16 ranks on the all-reduces cross between nodes: a third of the time goes there, then more than half. Tensor
-# parallelism stays inside a node.
+# From 16 ranks on the all-reduces cross between nodes: a third of the time goes there, then more
+# than half. Tensor parallelism stays inside a node.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** we leave out f. The forward pass is still right. Two such MLPs follow each other, x + MLP(x). Which
-# gradients are wrong, those of the first MLP or those of the second?
+# **Predict:** we leave out f. The forward pass is still right. Two such MLPs follow each other, x +
+# MLP(x). Which gradients are wrong, those of the first MLP or those of the second?
 
 
 # %%
@@ -241,15 +257,18 @@ def forgetful(comm, enter):
 right = minidist.run(lambda comm: forgetful(comm, copy_to), ranks=2)[0]
 wrong = minidist.run(lambda comm: forgetful(comm, lambda x, _: x), ranks=2)[0]
 for name, one, other in zip(
-    ("A of the first", "B of the first", "A of the second", "B of the second"), right, wrong, strict=True
+    ("A of the first", "B of the first", "A of the second", "B of the second"),
+    right,
+    wrong,
+    strict=True,
 ):
     print(f"gradient of {name:15}  with f {one:14.6f}   without f {other:14.6f}")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Those of the first. The gradients of the second MLP are right: the mistake shows only *below* the layer that makes it.
-# There is no error, and the model learns, but worse.
+# Those of the first. The gradients of the second MLP are right: the mistake shows only *below* the
+# layer that makes it. There is no error, and the model learns, but worse.
 #
 # </details>
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 08 · Sequence parallelism
 #
-# A region of tensor parallelism ends in an all-reduce. Take it apart: a reduce-scatter leaves each rank its own tokens
-# of the sum; it works on them alone; an all-gather brings all tokens together when the next region begins.
+# A region of tensor parallelism ends in an all-reduce. Take it apart: a reduce-scatter leaves each
+# rank its own tokens of the sum; it works on them alone; an all-gather brings all tokens together
+# when the next region begins.
 
 # %%
 import sys
@@ -25,20 +26,23 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe
 def between_regions(comm):
     terms = comm.watch("terms", np.full(3, comm.contribution), cells=3)
     own = comm.watch("own token", reduce_scatter(terms, comm, algorithm="ring"))
-    tokens = comm.watch("all tokens", np.zeros(3, dtype=terms.dtype), cells=3)  # here stands the norm
+    # here stands the norm
+    tokens = comm.watch("all tokens", np.zeros(3, dtype=terms.dtype), cells=3)
     all_gather(own, comm, out=tokens, algorithm="ring")
 
 
-show(record(between_regions, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 · 24 = 32"}))
+show(
+    record(between_regions, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 · 24 = 32"})
+)
 
 # %% [markdown]
-# Three ranks, three tokens. After the first half, rank r holds the complete sum of token r, and of no other token.
-# Norm, dropout and residual need only this.
+# Three ranks, three tokens. After the first half, rank r holds the complete sum of token r, and of
+# no other token. Norm, dropout and residual need only this.
 #
 # ## What does it cost?
 #
-# **Predict:** a GPT of 2 layers on 4 ranks, with and without `sequence=True`. Two collectives in place of one: how much
-# more is sent, and how much less is kept for backward?
+# **Predict:** a GPT of 2 layers on 4 ranks, with and without `sequence=True`. Two collectives in
+# place of one: how much more is sent, and how much less is kept for backward?
 
 # %%
 config = GPTConfig(vocabulary=64, layers=2, hidden=64, heads=8, intermediate=64, sequence=64)
@@ -49,7 +53,8 @@ batch = torch.randint(64, (2, 65), generator=generator)
 def step(comm, sequence):
     model = GPT(config, dtype=torch.float64)
     parallelize_tensor(model, comm, sequence=sequence)
-    kept = {weight.untyped_storage().data_ptr(): 0 for weight in model.parameters()}  # these are there anyway
+    # these are there anyway
+    kept = {weight.untyped_storage().data_ptr(): 0 for weight in model.parameters()}
 
     def keep(tensor):
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
@@ -61,24 +66,31 @@ def step(comm, sequence):
         loss = vocabulary_parallel_cross_entropy_sum(logits, batch[:, 1:], comm, 64) / 128
     forward = comm.traffic.bytes_sent - before
     loss.backward()
-    return f"{loss.item():.6f}", forward, comm.traffic.bytes_sent - before - forward, sum(kept.values())
+    return (
+        f"{loss.item():.6f}",
+        forward,
+        comm.traffic.bytes_sent - before - forward,
+        sum(kept.values()),
+    )
 
 
 for sequence in (False, True):
-    loss, forward, backward, kept = minidist.run(lambda comm, on=sequence: step(comm, on), ranks=4)[0]
+    loss, forward, backward, kept = minidist.run(lambda comm, on=sequence: step(comm, on), ranks=4)[
+        0
+    ]
     name = "sequence" if sequence else "tensor"
     print(f"{name:9} loss {loss}   sent {forward:,} + {backward:,}   kept {kept:,}")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# In forward, a rank sends the same number of bytes. The 5120 additional bytes in backward are for the norms; a section
-# below explains them.
+# In forward, a rank sends the same number of bytes. The 5120 additional bytes in backward are for
+# the norms; a section below explains them.
 #
 # </details>
 #
-# **Predict:** what is kept, for more ranks. Tensor parallelism alone divides what lies inside the regions. To what does
-# its curve tend? And with the sequence split?
+# **Predict:** what is kept, for more ranks. Tensor parallelism alone divides what lies inside the
+# regions. To what does its curve tend? And with the sequence split?
 
 # %%
 widths = (1, 2, 4, 8)
@@ -104,22 +116,25 @@ def draw_kept(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_kept, "MiB kept for backward by one rank, on 1, 2, 4 and 8 ranks, a curve for each way")
+picture(
+    draw_kept, "MiB kept for backward by one rank, on 1, 2, 4 and 8 ranks, a curve for each way"
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# With tensor parallelism 2.2 MiB fall to 1.1 only; with sequence parallelism as well they fall to 0.5.
+# With tensor parallelism 2.2 MiB fall to 1.1 only; with sequence parallelism as well they fall to
+# 0.5.
 #
-# What still does not shrink is the gathered input of each region, kept for the gradients of its weights. Megatron keeps
-# the slice and gathers once more in backward.
+# What still does not shrink is the gathered input of each region, kept for the gradients of its
+# weights. Megatron keeps the slice and gathers once more in backward.
 #
 # </details>
 #
 # ## Who knows a norm's gradient?
 #
-# **Predict:** a norm's weight is whole on every rank and used on a quarter of the tokens. Is its gradient on rank 0 the
-# serial one, a quarter of it, or something else?
+# **Predict:** a norm's weight is whole on every rank and used on a quarter of the tokens. Is its
+# gradient on rank 0 the serial one, a quarter of it, or something else?
 
 # %%
 x = torch.randn(8, 3, dtype=torch.float64, generator=generator)
@@ -134,21 +149,27 @@ def norm_gradient(comm):
 
 
 terms = minidist.run(norm_gradient, ranks=4)
-for name, term in [*((f"rank {rank}", term) for rank, term in enumerate(terms)), ("sum", sum(terms))]:
+for name, term in [
+    *((f"rank {rank}", term) for rank, term in enumerate(terms)),
+    ("sum", sum(terms)),
+]:
     print(f"{name:7}", *(f"{number:11.6f}" for number in term.tolist()))
-print("serial ", *(f"{number:11.6f}" for number in minidist.run(norm_gradient, ranks=1)[0].tolist()))
+print(
+    "serial ", *(f"{number:11.6f}" for number in minidist.run(norm_gradient, ranks=1)[0].tolist())
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# It has the terms of the rank's own tokens, which is no simple fraction of the serial gradient. The ranks have to add
-# these terms: one small all-reduce for each norm.
+# It has the terms of the rank's own tokens, which is no simple fraction of the serial gradient. The
+# ranks have to add these terms: one small all-reduce for each norm.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** the norm's gradient is not summed. What do the ranks' copies of one weight look like after ten steps?
+# **Predict:** the norm's gradient is not summed. What do the ranks' copies of one weight look like
+# after ten steps?
 
 
 # %%
@@ -170,8 +191,8 @@ print("serial:    ", minidist.run(lambda comm: train(comm, True), ranks=1))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# No error, and four different models. (The sum is lesson 07's f, applied to the weight: identity forward, all-reduce
-# backward.)
+# No error, and four different models. (The sum is lesson 07's f, applied to the weight: identity
+# forward, all-reduce backward.)
 #
 # </details>
 #
@@ -222,4 +243,5 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/08_sequence_parallel`, where you write it yourself. Attention over split tokens is lesson 18.
+# Next: `lessons/08_sequence_parallel`, where you write it yourself. Attention over split tokens is
+# lesson 18.

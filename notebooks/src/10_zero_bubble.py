@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · Zero bubble
 #
-# One training step of four ranks, three times: 1F1B, interleaved 1F1B with two stages a rank, and ZB-H1, which cuts the
-# backward in two. Grey is waiting.
+# One training step of four ranks, three times: 1F1B, interleaved 1F1B with two stages a rank, and
+# ZB-H1, which cuts the backward in two. Grey is waiting.
 
 # %%
 import sys
@@ -14,7 +14,14 @@ import torch
 
 from minidist.draw.notebook import picture, schedules
 from minidist.draw.pipeline import draw_text
-from minidist.parallel.pipeline import check, peak_activations, peak_deferred, plan, read_plan, simulate
+from minidist.parallel.pipeline import (
+    check,
+    peak_activations,
+    peak_deferred,
+    plan,
+    read_plan,
+    simulate,
+)
 
 for name, chunks in (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
     shorter = 1 / chunks  # a stage of half the layers takes half the time
@@ -22,26 +29,29 @@ for name, chunks in (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
     schedules(simulate(plan(name, 4, 8, chunks), **costs))
 
 # %% [markdown]
-# Each is drawn to its own scale: the steps take 33, 28.5 and 27 forwards of a rank. Dark and light are a rank's first
-# and second stage; purple is the gradient of the inputs (I), orange that of the
+# Each is drawn to its own scale: the steps take 33, 28.5 and 27 forwards of a rank. Dark and light
+# are a rank's first and second stage; purple is the gradient of the inputs (I), orange that of the
 # weights (W).
 #
 # ## What does interleaving cost?
 #
-# **Predict:** take four ranks and eight microbatches. With 1, 2 and 4 stages on each rank, how do the bubble, the
-# number of messages, and the memory of rank 0 change?
+# **Predict:** take four ranks and eight microbatches. With 1, 2 and 4 stages on each rank, how do
+# the bubble, the number of messages, and the memory of rank 0 change?
 
 # %%
 for chunks in (1, 2, 4):
     schedule = plan("interleaved", 4, 8, chunks)
     messages, held = 2 * 8 * (4 * chunks - 1), peak_activations(schedule)[0] / chunks
-    print(f"v = {chunks}: bubble {simulate(schedule).bubble:.6f}, {messages:3} messages, rank 0 holds {held:.6f}")
+    print(
+        f"v = {chunks}: bubble {simulate(schedule).bubble:.6f}, {messages:3} messages, rank 0 "
+        f"holds {held:.6f}"
+    )
 
 # %% [markdown]
 # ## When messages take time
 #
-# **Predict:** a stage's message takes the same time however few layers a stage has. Let it take 0, 0.1, ... of a whole
-# rank's forward. Do four stages a rank stay the fastest?
+# **Predict:** a stage's message takes the same time however few layers a stage has. Let it take 0,
+# 0.1, ... of a whole rank's forward. Do four stages a rank stay the fastest?
 
 
 # %%
@@ -51,21 +61,30 @@ def draw_lengths(file):
     for chunks, colour, line in ((1, "#0072B2", "-"), (2, "#009E73", "--"), (4, "#D55E00", "-.")):
         latencies = np.linspace(0, 0.5, 11)
         schedule = plan("interleaved", 4, 8, chunks)
-        lengths = [simulate(schedule, 1 / chunks, 2 / chunks, latency=latency).length for latency in latencies]
+        lengths = [
+            simulate(schedule, 1 / chunks, 2 / chunks, latency=latency).length
+            for latency in latencies
+        ]
         panel.plot(latencies, lengths, color=colour, linestyle=line, label=f"v = {chunks}")
-    panel.set(xlabel="time of a message (a rank's forward = 1)", ylabel="length of the step", ylim=(20, 46))
+    panel.set(
+        xlabel="time of a message (a rank's forward = 1)",
+        ylabel="length of the step",
+        ylim=(20, 46),
+    )
     panel.legend(frameon=False)
     figure.savefig(file, dpi=100)
     plt.close(figure)
 
 
-picture(draw_lengths, "Length of the step against the time of a message, for 1, 2 and 4 stages a rank")
+picture(
+    draw_lengths, "Length of the step against the time of a message, for 1, 2 and 4 stages a rank"
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The lengths start at 33, 28.5 and 26.25 for 1, 2 and 4 stages a rank; the more stages, the steeper they grow. At half
-# a forward, four stages are the slowest.
+# The lengths start at 33, 28.5 and 26.25 for 1, 2 and 4 stages a rank; the more stages, the steeper
+# they grow. At half a forward, four stages are the slowest.
 #
 # The more stages, the more often a microbatch waits for a message on its way around the ranks.
 #
@@ -73,8 +92,8 @@ picture(draw_lengths, "Length of the step against the time of a message, for 1, 
 #
 # ## A backward in two halves
 #
-# **Predict:** of a linear layer y = x Wᵀ, autograd is asked for the gradient of x alone, and later for W from what was
-# kept: x and g. Are these exactly the gradients of a whole backward?
+# **Predict:** of a linear layer y = x Wᵀ, autograd is asked for the gradient of x alone, and later
+# for W from what was kept: x and g. Are these exactly the gradients of a whole backward?
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -84,7 +103,10 @@ weight.requires_grad_()
 (x @ weight.T).backward(g)
 for_inputs, for_weights = g @ weight.detach(), g.T @ x.detach()
 print(
-    "I equals autograd:", torch.equal(for_inputs, x.grad), " W equals autograd:", torch.equal(for_weights, weight.grad)
+    "I equals autograd:",
+    torch.equal(for_inputs, x.grad),
+    " W equals autograd:",
+    torch.equal(for_weights, weight.grad),
 )
 
 # %% [markdown]
@@ -96,14 +118,18 @@ print(
 #
 # ## Where does W go?
 #
-# **Predict:** under 1F1B every rank idles (p − 1)(F + B) = 9 for four ranks, F = 1 and B = 2. If a rank computes W
-# where it would idle, how much idle time is left? And what does the rank have to hold for this?
+# **Predict:** under 1F1B every rank idles (p − 1)(F + B) = 9 for four ranks, F = 1 and B = 2. If a
+# rank computes W where it would idle, how much idle time is left? And what does the rank have to
+# hold for this?
 
 # %%
 for name in ("1f1b", "zb-h1"):
     schedule = plan(name, 4, 8)
     idle = ", ".join(f"{each:g}" for each in simulate(schedule).idle)
-    print(f"{name:6} idle {idle}; F done: {peak_activations(schedule)}; W owed: {peak_deferred(schedule)}")
+    print(
+        f"{name:6} idle {idle}; F done: {peak_activations(schedule)}; W owed: "
+        f"{peak_deferred(schedule)}"
+    )
 print(draw_text(simulate(plan("zb-h1", 4, 5))))
 
 
@@ -129,7 +155,9 @@ def draw_held(file):
             colors=("#0072B2", "#E69F00"),
             labels=("for I and W", "for W alone"),
         )
-        panel.set(title=f"rank {rank}", xlabel="time (forwards)", ylim=(0, 6), yticks=range(0, 7, 2))
+        panel.set(
+            title=f"rank {rank}", xlabel="time (forwards)", ylim=(0, 6), yticks=range(0, 7, 2)
+        )
     panels[0].set_ylabel("microbatches held")
     panels[0].legend(frameon=False, loc="upper right", fontsize=8)
     figure.savefig(file, dpi=100)
@@ -138,17 +166,18 @@ def draw_held(file):
 
 picture(
     draw_held,
-    "Microbatches held over time by each of four ranks, at most four. On rank 0 they wait for I and W, from rank "
-    "to rank more of them for W alone, on rank 3 nearly all.",
+    "Microbatches held over time by each of four ranks, at most four. On rank 0 they wait for I "
+    "and W, from rank to rank more of them for W alone, on rank 3 nearly all.",
 )
 
 # %% [markdown]
-# The last rank holds the fewest activations and delays the most W. Both together are p microbatches on every rank.
+# The last rank holds the fewest activations and delays the most W. Both together are p microbatches
+# on every rank.
 #
 # ## Two stages in a V
 #
-# **Predict:** stages 0 to 7 go down ranks 0 to 3 and up again, so rank 0 has stages 0 and 7. Which rank gets the
-# gradient of the loss first, and which ranks have to wait?
+# **Predict:** stages 0 to 7 go down ranks 0 to 3 and up again, so rank 0 has stages 0 and 7. Which
+# rank gets the gradient of the loss first, and which ranks have to wait?
 
 # %%
 schedule = plan("zb-v", 4, 8)
@@ -164,7 +193,8 @@ print("stages held:", peak_activations(schedule), "each half of a rank's layers"
 #
 # ## Break it
 #
-# **Predict:** rank 1 takes its two stages backward in the order in which it took them forward. What happens?
+# **Predict:** rank 1 takes its two stages backward in the order in which it took them forward. What
+# happens?
 
 # %%
 text = plan("interleaved", 2, 2, 2).text()
@@ -177,14 +207,15 @@ except ValueError as error:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Rank 0 waits for rank 1, and rank 1 waits for rank 0. The package finds this in the plan, before anything is sent.
+# Rank 0 waits for rank 1, and rank 1 waits for rank 0. The package finds this in the plan, before
+# anything is sent.
 #
 # </details>
 #
 # ## Now on real processes
 #
-# A model of eight layers on four processes of this machine, under each of the schedules: the loss and the gradients are
-# the serial ones.
+# A model of eight layers on four processes of this machine, under each of the schedules: the loss
+# and the gradients are the serial ones.
 
 # %% tags=["real"]
 from pathlib import Path

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 11 · Recomputation
 #
-# Backward needs what forward computed. These activations can be kept, or computed again. The picture shows the bytes
-# that one training step of a GPT with 9 blocks holds, event by event: all blocks stored (orange), three segments
-# (blue), and each block as a segment (green).
+# Backward needs what forward computed. These activations can be kept, or computed again. The
+# picture shows the bytes that one training step of a GPT with 9 blocks holds, event by event: all
+# blocks stored (orange), three segments (blue), and each block as a segment (green).
 
 # %%
 import sys
@@ -45,7 +45,9 @@ def draw_steps(file):
         ("every 1", "each block", "#009E73"),
     ):
         moment = np.linspace(0, 1, len(HELD[policy]))
-        axes.plot(moment, np.array(HELD[policy]) / 1024, color=colour, label=name, drawstyle="steps-post")
+        axes.plot(
+            moment, np.array(HELD[policy]) / 1024, color=colour, label=name, drawstyle="steps-post"
+        )
     axes.set_xlabel("progress of the step: forward, then backward")
     axes.set_ylabel("activations held (KiB)")
     axes.legend(frameon=False)
@@ -56,18 +58,18 @@ def draw_steps(file):
 
 picture(
     draw_steps,
-    "KiB of activations held during a step. Stored, they climb to 1,700 and fall again. With segments of three "
-    "blocks there are three hills below 600, with single blocks many below 250.",
+    "KiB of activations held during a step. Stored, they climb to 1,700 and fall again. With "
+    "segments of three blocks there are three hills below 600, with single blocks many below 250.",
 )
 
 # %% [markdown]
-# Each tooth is a segment that is computed again in backward. It is as high as the bytes that the blocks of one segment
-# save.
+# Each tooth is a segment that is computed again in backward. It is as high as the bytes that the
+# blocks of one segment save.
 #
 # ## How long should a segment be?
 #
-# A block's input has c bytes, and the block saves A. Segments of k hold ⌈L/k⌉ inputs, and k blocks at a time:
-# peak(k) = k·A + ⌈L/k⌉·c.
+# A block's input has c bytes, and the block saves A. Segments of k hold ⌈L/k⌉ inputs, and k blocks
+# at a time: peak(k) = k·A + ⌈L/k⌉·c.
 #
 # **Predict:** the textbook says √L blocks, so 3 of 9. Is that best here?
 
@@ -85,7 +87,8 @@ print("best of 9 blocks if A = c:", best_interval(9, c, c))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# k = √(L·c/A). A block saves about twenty times its input, so the term k·A decides, and it is smallest for k = 1.
+# k = √(L·c/A). A block saves about twenty times its input, so the term k·A decides, and it is
+# smallest for k = 1.
 #
 # </details>
 #
@@ -102,7 +105,10 @@ class Said(torch.nn.Module):
 
     def __init__(self, number):
         super().__init__()
-        self.number, self.linear = number, torch.nn.Linear(2, 2, device="meta").to_empty(device="cpu")
+        self.number, self.linear = (
+            number,
+            torch.nn.Linear(2, 2, device="meta").to_empty(device="cpu"),
+        )
 
     def forward(self, x):
         print(self.number, end=" ")
@@ -132,34 +138,47 @@ loss.backward()
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Three times. The outer segment comes back first: 1 and 2 only pass through, for the sake of 3. Then the inner one
-# comes back in its turn. That is the price of holding neither 1 nor 2 while 3 is there.
+# Three times. The outer segment comes back first: 1 and 2 only pass through, for the sake of 3.
+# Then the inner one comes back in its turn. That is the price of holding neither 1 nor 2 while 3 is
+# there.
 #
 # </details>
 #
 # ## What does a budget buy?
 #
-# Blocks that save much and compute little alternate with blocks that do the reverse. Each dot is a plan that no other
-# plan beats in both bytes and seconds.
+# Blocks that save much and compute little alternate with blocks that do the reverse. Each dot is a
+# plan that no other plan beats in both bytes and seconds.
 #
-# **Predict:** a step that stores all blocks takes the most bytes. How much slower is a step with half of these bytes?
+# **Predict:** a step that stores all blocks takes the most bytes. How much slower is a step with
+# half of these bytes?
 
 # %%
-heavy, light = Stage(forward=1, backward=2, output=1, saved=20), Stage(forward=4, backward=8, output=1, saved=4)
+heavy, light = (
+    Stage(forward=1, backward=2, output=1, saved=20),
+    Stage(forward=4, backward=8, output=1, saved=4),
+)
 chain = Chain((heavy, light) * 4, input=1)
 solutions = tradeoff(chain)
 fastest = solutions[-1]
-for solution in solutions[-1], next(s for s in reversed(solutions) if s.peak <= fastest.peak / 2), solutions[0]:
+for solution in (
+    solutions[-1],
+    next(s for s in reversed(solutions) if s.peak <= fastest.peak / 2),
+    solutions[0],
+):
     print(f"{solution.peak:4} bytes {solution.time:6.1f} seconds  {solution.plan}")
 
 
 def draw_budgets(file):
     figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
     peaks, times = [s.peak for s in solutions], [s.time for s in solutions]
-    axes.step([*peaks, peaks[-1] + 10], [*times, times[-1]], where="post", color="#0072B2", linewidth=1)
+    axes.step(
+        [*peaks, peaks[-1] + 10], [*times, times[-1]], where="post", color="#0072B2", linewidth=1
+    )
     axes.plot(peaks, times, "o", color="#D55E00", label="best plans")
     uniform = sum(stage.forward for stage in chain.stages) + fastest.time
-    axes.axhline(uniform, color="#999999", linestyle="--", linewidth=1, label="everything recomputed once")
+    axes.axhline(
+        uniform, color="#999999", linestyle="--", linewidth=1, label="everything recomputed once"
+    )
     axes.set_xlabel("budget (bytes)")
     axes.set_ylabel("seconds of a step")
     axes.legend(frameon=False)
@@ -168,15 +187,19 @@ def draw_budgets(file):
     plt.close(figure)
 
 
-picture(draw_budgets, "Seconds of a step against the budget of bytes, and the time with everything recomputed once")
+picture(
+    draw_budgets,
+    "Seconds of a step against the budget of bytes, and the time with everything recomputed once",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The curve is a staircase: from 94 s at 24 bytes, steep at first, to 60 at 106. Recomputing everything once takes 80,
-# which a budget of 26 bytes beats.
+# The curve is a staircase: from 94 s at 24 bytes, steep at first, to 60 at 106. Recomputing
+# everything once takes 80, which a budget of 26 bytes beats.
 #
-# The blocks that save the most bytes are cheap to run again. So a good plan recomputes these blocks, and not all.
+# The blocks that save the most bytes are cheap to run again. So a good plan recomputes these
+# blocks, and not all.
 #
 # </details>
 #
@@ -184,8 +207,8 @@ picture(draw_budgets, "Seconds of a step against the budget of bytes, and the ti
 #
 # A tensor-parallel block ends its region by an all-reduce, and goes on with the sum.
 #
-# **Predict:** forward has one all-reduce, backward another. How many are there if the block is recomputed? And how
-# many, if only the part between the two borders is recomputed?
+# **Predict:** forward has one all-reduce, backward another. How many are there if the block is
+# recomputed? And how many, if only the part between the two borders is recomputed?
 
 
 # %%
@@ -216,14 +239,15 @@ for policy in ("store", "recompute the block", "recompute inside"):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# There are 1.5 times as many, with the same gradient: nothing fails, but the step is slower. So cut segments at
-# messages.
+# There are 1.5 times as many, with the same gradient: nothing fails, but the step is slower. So cut
+# segments at messages.
 #
 # </details>
 #
 # ## Break it: other random numbers
 #
-# **Predict:** this dropout draws from its own generator, and nothing sets the generator back. Is the gradient right?
+# **Predict:** this dropout draws from its own generator, and nothing sets the generator back. Is
+# the gradient right?
 
 
 # %%
@@ -248,9 +272,9 @@ for recomputed in (False, True):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# An element that forward kept has the gradient 8. The recomputed run lost some of these: backward met another mask. The
-# gradient is wrong, and there is no error. The package can notice only a second run that saves other tensors than the
-# first.
+# An element that forward kept has the gradient 8. The recomputed run lost some of these: backward
+# met another mask. The gradient is wrong, and there is no error. The package can notice only a
+# second run that saves other tensors than the first.
 #
 # </details>
 
@@ -271,7 +295,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Now on real processes
 #
-# Data parallel on two processes of this machine, each block recomputed: DDP's hooks see each gradient once.
+# Data parallel on two processes of this machine, each block recomputed: DDP's hooks see each
+# gradient once.
 
 # %% tags=["real"]
 from pathlib import Path

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 12 · Mixed precision
 #
-# How far is a number from the nearest one that a format has? Each curve ends where the format has no larger number, and
-# rises where it has no smaller ones: that is its range. How low it lies is its precision.
+# How far is a number from the nearest one that a format has? Each curve ends where the format has
+# no larger number, and rises where it has no smaller ones: that is its range. How low it lies is
+# its precision.
 
 # %%
 import sys
@@ -46,7 +47,8 @@ def errors(file):
     exponents = torch.arange(-30, 21, dtype=torch.float64)
     within = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for name, (dtype, colour) in FORMATS.items():
-        x = torch.exp2(exponents)[:, None] * (1 + within)  # every power of two, and 400 numbers up to the next
+        # every power of two, and 400 numbers up to the next
+        x = torch.exp2(exponents)[:, None] * (1 + within)
         kept = (x <= torch.finfo(dtype).max).all(1)
         worst = ((x.float().to(dtype).double() - x).abs() / x).amax(1)
         panel.plot(exponents[kept], worst[kept], color=colour, label=name, linewidth=2)
@@ -60,14 +62,14 @@ def errors(file):
 
 picture(
     errors,
-    "Largest relative error of a number of a given size, for five formats. Flat lines for float32 and bfloat16; "
-    "float16 is more exact than bfloat16, but loses small numbers below 2 to the -14; both float8 are coarser, "
-    "and lose them sooner.",
+    "Largest relative error of a number of a given size, for five formats. Flat lines for float32 "
+    "and bfloat16; float16 is more exact than bfloat16, but loses small numbers below 2 to the "
+    "-14; both float8 are coarser, and lose them sooner.",
 )
 
 # %% [markdown]
-# bfloat16 has float32's range and eight bits of precision. float16 has eleven, between 2^-14 and 2^16. The two
-# eight-bit formats divide their few bits between range and precision in two ways.
+# bfloat16 has float32's range and eight bits of precision. float16 has eleven, between 2^-14 and
+# 2^16. The two eight-bit formats divide their few bits between range and precision in two ways.
 #
 # ## What is rounded away?
 #
@@ -76,7 +78,10 @@ picture(
 # %%
 print(f"{'':12}" + "".join(f"{value:>14}" for value in ("70000", "1 + 1/256", "256 + 1", "1e-8")))
 for name in ("float32", "bfloat16", "float16"):
-    values = (torch.tensor(value).to(FORMATS[name][0]).item() for value in (70000.0, 1 + 1 / 256, 257.0, 1e-8))
+    values = (
+        torch.tensor(value).to(FORMATS[name][0]).item()
+        for value in (70000.0, 1 + 1 / 256, 257.0, 1e-8)
+    )
     print(f"{name:12}" + "".join(f"{value:14.6g}" for value in values))
 
 # %% [markdown]
@@ -84,8 +89,8 @@ for name in ("float32", "bfloat16", "float16"):
 #
 # A bfloat16 is the upper half of a float32.
 #
-# **Predict:** the lower half of this number is 0x8000, exactly the middle between two neighbours. To which does it go?
-# And if the last bit of the upper half is 1?
+# **Predict:** the lower half of this number is 0x8000, exactly the middle between two neighbours.
+# To which does it go? And if the last bit of the upper half is 1?
 
 
 # %%
@@ -103,22 +108,25 @@ for bits in (0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# To the neighbour whose last bit is 0: half of all ties go up, half down, and sums of many rounded numbers do not
-# drift.
+# To the neighbour whose last bit is 0: half of all ties go up, half down, and sums of many rounded
+# numbers do not drift.
 #
 # </details>
 #
 # ## A weight that stands still
 #
-# **Predict:** a bfloat16 weight of 1 gets 400 updates of -0.001. Where is it then? With a float32 master? Rounded at
-# random?
+# **Predict:** a bfloat16 weight of 1 gets 400 updates of -0.001. Where is it then? With a float32
+# master? Rounded at random?
 
 
 # %%
 def descents(steps=400, rate=1e-3):
     nearest, drawn = torch.ones(1).bfloat16(), torch.ones(1).bfloat16()
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-    optimizer, generator = MasterWeights([weight], torch.optim.SGD, lr=rate), torch.Generator().manual_seed(0)
+    optimizer, generator = (
+        MasterWeights([weight], torch.optim.SGD, lr=rate),
+        torch.Generator().manual_seed(0),
+    )
     found = {"to the nearest": [], "float32 master": [], "at random": []}
     for _ in range(steps):
         nearest -= rate
@@ -136,7 +144,9 @@ print({name: values[-1] for name, values in found.items()})
 
 def curves(file):
     figure, (panel,) = figure_of()
-    for (name, values), colour in zip(found.items(), ("#D55E00", "#0072B2", "#E69F00"), strict=True):
+    for (name, values), colour in zip(
+        found.items(), ("#D55E00", "#0072B2", "#E69F00"), strict=True
+    ):
         panel.plot(values, color=colour, label=name, linewidth=1.5)
     panel.set_xlabel("step")
     panel.set_ylabel("weight")
@@ -149,24 +159,26 @@ picture(curves, "A weight over 400 steps of small updates, rounded in three ways
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Rounded to the nearest the weight stays at 1. With a float32 master it falls straight to 0.6; rounded at random it
-# falls beside that line, with small deviations.
+# Rounded to the nearest the weight stays at 1. With a float32 master it falls straight to 0.6;
+# rounded at random it falls beside that line, with small deviations.
 #
-# With rounding to the nearest, an update of less than half a step is always lost. The master weight adds up such
-# updates until they make a whole step. With rounding at random, an update changes the weight only sometimes, but the
-# result is right on average.
+# With rounding to the nearest, an update of less than half a step is always lost. The master weight
+# adds up such updates until they make a whole step. With rounding at random, an update changes the
+# weight only sometimes, but the result is right on average.
 #
 # </details>
 #
 # ## The loss scale
 #
-# **Predict:** four ranks, gradients of 2^-4, and a scale of 2^15 that doubles after three good steps. In step 3 rank 2
-# alone has a gradient 40 times as large. Which ranks skip?
+# **Predict:** four ranks, gradients of 2^-4, and a scale of 2^15 that doubles after three good
+# steps. In step 3 rank 2 alone has a gradient 40 times as large. Which ranks skip?
 
 
 # %%
 def training(comm, decide):
-    """Descend with a loss scale; return the steps that were skipped, the scales, and the weight at the end."""
+    """Descend with a loss scale; return the steps that were skipped, the scales, and the weight at
+    the end.
+    """
     scaler, weight, seen = LossScaler(comm, scale=2.0**15, interval=3), 1.0, []
     for step in range(8):
         size = 40.0 if step == 3 and comm.rank == 2 else 1.0
@@ -195,8 +207,8 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, t
 #
 # ## Eight bits
 #
-# **Predict:** a tensor of normal numbers around 0.001. How large is the relative error of E4M3 without a scale? With
-# the power of two that brings its largest to 448 at most?
+# **Predict:** a tensor of normal numbers around 0.001. How large is the relative error of E4M3
+# without a scale? With the power of two that brings its largest to 448 at most?
 
 # %%
 x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 1e-3
@@ -208,10 +220,11 @@ for name, scale in (("none", torch.tensor(1.0)), ("its own", scale_for(x.abs().m
 # %% [markdown]
 # ## Delayed scaling
 #
-# The scale is computed from the largest amax of the last three steps, so it is known before the tensor.
+# The scale is computed from the largest amax of the last three steps, so it is known before the
+# tensor.
 #
-# **Predict:** the tensor triples in each of steps 10 to 13, and has an outlier in step 25. When does it saturate? For
-# how long does the outlier cost precision?
+# **Predict:** the tensor triples in each of steps 10 to 13, and has an outlier in step 25. When
+# does it saturate? For how long does the outlier cost precision?
 
 
 # %%
@@ -232,16 +245,30 @@ now = amaxes()
 kept = largest_kept(now)
 saturated = [step for step, (amax, most) in enumerate(zip(now, kept, strict=True)) if amax > most]
 print("steps that saturate:", saturated)
-print("steps with a scale that is coarser than need be:", [s for s, a in enumerate(now) if kept[s] > 4 * a])
+print(
+    "steps with a scale that is coarser than need be:",
+    [s for s, a in enumerate(now) if kept[s] > 4 * a],
+)
 
 
 def delay(file):
     figure, (panel,) = figure_of()
     panel.step(
-        range(len(now)), kept, where="mid", color="#0072B2", label="largest number that the scale leaves room for"
+        range(len(now)),
+        kept,
+        where="mid",
+        color="#0072B2",
+        label="largest number that the scale leaves room for",
     )
     panel.plot(now, "o", color="#000000", markersize=4, label="amax of the tensor")
-    panel.plot(saturated, [now[step] for step in saturated], "o", color="#D55E00", markersize=8, label="saturates")
+    panel.plot(
+        saturated,
+        [now[step] for step in saturated],
+        "o",
+        color="#D55E00",
+        markersize=8,
+        label="saturates",
+    )
     panel.set_yscale("log")
     panel.set_ylim(0.3, 4e4)
     panel.set_xlabel("step")
@@ -249,22 +276,28 @@ def delay(file):
     figure.savefig(file, dpi=110)
 
 
-picture(delay, "The largest number that the scale leaves room for, and the tensor's own largest, over 40 steps")
+picture(
+    delay,
+    "The largest number that the scale leaves room for, and the tensor's own largest, over 40 "
+    "steps",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# While the tensor grows, four steps saturate until the scale has followed. The outlier in step 25 saturates, too, and
-# then the scale leaves too much room for three steps.
+# While the tensor grows, four steps saturate until the scale has followed. The outlier in step 25
+# saturates, too, and then the scale leaves too much room for three steps.
 #
-# If a tensor is larger than in all steps of the history, its largest values become 448 for this step; then the history
-# has the new amax. An outlier makes the next three steps less precise; then it leaves the history.
+# If a tensor is larger than in all steps of the history, its largest values become 448 for this
+# step; then the history has the new amax. An outlier makes the next three steps less precise; then
+# it leaves the history.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** the same training as above, but each rank looks at its own gradients only. What do you see?
+# **Predict:** the same training as above, but each rank looks at its own gradients only. What do
+# you see?
 
 
 # %%
@@ -278,8 +311,8 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, a
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nothing crashes. Rank 2 has another weight and another scale, and from here on it trains another model. An all-reduce
-# would add gradients of different scales.
+# Nothing crashes. Rank 2 has another weight and another scale, and from here on it trains another
+# model. An all-reduce would add gradients of different scales.
 #
 # </details>
 #

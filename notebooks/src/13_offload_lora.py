@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 13 · Offload, LoRA, QLoRA
 #
-# The account shows the memory that one training step of a small GPT takes, in four cases: the whole model is trained;
-# the same with the optimizer state elsewhere; with adapters; and with adapters beside weights of four bits. Grey bytes
-# are held, but not in fast memory.
+# The account shows the memory that one training step of a small GPT takes, in four cases: the whole
+# model is trained; the same with the optimizer state elsewhere; with adapters; and with adapters
+# beside weights of four bits. Grey bytes are held, but not in fast memory.
 
 # %%
 import sys
@@ -15,7 +15,15 @@ import torch
 import minidist
 from minidist.draw.notebook import picture
 from minidist.memory.account import Account
-from minidist.memory.adapters import EVERY_MATRIX, LoRALinear, add_lora, add_qlora, dequantize, levels, quantize
+from minidist.memory.adapters import (
+    EVERY_MATRIX,
+    LoRALinear,
+    add_lora,
+    add_qlora,
+    dequantize,
+    levels,
+    quantize,
+)
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP
@@ -32,7 +40,9 @@ def held(prepare):
     """Bytes by category after a training step."""
     model, account = GPT(CONFIG), Account()
     prepare(model)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     account.watch(model, optimizer)
     loss_of(model).backward()
     optimizer.step()
@@ -47,15 +57,31 @@ WAYS = {
 
 
 def draw_ways(file):
-    bars = {"full": WAYS["full"], "full,\noffloaded": WAYS["full"], "LoRA": WAYS["LoRA"], "QLoRA": WAYS["QLoRA"]}
+    bars = {
+        "full": WAYS["full"],
+        "full,\noffloaded": WAYS["full"],
+        "LoRA": WAYS["LoRA"],
+        "QLoRA": WAYS["QLoRA"],
+    }
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     for place, (name, found) in enumerate(bars.items()):
         bottom = 0.0
-        for kind, colour in ("parameters", "#0072B2"), ("gradients", "#009E73"), ("optimizer", "#56B4E9"):
+        for kind, colour in (
+            ("parameters", "#0072B2"),
+            ("gradients", "#009E73"),
+            ("optimizer", "#56B4E9"),
+        ):
             away = "offloaded" in name and kind == "optimizer"
             size = found[kind] / 2**20
             label = kind if place == 0 else None
-            axes.bar(place, size, bottom=bottom, color="#DDDDDD" if away else colour, width=0.6, label=label)
+            axes.bar(
+                place,
+                size,
+                bottom=bottom,
+                color="#DDDDDD" if away else colour,
+                width=0.6,
+                label=label,
+            )
             bottom += size
     axes.set_xticks(range(len(bars)), bars)
     axes.set_ylabel("held after a step (MiB)")
@@ -67,13 +93,16 @@ def draw_ways(file):
 
 picture(
     draw_ways,
-    "MiB held after a step. Full training holds 25: half of it optimizer, which offloading moves away. LoRA holds "
-    "7, nearly all parameters; QLoRA 1.5.",
+    "MiB held after a step. Full training holds 25: half of it optimizer, which offloading moves "
+    "away. LoRA holds 7, nearly all parameters; QLoRA 1.5.",
 )
 
 # %%
 for name, found in WAYS.items():
-    print(f"{name:6}", *(f"{kind} {found[kind]:10,}  " for kind in ("parameters", "gradients", "optimizer")))
+    print(
+        f"{name:6}",
+        *(f"{kind} {found[kind]:10,}  " for kind in ("parameters", "gradients", "optimizer")),
+    )
 
 # %% [markdown]
 # ## How does an adapter start?
@@ -88,7 +117,9 @@ before = model(TOKENS[:, :-1])
 add_lora(model, rank=4, targets=("query",))
 print("the same output as before, to the last bit:", torch.equal(model(TOKENS[:, :-1]), before))
 adapter = next(module for module in model.modules() if isinstance(module, LoRALinear))
-optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=10.0)
+optimizer = torch.optim.SGD(
+    [parameter for parameter in model.parameters() if parameter.requires_grad], lr=10.0
+)
 for step in (1, 2, 3):
     optimizer.zero_grad()
     loss_of(model).backward()
@@ -99,14 +130,15 @@ for step in (1, 2, 3):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The gradient of A is Bᵀ times something, and B is zero at first. If A were zero as well, nothing would ever move.
+# The gradient of A is Bᵀ times something, and B is zero at first. If A were zero as well, nothing
+# would ever move.
 #
 # </details>
 #
 # ## What do the ranks send?
 #
-# **Predict:** for 6.5 MB of gradients, each of four ranks sends 3/2 of these bytes. How much does it send with adapters
-# of rank 4?
+# **Predict:** for 6.5 MB of gradients, each of four ranks sends 3/2 of these bytes. How much does
+# it send with adapters of rank 4?
 
 
 # %%
@@ -121,19 +153,23 @@ def traffic(comm, rank):
 
 for rank in (0, 1, 4, 16):
     sent = minidist.run(lambda comm, rank=rank: traffic(comm, rank), ranks=4)
-    print(f"{f'adapters of rank {rank}' if rank else 'all trained':20} {sent[0]:10,} bytes from rank 0")
+    print(
+        f"{f'adapters of rank {rank}' if rank else 'all trained':20} {sent[0]:10,} bytes from "
+        "rank 0"
+    )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The bytes are proportional to the rank of the adapters. DDP needs no setting for this: it reduces only the gradients
-# of parameters that are not frozen.
+# The bytes are proportional to the rank of the adapters. DDP needs no setting for this: it reduces
+# only the gradients of parameters that are not frozen.
 #
 # </details>
 #
 # ## Sixteen values for a weight
 #
-# Below are some 130,000 weights, each divided by the largest of its block of 64, and the sixteen levels of NF4.
+# Below are some 130,000 weights, each divided by the largest of its block of 64, and the sixteen
+# levels of NF4.
 #
 # **Predict:** where should levels stand close to each other?
 
@@ -147,7 +183,9 @@ def draw_levels(file):
     scaled = (BLOCKS / BLOCKS.abs().amax(dim=1, keepdim=True)).flatten().numpy()
     axes.hist(scaled, bins=101, range=(-1, 1), color="#56B4E9")
     for number, level in enumerate(levels()):
-        axes.axvline(level, color="#D55E00", linewidth=1.2, label=None if number else "levels of NF4")
+        axes.axvline(
+            level, color="#D55E00", linewidth=1.2, label=None if number else "levels of NF4"
+        )
     axes.set_xlabel("weight / largest of its block")
     axes.set_ylabel("weights")
     axes.legend(framealpha=1, edgecolor="white", loc="upper left")
@@ -156,26 +194,32 @@ def draw_levels(file):
     plt.close(figure)
 
 
-picture(draw_levels, "A histogram of weights, each divided by the largest of its block, and the sixteen levels of NF4")
+picture(
+    draw_levels,
+    "A histogram of weights, each divided by the largest of its block, and the sixteen levels of "
+    "NF4",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The weights form a bell around zero, with a spike at -1 and at 1. The levels stand close together in the middle, and
-# farther apart outside.
+# The weights form a bell around zero, with a spike at -1 and at 1. The levels stand close together
+# in the middle, and farther apart outside.
 #
-# Where the weights are. The levels are quantiles: about as many weights between any two. (At ±1 there are many: in
-# every block the largest is one of the two.)
+# Where the weights are. The levels are quantiles: about as many weights between any two. (At ±1
+# there are many: in every block the largest is one of the two.)
 #
 # </details>
 #
-# **Predict:** one weight in a thousand is made 20 times as large. How does the error of the *others* change if 64
-# weights share a scale? And if all weights share one?
+# **Predict:** one weight in a thousand is made 20 times as large. How does the error of the
+# *others* change if 64 weights share a scale? And if all weights share one?
 
 
 # %%
 def error(weights, scale):
-    """Root of the mean square error of even steps from -7 to 7, of weights that are not outliers."""
+    """Root of the mean square error of even steps from -7 to 7, of weights that are not
+    outliers.
+    """
     rounded = (weights / scale * 7).round() / 7 * scale
     return root(rounded - weights)
 
@@ -193,15 +237,18 @@ for outliers in (False, True):
     print("with outliers" if outliers else "normal weights")
     print(f"    even steps, one scale      {error(found, found.abs().max()):.6f}")
     print(f"    even steps, a scale for 64 {error(found, own):.6f}")
-    print(f"    NF4                        {root(dequantize(quantize(found)).view(-1, 64) - found):.6f}")
+    print(
+        "    NF4                        "
+        f"{root(dequantize(quantize(found)).view(-1, 64) - found):.6f}"
+    )
 packed = quantize(WEIGHTS)
 print(f"{8 * packed.nbytes / len(WEIGHTS):.6f} bits for a weight")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# An outlier spoils its own block, not the tensor. That is what a scale for every 64 weights is for, and it would cost
-# half a bit in float32; quantised again, it costs an eighth.
+# An outlier spoils its own block, not the tensor. That is what a scale for every 64 weights is for,
+# and it would cost half a bit in float32; quantised again, it costs an eighth.
 #
 # </details>
 #
@@ -209,8 +256,8 @@ print(f"{8 * packed.nbytes / len(WEIGHTS):.6f} bits for a weight")
 #
 # The optimizer's state lives elsewhere and comes a piece at a time.
 #
-# **Predict:** one piece is transferred while another is updated, and at most two pieces are in fast memory. In which
-# order are four pieces fetched and kept?
+# **Predict:** one piece is transferred while another is updated, and at most two pieces are in fast
+# memory. In which order are four pieces fetched and kept?
 
 
 # %%
@@ -234,7 +281,9 @@ print(", ".join(f"{verb} {piece}" for verb, piece in log))
 
 
 def schedule(log, travel=1.0, update=1.6):
-    """Return (row, piece, start, end) of each thing done: the wire in the order of the log, updates when they can."""
+    """Return (row, piece, start, end) of each thing done: the wire in the order of the log, updates
+    when they can.
+    """
     rows, wire, compute, here, done = [], 0.0, 0.0, {}, {}
     for verb, piece in log:
         if verb == "keep" and piece not in done:
@@ -255,11 +304,15 @@ COLOURS = {"fetch": "#56B4E9", "keep": "#CC79A7", "update": "#E69F00"}
 
 def draw_schedules(file):
     figure, panels = plt.subplots(2, 1, figsize=(7.5, 3.0), sharex=True, layout="constrained")
-    for panel, order, title in zip(panels, (ONE_BY_ONE, log), ("one by one", "read ahead by one"), strict=True):
+    for panel, order, title in zip(
+        panels, (ONE_BY_ONE, log), ("one by one", "read ahead by one"), strict=True
+    ):
         for verb, piece, start, end in schedule(order):
             height = 1 if verb == "update" else 0
             panel.barh(height, end - start, left=start, color=COLOURS[verb], edgecolor="white")
-            panel.text((start + end) / 2, height, f"{verb} {piece}", ha="center", va="center", fontsize=7)
+            panel.text(
+                (start + end) / 2, height, f"{verb} {piece}", ha="center", va="center", fontsize=7
+            )
         panel.set_yticks((0, 1), ("wire", "compute"))
         panel.set_title(title, fontsize=9, loc="left")
         panel.spines[["top", "right"]].set_visible(False)
@@ -277,14 +330,15 @@ for name, order in ("one by one", ONE_BY_ONE), ("read ahead by one", log):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# One by one, each bucket is fetched, updated and kept before the next is fetched, up to 14.4. Read ahead by one, the
-# next is fetched during the update, and all is done at 9.2.
+# One by one, each bucket is fetched, updated and kept before the next is fetched, up to 14.4. Read
+# ahead by one, the next is fetched during the update, and all is done at 9.2.
 #
 # </details>
 #
 # ## Break it: adapters after DDP
 #
-# **Predict:** DDP wraps the model, and only then we add the adapters. Who reduces the gradients of the adapters?
+# **Predict:** DDP wraps the model, and only then we add the adapters. Who reduces the gradients of
+# the adapters?
 
 
 # %%
@@ -302,14 +356,15 @@ print(minidist.run(too_late, ranks=2)[0])
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Without this error nobody would, and the ranks would drift apart silently. So add the adapters first, then wrap the
-# model in DDP, then make the optimizer.
+# Without this error nobody would, and the ranks would drift apart silently. So add the adapters
+# first, then wrap the model in DDP, then make the optimizer.
 #
 # </details>
 #
 # ## Now on real processes
 #
-# QLoRA with DDP on two processes of this machine, each with its own text; the state of AdamW lies in files.
+# QLoRA with DDP on two processes of this machine, each with its own text; the state of AdamW lies
+# in files.
 
 # %% tags=["real"]
 from pathlib import Path

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 14 · Meshes
 #
-# Eight ranks train one GPT: two replicas (dp), two stages (pp), every matrix in two (tp). Which rank sends to which?
-# The picture shows every byte of one step, counted from the messages of the package's own code; the colours are the
-# axes.
+# Eight ranks train one GPT: two replicas (dp), two stages (pp), every matrix in two (tp). Which
+# rank sends to which? The picture shows every byte of one step, counted from the messages of the
+# package's own code; the colours are the axes.
 
 # %%
 import sys
@@ -35,7 +35,9 @@ def spread(mesh, microbatches=2):
     def carried(tokens):
         return torch.empty(*tokens.shape, SIZES.hidden, dtype=torch.float64, device="meta")
 
-    return parallelize(GPT(SIZES, dtype=torch.float64), mesh, Recipe(microbatches=microbatches), loss, carried)
+    return parallelize(
+        GPT(SIZES, dtype=torch.float64), mesh, Recipe(microbatches=microbatches), loss, carried
+    )
 
 
 def take_step(parallel, microbatches=2):
@@ -74,11 +76,22 @@ def draw_traffic(layout, found, file):
     for one, other in np.argwhere(found):
         colour = COLOURS[axis_between(layout, one, other)]
         panel.add_patch(plt.Rectangle((other - 0.5, one - 0.5), 1, 1, color=colour))
-        panel.text(other, one, f"{found[one, other]:,}", ha="center", va="center", fontsize=7, color="white")
+        panel.text(
+            other,
+            one,
+            f"{found[one, other]:,}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white",
+        )
     names = [
-        f"{rank}:  " + " ".join(f"{a}{layout.coordinate(rank)[a]}" for a in ("dp", "pp", "tp")) for rank in range(8)
+        f"{rank}:  " + " ".join(f"{a}{layout.coordinate(rank)[a]}" for a in ("dp", "pp", "tp"))
+        for rank in range(8)
     ]
-    panel.set(xlim=(-0.5, 7.5), ylim=(7.5, -0.5), xticks=range(8), yticks=range(8), yticklabels=names)
+    panel.set(
+        xlim=(-0.5, 7.5), ylim=(7.5, -0.5), xticks=range(8), yticks=range(8), yticklabels=names
+    )
     panel.set(xlabel="receiver", ylabel="sender", title="bytes of one step, dp=2 pp=2 tp=2")
     panel.set_aspect("equal")
     handles = [Patch(color=colour, label=axis) for axis, colour in COLOURS.items()]
@@ -90,18 +103,18 @@ def draw_traffic(layout, found, file):
 EIGHT = Layout(dp=2, pp=2, tp=2)
 picture(
     lambda file: draw_traffic(EIGHT, traffic(EIGHT), file),
-    "Bytes from each of eight ranks to each other in one step of dp=2 pp=2 tp=2. Every rank sends to three: along "
-    "dp 44,000 bytes, along tp 35,000, along pp 2,048; to all others nothing.",
+    "Bytes from each of eight ranks to each other in one step of dp=2 pp=2 tp=2. Every rank sends "
+    "to three: along dp 44,000 bytes, along tp 35,000, along pp 2,048; to all others nothing.",
 )
 
 # %% [markdown]
-# Every rank exchanges messages with three others, one along each axis: no other cell has a colour. A mesh is an array
-# of ranks, and its groups are slices.
+# Every rank exchanges messages with three others, one along each axis: no other cell has a colour.
+# A mesh is an array of ranks, and its groups are slices.
 #
 # ## Where is a rank?
 #
-# **Predict:** 12 ranks as dp=3, pp=2, tp=2. Which coordinates has rank 9, and with whom does it share matrices, stages
-# and gradients?
+# **Predict:** 12 ranks as dp=3, pp=2, tp=2. Which coordinates has rank 9, and with whom does it
+# share matrices, stages and gradients?
 
 # %%
 layout = Layout(dp=3, pp=2, tp=2)
@@ -118,8 +131,8 @@ print(layout, place, groups, sep="\n")
 #
 # ## How many bytes along each axis?
 #
-# **Predict:** the same model and the same tokens on each replica; eight ranks along one axis, along two, along three.
-# Along which axis are most bytes sent, and which layout sends fewest in all?
+# **Predict:** the same model and the same tokens on each replica; eight ranks along one axis, along
+# two, along three. Along which axis are most bytes sent, and which layout sends fewest in all?
 
 
 # %%
@@ -134,34 +147,43 @@ def sent(comm, layout):
 
 lines = [f"{'':14}{'dp':>11}{'pp':>11}{'tp':>11}   bytes, all ranks"]
 for layout in (Layout(dp=8), Layout(pp=8), Layout(tp=8), Layout(dp=4, tp=2), EIGHT):
-    total = np.sum(minidist.run(lambda comm, layout=layout: sent(comm, layout), layout.size), axis=0)
-    lines.append(f"dp={layout.dp} pp={layout.pp} tp={layout.tp}" + "".join(f"{bytes:11,}" for bytes in total))
+    total = np.sum(
+        minidist.run(lambda comm, layout=layout: sent(comm, layout), layout.size), axis=0
+    )
+    lines.append(
+        f"dp={layout.dp} pp={layout.pp} tp={layout.tp}" + "".join(f"{bytes:11,}" for bytes in total)
+    )
 print("\n".join(lines))
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A pipeline sends least: one activation a microbatch, to one neighbour. What dp sends shrinks as tp and pp cut the
-# model. What tp sends grows with the tokens, and here are only 16 of them on each replica.
+# A pipeline sends least: one activation a microbatch, to one neighbour. What dp sends shrinks as tp
+# and pp cut the model. What tp sends grows with the tokens, and here are only 16 of them on each
+# replica.
 #
 # </details>
 #
 # ## Which axis on which wire?
 #
-# **Predict:** two DGX H100, 16 GPUs. All-reduces of 64 MiB run in both groups of 8 at once. How much slower are they if
-# each group lies across both machines?
+# **Predict:** two DGX H100, 16 GPUs. All-reduces of 64 MiB run in both groups of 8 at once. How
+# much slower are they if each group lies across both machines?
 
 
 # %%
 def seconds(comm, color):
     group = comm.split(color(comm.rank))
     start = comm.clock()
-    all_reduce(torch.empty(2**24, device="meta"), group, algorithm="ring")  # float32 that is not there
+    # float32 that is not there
+    all_reduce(torch.empty(2**24, device="meta"), group, algorithm="ring")
     return comm.clock() - start
 
 
 lines = []
-for name, color in (("each inside a machine", lambda rank: rank // 8), ("every second rank", lambda rank: rank % 2)):
+for name, color in (
+    ("each inside a machine", lambda rank: rank // 8),
+    ("every second rank", lambda rank: rank % 2),
+):
     cluster = Cluster.h100(nodes=2)
     times = minidist.run(lambda comm, color=color: seconds(comm, color), ranks=16, cluster=cluster)
     lines.append(f"{name:22} {1000 * max(times):.3f} ms")
@@ -170,15 +192,15 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The wires' bandwidths differ by nine, and a ring is as slow as its slowest wire. So tp, which sends most often and is
-# waited for, is the innermost axis: its groups are neighbours.
+# The wires' bandwidths differ by nine, and a ring is as slow as its slowest wire. So tp, which
+# sends most often and is waited for, is the innermost axis: its groups are neighbours.
 #
 # </details>
 #
 # ## Does a mesh change what is learned?
 #
-# **Predict:** the loss of a step and the norm of its gradient, for the serial model and on eight ranks, pp=2 tp=4.
-# To how many digits do they agree?
+# **Predict:** the loss of a step and the norm of its gradient, for the serial model and on eight
+# ranks, pp=2 tp=4. To how many digits do they agree?
 
 
 # %%
@@ -192,15 +214,17 @@ def loss_and_norm(comm, layout):
 
 lines = []
 for layout in (Layout(), Layout(pp=2, tp=4)):
-    loss, norm = minidist.run(lambda comm, layout=layout: loss_and_norm(comm, layout), layout.size)[0]
+    loss, norm = minidist.run(lambda comm, layout=layout: loss_and_norm(comm, layout), layout.size)[
+        0
+    ]
     lines.append(f"pp={layout.pp} tp={layout.tp}: loss {loss:.6f}, norm {norm:.6f}")
 print("\n".join(lines))
 
 # %% [markdown]
 # ## Break it: count copies
 #
-# The norms of a layer are not cut: all tensor parallel ranks hold them. **Predict:** we add up the squares of all
-# ranks, copies included. How does the norm change with tp?
+# The norms of a layer are not cut: all tensor parallel ranks hold them. **Predict:** we add up the
+# squares of all ranks, copies included. How does the norm change with tp?
 
 
 # %%
@@ -208,7 +232,8 @@ def with_copies(comm, layout):
     mesh = Mesh(comm, layout)
     parallel = spread(mesh)
     take_step(parallel)
-    parts = [parameter.grad.as_subclass(torch.Tensor) for parameter in parallel.replica.trained]  # this rank's alone
+    # this rank's alone
+    parts = [parameter.grad.as_subclass(torch.Tensor) for parameter in parallel.replica.trained]
     squares = sum(part.square().sum() for part in parts).reshape(1)
     all_reduce(squares, comm)
     return squares.sqrt().item(), parallel.clip(0).item()
@@ -223,15 +248,16 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# There is no error: the run is only clipped a little more on a larger mesh. You find such a bug only if you compare
-# with the serial run.
+# There is no error: the run is only clipped a little more on a larger mesh. You find such a bug
+# only if you compare with the serial run.
 #
 # </details>
 #
 # ## Break it: groups made in two orders
 #
-# **Predict:** odd ranks make their communicator along tp first, even ranks that along dp. `split` is collective. Which
-# groups result? If all ranks add up ones along each axis, which sums do they see?
+# **Predict:** odd ranks make their communicator along tp first, even ranks that along dp. `split`
+# is collective. Which groups result? If all ranks add up ones along each axis, which sums do they
+# see?
 
 
 # %%
@@ -245,13 +271,19 @@ def two_orders(comm):
     return [f"{axis} {found[axis].members} sums to {ones[0]:g}" for axis, ones in sums.items()]
 
 
-print("\n".join(f"rank {rank}: " + ", ".join(lines) for rank, lines in enumerate(minidist.run(two_orders, ranks=4))))
+print(
+    "\n".join(
+        f"rank {rank}: " + ", ".join(lines)
+        for rank, lines in enumerate(minidist.run(two_orders, ranks=4))
+    )
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Each call to `split` mixed the colours of two axes. Nothing hangs here, but a rank adds its gradients to those of
-# wrong ranks. All ranks have to make all groups in the same order; `Mesh` does this.
+# Each call to `split` mixed the colours of two axes. Nothing hangs here, but a rank adds its
+# gradients to those of wrong ranks. All ranks have to make all groups in the same order; `Mesh`
+# does this.
 #
 # </details>
 #

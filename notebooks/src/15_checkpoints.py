@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 15 · Checkpoints and failures
 #
-# Four ranks (dp=2, tp=2, ZeRO 1) save one GPT. Every row is a matrix of the model, flattened; the colour is the rank
-# that writes the element. Every element has one colour: each is written once, and by a rank that holds it.
+# Four ranks (dp=2, tp=2, ZeRO 1) save one GPT. Every row is a matrix of the model, flattened; the
+# colour is the rank that writes the element. Every element has one colour: each is written once,
+# and by a rank that holds it.
 
 # %%
 import sys
@@ -59,7 +60,9 @@ def extents(comm):
     """Return the extents that this rank writes of each matrix."""
     parallel, optimizer, _ = build(comm, Layout(dp=2, tp=2))
     return {
-        piece.name: piece.extent for piece in saving.pieces_to_save(parallel, optimizer) if len(piece.extent.shape) > 1
+        piece.name: piece.extent
+        for piece in saving.pieces_to_save(parallel, optimizer)
+        if len(piece.extent.shape) > 1
     }
 
 
@@ -77,7 +80,9 @@ def draw_writers(ranks, file):
         edges = [0, *(np.flatnonzero(np.diff(owner.numpy())) + 1).tolist(), len(owner)]
         for start, stop in pairwise(edges):
             panel.barh(row, stop - start, left=start, color=COLOURS[owner[start]], height=0.8)
-    panel.set(yticks=range(len(names)), yticklabels=names, xlabel="element of the whole matrix, flattened")
+    panel.set(
+        yticks=range(len(names)), yticklabels=names, xlabel="element of the whole matrix, flattened"
+    )
     panel.invert_yaxis()
     panel.legend(
         [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS[:4]],
@@ -93,18 +98,19 @@ def draw_writers(ranks, file):
 held = minidist.run(extents, ranks=4)
 picture(
     lambda file: draw_writers(held, file),
-    "Nine matrices, flattened, coloured by the rank that writes which elements, of dp=2 and tp=2. Most are in two "
-    "halves; two that are cut along the other dim alternate between ranks in short stripes.",
+    "Nine matrices, flattened, coloured by the rank that writes which elements, of dp=2 and tp=2. "
+    "Most are in two halves; two that are cut along the other dim alternate between ranks in "
+    "short stripes.",
 )
 
 # %% [markdown]
-# Matrices cut by columns (`output`, `down`) alternate, row by row: such pieces are no run of the whole,
-# and the index says so (`dim`, `block`).
+# Matrices cut by columns (`output`, `down`) alternate, row by row: such pieces are no run of the
+# whole, and the index says so (`dim`, `block`).
 #
 # ## What does each rank write?
 #
-# **Predict:** without ZeRO both replicas hold the same. Which ranks write how many elements, parameters and Adam's
-# state together, and how does ZeRO 1 change that?
+# **Predict:** without ZeRO both replicas hold the same. Which ranks write how many elements,
+# parameters and Adam's state together, and how does ZeRO 1 change that?
 
 
 # %%
@@ -115,19 +121,25 @@ def elements(comm, zero):
 
 
 print(
-    "\n".join(f"ZeRO {zero}: {minidist.run(lambda comm, zero=zero: elements(comm, zero), ranks=4)}" for zero in (0, 1))
+    "\n".join(
+        f"ZeRO {zero}: {minidist.run(lambda comm, zero=zero: elements(comm, zero), ranks=4)}"
+        for zero in (0, 1)
+    )
 )
 
 # %% [markdown]
 # ## Resume exactly
 #
-# Six steps in one go; or three, a checkpoint, a new process, three more. **Predict:** on the same four ranks, do the
-# losses agree to the last bit? And if the run goes on with tp=4, dp=4, or as one rank?
+# Six steps in one go; or three, a checkpoint, a new process, three more. **Predict:** on the same
+# four ranks, do the losses agree to the last bit? And if the run goes on with tp=4, dp=4, or as one
+# rank?
 
 
 # %%
 def train(comm, folder, layout, first, last):
-    """Take steps first to last; begin from the checkpoint if first is not 0, and leave one if last is 3."""
+    """Take steps first to last; begin from the checkpoint if first is not 0, and leave one if last
+    is 3.
+    """
     parallel, optimizer, step = build(comm, layout, seed=first)  # other weights, to be overwritten
     if first:
         saving.load_pieces(folder / f"step-{first:08d}", parallel, optimizer)
@@ -153,31 +165,40 @@ with TemporaryDirectory() as name:
         again = run(Path(name), layout, 3, 6)
         far = max(abs(a - b) for a, b in zip(again, whole[3:], strict=True))
         words = (
-            "the same bits" if layout == mesh and far == 0 else "the same to 12 digits" if far < 1e-11 else "DIFFERENT"
+            "the same bits"
+            if layout == mesh and far == 0
+            else "the same to 12 digits"
+            if far < 1e-11
+            else "DIFFERENT"
         )
         lines.append(
-            f"goes on as dp={layout.dp} tp={layout.tp} " + " ".join(f"{loss:.6f}" for loss in again) + f"  {words}"
+            f"goes on as dp={layout.dp} tp={layout.tp} "
+            + " ".join(f"{loss:.6f}" for loss in again)
+            + f"  {words}"
         )
 print("\n".join(lines))
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The same layout gives the same bits. Another layout adds in another order, so its losses differ by rounding errors.
+# The same layout gives the same bits. Another layout adds in another order, so its losses differ by
+# rounding errors.
 #
 # </details>
 #
 # ## Who reads what?
 #
-# A tensor of 16 elements, saved by two ranks. **Predict:** rank 1 of three wants elements 5 to 11. Which files does it
-# open, and how many elements of each does it need?
+# A tensor of 16 elements, saved by two ranks. **Predict:** rank 1 of three wants elements 5 to 11.
+# Which files does it open, and how many elements of each does it need?
 
 # %%
 with TemporaryDirectory() as name:
     store.begin(Path(name), 5)
     shards = []
     for rank, start in enumerate((0, 8)):
-        piece = Piece("w", Extent((16,), None, 0, 0, start, start + 8), torch.arange(start, start + 8))
+        piece = Piece(
+            "w", Extent((16,), None, 0, 0, start, start + 8), torch.arange(start, start + 8)
+        )
         shards.append(store.write_shard(Path(name, ".unfinished-00000005"), rank, [piece]))
     path = store.commit(Path(name), 5, shards, {})
     lines = sorted(file.name for file in path.iterdir())
@@ -210,8 +231,9 @@ with TemporaryDirectory() as name:
 # %% [markdown]
 # ## Break it: written into place
 #
-# Both functions below write the same three files. `yield` marks the moments in which they may be killed. **Predict:**
-# at which of these moments does a reader that takes the newest folder find half a checkpoint?
+# Both functions below write the same three files. `yield` marks the moments in which they may be
+# killed. **Predict:** at which of these moments does a reader that takes the newest folder find
+# half a checkpoint?
 
 
 # %%
@@ -251,8 +273,8 @@ print("aside      ", survivors(aside, 6))
 # %% [markdown]
 # ## How often?
 #
-# 1,024 GPUs, each of which fails once in five years; writing takes a minute, a restart five. **Predict:** where is the
-# best interval, and how sharp is it?
+# 1,024 GPUs, each of which fails once in five years; writing takes a minute, a restart five.
+# **Predict:** where is the best interval, and how sharp is it?
 
 
 # %%
@@ -265,9 +287,16 @@ def draw_cadence(file):
     panel.semilogx(every / 60, 100 * found[:, 1], color=COLOURS[0], label="writing")
     panel.semilogx(every / 60, 100 * found[:, 2], color=COLOURS[5], label="lost by failures")
     panel.semilogx(every / 60, 100 * (1 - found[:, 0]), color="black", label="both")
-    for name, seconds, style in (("Young", young(write, mtbf), "--"), ("Daly", daly(write, mtbf), ":")):
-        panel.axvline(seconds / 60, color="grey", linestyle=style, label=f"{name}: {seconds / 60:.1f} min")
-    panel.set(xlabel="minutes of computing between two checkpoints", ylabel="% of the time", ylim=(0, 40))
+    for name, seconds, style in (
+        ("Young", young(write, mtbf), "--"),
+        ("Daly", daly(write, mtbf), ":"),
+    ):
+        panel.axvline(
+            seconds / 60, color="grey", linestyle=style, label=f"{name}: {seconds / 60:.1f} min"
+        )
+    panel.set(
+        xlabel="minutes of computing between two checkpoints", ylabel="% of the time", ylim=(0, 40)
+    )
     panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
     panel.grid(alpha=0.3)
     figure.savefig(file, dpi=105, bbox_inches="tight", format="png")
@@ -275,17 +304,19 @@ def draw_cadence(file):
 
 
 picture(
-    draw_cadence, "Share of the time lost, against minutes between two checkpoints: for writing, by failures, and both"
+    draw_cadence,
+    "Share of the time lost, against minutes between two checkpoints: for writing, by "
+    "failures, and both",
 )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The rarer the run writes, the less time writing takes, and the more time failures cost. The sum has a flat minimum
-# near 71 minutes, where Young's and Daly's formulas place it.
+# The rarer the run writes, the less time writing takes, and the more time failures cost. The sum
+# has a flat minimum near 71 minutes, where Young's and Daly's formulas place it.
 #
-# The minimum is flat: half or twice the best interval costs almost nothing. Young's and Daly's intervals differ by less
-# than that.
+# The minimum is flat: half or twice the best interval costs almost nothing. Young's and Daly's
+# intervals differ by less than that.
 #
 # </details>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · When it goes wrong
 #
-# Four ranks train, and three of them wait most of the time. Which rank is at fault? The slow rank is the one with
-# hardly any grey in its row: it does not have to wait for the others.
+# Four ranks train, and three of them wait most of the time. Which rank is at fault? The slow rank
+# is the one with hardly any grey in its row: it does not have to wait for the others.
 
 # %%
 import hashlib
@@ -45,11 +45,22 @@ def timeline(trace, file):
     figure = Figure(figsize=(8, 2.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for kind, colour, label in (("compute", "#0072B2", "computes"), ("collective", "#BBBBBB", "in the all-reduce")):
+    for kind, colour, label in (
+        ("compute", "#0072B2", "computes"),
+        ("collective", "#BBBBBB", "in the all-reduce"),
+    ):
         spans = [event for event in trace.events if event.kind == kind]
         widths = [1000 * (event.end - event.start) for event in spans]
         starts = [1000 * event.start for event in spans]
-        axes.barh([e.rank for e in spans], widths, 0.7, starts, color=colour, edgecolor="white", label=label)
+        axes.barh(
+            [e.rank for e in spans],
+            widths,
+            0.7,
+            starts,
+            color=colour,
+            edgecolor="white",
+            label=label,
+        )
     axes.set(xlabel="virtual time (ms)", ylabel="rank", yticks=range(4))
     axes.invert_yaxis()
     figure.legend(loc="outside upper right", ncols=2, frameon=False)
@@ -59,15 +70,15 @@ def timeline(trace, file):
 slow_run = traced(three_steps)
 picture(
     lambda file: timeline(slow_run, file),
-    "Three steps of four ranks. Ranks 0, 1 and 3 compute 10 ms and then stand in the all-reduce for 6; rank 2 "
-    "computes 15 ms and stands there for one.",
+    "Three steps of four ranks. Ranks 0, 1 and 3 compute 10 ms and then stand in the all-reduce "
+    "for 6; rank 2 computes 15 ms and stands there for one.",
 )
 
 # %% [markdown]
 # ## It is slow: the table
 #
-# **Predict:** rank 2 computes 15 ms a step, the others 10 ms. Which rank is said to *communicate* most? And how long
-# would the run take if rank 2 were as fast as the others?
+# **Predict:** rank 2 computes 15 ms a step, the others 10 ms. Which rank is said to *communicate*
+# most? And how long would the run take if rank 2 were as fast as the others?
 
 # %%
 as_fast = traced(lambda comm: three_steps(comm, slow=None))
@@ -76,8 +87,9 @@ print(time_table(slow_run.events), time_table(as_fast.events).partition("\n\n")[
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The ranks that communicate most are the healthy ones, and every rank takes as long as the slowest. Nothing is wrong
-# with the network: in the second run it takes as little time as rank 2 spends in it here.
+# The ranks that communicate most are the healthy ones, and every rank takes as long as the slowest.
+# Nothing is wrong with the network: in the second run it takes as little time as rank 2 spends in
+# it here.
 #
 # </details>
 #
@@ -93,7 +105,9 @@ with TemporaryDirectory() as folder:
     write(slow_run.events, file)
     entries = json.loads(file.read_text())["traceEvents"]
 
-rows = {(entry["pid"], entry["args"]["name"]) for entry in entries if entry["name"] == "thread_name"}
+rows = {
+    (entry["pid"], entry["args"]["name"]) for entry in entries if entry["name"] == "thread_name"
+}
 rows_of_2 = sorted(name for rank, name in rows if rank == 2)
 arrows = sum(entry["ph"] == "s" for entry in entries)
 bar = next(entry for entry in entries if entry["ph"] == "X" and entry["pid"] == 2)
@@ -102,8 +116,9 @@ print(f"rows of rank 2: {rows_of_2}\narrows: {arrows}\none bar: {bar}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A row for computing, one for collectives, rows for messages; an arrow from each send to its receive (3 steps, 4
-# ranks, 6 messages each). Follow the arrows back from a bar that waits: they lead to rank 2.
+# A row for computing, one for collectives, rows for messages; an arrow from each send to its
+# receive (3 steps, 4 ranks, 6 messages each). Follow the arrows back from a bar that waits: they
+# lead to rank 2.
 #
 # </details>
 #
@@ -134,8 +149,9 @@ show(stuck, frames=2)
 #
 # ## Break it: other calls
 #
-# **Predict:** one rank calls `broadcast` where the others call `all_reduce`. What does the error say without debug
-# mode, and what with it? And if the calls are the same, but two buffers of equal size change places?
+# **Predict:** one rank calls `broadcast` where the others call `all_reduce`. What does the error
+# say without debug mode, and what with it? And if the calls are the same, but two buffers of equal
+# size change places?
 
 
 # %%
@@ -154,7 +170,9 @@ def outcome(program, debug):
     try:
         return str(minidist.run(program, ranks=3, debug=debug))
     except RuntimeError as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[-1].strip()}".replace("; ", ";\n    ")
+        return f"{type(error).__name__}: {str(error).splitlines()[-1].strip()}".replace(
+            "; ", ";\n    "
+        )
 
 
 said = [
@@ -167,15 +185,15 @@ print("\n".join(said))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The last program raises no error in either mode, because all ranks describe their calls with the same words. Only the
-# numbers are wrong: they should be 3 and 30.
+# The last program raises no error in either mode, because all ranks describe their calls with the
+# same words. Only the numbers are wrong: they should be 3 and 30.
 #
 # </details>
 #
 # ## It learns something else
 #
-# **Predict:** in step 6 one bit of one weight of rank 2 flips. From which step on do the digests differ? Does the
-# loss of rank 0 show it?
+# **Predict:** in step 6 one bit of one weight of rank 2 flips. From which step on do the digests
+# differ? Does the loss of rank 0 show it?
 
 
 # %%
@@ -196,18 +214,22 @@ def train(comm):
 
 
 history = minidist.run(train, ranks=4)[0]
-print("\n".join(f"step {step:2}  loss of rank 0 {loss:.6f}  odd ranks {odd}" for step, loss, odd in history))
+print(
+    "\n".join(
+        f"step {step:2}  loss of rank 0 {loss:.6f}  odd ranks {odd}" for step, loss, odd in history
+    )
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The loss of rank 0 falls on. The digests differ from the step of the fault on, and for ever, since one average
-# gradient moves all ranks alike.
+# The loss of rank 0 falls on. The digests differ from the step of the fault on, and for ever, since
+# one average gradient moves all ranks alike.
 #
 # </details>
 #
-# NaN (not a number) is the opposite: after an all-reduce all ranks have it. **Predict:** what do the ranks see before
-# the all-reduce, and after?
+# NaN (not a number) is the opposite: after an all-reduce all ranks have it. **Predict:** what do
+# the ranks see before the all-reduce, and after?
 
 
 # %%
@@ -224,8 +246,8 @@ print("finite before and after, by rank:", minidist.run(with_a_hole, ranks=4))
 # %% [markdown]
 # ## It runs out of memory
 #
-# **Predict:** rank 1 also notes the loss of other rows after each step, to plot it later, and forgets
-# `torch.no_grad()`. Which category grows, and how does that look?
+# **Predict:** rank 1 also notes the loss of other rows after each step, to plot it later, and
+# forgets `torch.no_grad()`. Which category grows, and how does that look?
 
 
 # %%
@@ -242,7 +264,8 @@ def steps_with_a_leak(comm):
             comm.advance(0.001)
             loss.backward()
             if comm.rank == 1:
-                validation.append(model(more_rows).square().mean())  # and its graph: no_grad() is missing
+                # and its graph: no_grad() is missing
+                validation.append(model(more_rows).square().mean())
             comm.advance(0.001)
             del loss
             account.sample()
@@ -259,17 +282,18 @@ picture(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Rank 0's activations come and go, with a peak of 321 KiB. Rank 1's grow by the same amount in each step, up to 705.
+# Rank 0's activations come and go, with a peak of 321 KiB. Rank 1's grow by the same amount in each
+# step, up to 705.
 #
-# The parameters are the same on both ranks. The activations of rank 1 grow by the same amount in each step: the curve
-# of a leak is a staircase.
+# The parameters are the same on both ranks. The activations of rank 1 grow by the same amount in
+# each step: the curve of a leak is a staircase.
 #
 # </details>
 #
 # ## It starts slowly
 #
-# **Predict:** 64 GPUs, rank 0 has read 1 GiB of weights. How much longer does it take if rank 0 sends them to every
-# other rank itself?
+# **Predict:** 64 GPUs, rank 0 has read 1 GiB of weights. How much longer does it take if rank 0
+# sends them to every other rank itself?
 
 
 # %%
@@ -280,7 +304,11 @@ def receive_weights(comm, algorithm):
 
 
 def slowest(algorithm):
-    return max(minidist.run(lambda comm: receive_weights(comm, algorithm), ranks=64, cluster=Cluster.h100(nodes=8)))
+    return max(
+        minidist.run(
+            lambda comm: receive_weights(comm, algorithm), ranks=64, cluster=Cluster.h100(nodes=8)
+        )
+    )
 
 
 print(f"central {slowest('central'):.3f} s, tree {slowest('tree'):.3f} s")
@@ -288,8 +316,9 @@ print(f"central {slowest('central'):.3f} s, tree {slowest('tree'):.3f} s")
 # %% [markdown]
 # ## Now on real processes
 #
-# Three processes run on this machine, and rank 2 leaves early. The watchdog of a waiting rank asks the others, learns
-# that rank 2 has finished, and ends the job. Then `doctor` says what works on this machine.
+# Three processes run on this machine, and rank 2 leaves early. The watchdog of a waiting rank asks
+# the others, learns that rank 2 has finished, and ends the job. Then `doctor` says what works on
+# this machine.
 
 # %% tags=["real"]
 program = """

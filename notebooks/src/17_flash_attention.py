@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 17 · Flash attention
 #
-# Attention compares every query with every key. Its weights are a matrix of T x T, which flash attention computes tile
-# by tile and never holds. Here is the package's own loop over eight tokens, in tiles of two queries and two keys. The
-# square fills where the output of a query has something of a key. Step through it with the arrow keys.
+# Attention compares every query with every key. Its weights are a matrix of T x T, which flash
+# attention computes tile by tile and never holds. Here is the package's own loop over eight tokens,
+# in tiles of two queries and two keys. The square fills where the output of a query has something
+# of a key. Step through it with the arrow keys.
 
 # %%
 import sys
@@ -27,8 +28,9 @@ def by_tiles(query, key, value, comm):
 show(record_attention(by_tiles, ranks=1, tokens=8, block="", output="output"), frames=4)
 
 # %% [markdown]
-# A row of tiles is finished before the next begins. Tiles above the diagonal never come up: no query sees a later key.
-# These are the tiles of 1,024 tokens; those at the diagonal (orange) need a mask, those above it (white) cost nothing.
+# A row of tiles is finished before the next begins. Tiles above the diagonal never come up: no
+# query sees a later key. These are the tiles of 1,024 tokens; those at the diagonal (orange) need a
+# mask, those above it (white) cost nothing.
 
 # %%
 T = 1024
@@ -38,7 +40,11 @@ def draw_tiles(file):
     figure, axes = plt.subplots(figsize=(4.2, 4.0), layout="constrained")
     for rows, columns in tiles(T, T, causal=True):
         colour = "#E69F00" if rows == columns else "#0072B2"
-        axes.add_patch(plt.Rectangle((columns.start, rows.start), TILE, TILE, facecolor=colour, edgecolor="white"))
+        axes.add_patch(
+            plt.Rectangle(
+                (columns.start, rows.start), TILE, TILE, facecolor=colour, edgecolor="white"
+            )
+        )
     axes.set(xlim=(0, T), ylim=(T, 0), xticks=range(0, T + 1, 256), yticks=range(0, T + 1, 256))
     axes.set_xlabel("key")
     axes.set_ylabel("query")
@@ -48,14 +54,15 @@ def draw_tiles(file):
 
 picture(
     draw_tiles,
-    "A triangle of tiles of 128 x 128: whole ones below the diagonal, masked ones at it, none above. 36 of 64 tiles "
-    "are computed.",
+    "A triangle of tiles of 128 x 128: whole ones below the diagonal, masked ones at it, none "
+    "above. 36 of 64 tiles are computed.",
 )
 
 # %% [markdown]
 # ## Bytes that grow with T²
 #
-# The account counts what autograd keeps from forward to backward, in plain attention and in flash attention.
+# The account counts what autograd keeps from forward to backward, in plain attention and in flash
+# attention.
 #
 # **Predict:** T doubles. How many times as many bytes does each of the two keep?
 
@@ -69,7 +76,9 @@ def plain_attention(query, key, value):
 
 def drawn(tokens, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(1, 2, tokens, 16, dtype=torch.float64, generator=generator) for _ in range(3)]
+    return [
+        torch.randn(1, 2, tokens, 16, dtype=torch.float64, generator=generator) for _ in range(3)
+    ]
 
 
 def kept(attention, tokens):
@@ -82,7 +91,9 @@ def kept(attention, tokens):
 LENGTHS = (128, 256, 512, 1024)
 BYTES = {
     "plain": [kept(plain_attention, tokens) for tokens in LENGTHS],
-    "flash": [kept(lambda q, k, v: flash_attention(q, k, v, True)[0], tokens) for tokens in LENGTHS],
+    "flash": [
+        kept(lambda q, k, v: flash_attention(q, k, v, True)[0], tokens) for tokens in LENGTHS
+    ],
 }
 for tokens, plain, flash in zip(LENGTHS, BYTES["plain"], BYTES["flash"], strict=True):
     print(f"T = {tokens:5,}: plain {plain:11,} bytes, flash {flash:9,} bytes")
@@ -100,29 +111,39 @@ def draw_bytes(file):
     plt.close(figure)
 
 
-picture(draw_bytes, "KiB kept for backward against T, both axes logarithmic: plain is twice as steep as flash")
+picture(
+    draw_bytes,
+    "KiB kept for backward against T, both axes logarithmic: plain is twice as steep as flash",
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Plain attention comes closer and closer to four times as many: the weights have T² numbers, and soon nothing else
-# counts. Flash attention keeps exactly twice as many: query, key, value, output, and one number for each query.
+# Plain attention comes closer and closer to four times as many: the weights have T² numbers, and
+# soon nothing else counts. Flash attention keeps exactly twice as many: query, key, value, output,
+# and one number for each query.
 #
 # </details>
 #
 # ## A softmax that does not know all scores
 #
-# The online softmax adds up exp(score - m), where m is the largest score so far. Whenever a larger score comes, the
-# sum shrinks. The same 64 scores come one by one: from the smallest to the largest, from the largest to the smallest,
-# and in random order.
+# The online softmax adds up exp(score - m), where m is the largest score so far. Whenever a larger
+# score comes, the sum shrinks. The same 64 scores come one by one: from the smallest to the
+# largest, from the largest to the smallest, and in random order.
 #
-# **Predict:** in each of the three orders, how often does the sum shrink? And which order gives the right result?
+# **Predict:** in each of the three orders, how often does the sum shrink? And which order gives the
+# right result?
 
 
 # %%
 def online(scores):
-    """Return the logarithm of the sum of exp(score), from tiles of one key, and how often the sum shrank."""
-    query, keys = torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.from_numpy(scores.copy())[None, None, :, None]
+    """Return the logarithm of the sum of exp(score), from tiles of one key, and how often the sum
+    shrank.
+    """
+    query, keys = (
+        torch.ones(1, 1, 1, 1, dtype=torch.float64),
+        torch.from_numpy(scores.copy())[None, None, :, None],
+    )
     _, lse = page_forward(query, keys, keys, causal=False, tile=1)
     return lse.item(), np.count_nonzero(np.diff(np.maximum.accumulate(scores)))
 
@@ -138,18 +159,19 @@ for name, ordered in orders.items():
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 63 times, never, and 6 times: the n-th of random numbers is larger than all before with probability 1/n, so one
-# expects about log 64 = 4 times. The result is the same. For a tile of many scores the sum shrinks at most once.
+# 63 times, never, and 6 times: the n-th of random numbers is larger than all before with
+# probability 1/n, so one expects about log 64 = 4 times. The result is the same. For a tile of many
+# scores the sum shrinks at most once.
 #
 # </details>
 #
 # ## Weights come back, tile by tile
 #
-# Forward keeps for each query lse, the logarithm of the sum over all its keys. Backward computes the scores of a tile
-# again, and from them the weights exp(score - lse).
+# Forward keeps for each query lse, the logarithm of the sum over all its keys. Backward computes
+# the scores of a tile again, and from them the weights exp(score - lse).
 #
-# **Predict:** take one tile in the middle, and compute its weights in two ways: exp(score - lse), and a softmax of this
-# tile alone. What do its rows sum up to, in each of the two ways?
+# **Predict:** take one tile in the middle, and compute its weights in two ways: exp(score - lse),
+# and a softmax of this tile alone. What do its rows sum up to, in each of the two ways?
 
 # %%
 query, key, value = drawn(512)
@@ -168,18 +190,19 @@ for name, weights in (
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# With lse, a row of the tile sums up to the share that these keys have in all weights: about a quarter, as the tile
-# has a quarter of the keys. A softmax of the tile makes every row sum up to 1: the gradients would be too large, and
-# each row's in another way.
+# With lse, a row of the tile sums up to the share that these keys have in all weights: about a
+# quarter, as the tile has a quarter of the keys. A softmax of the tile makes every row sum up to 1:
+# the gradients would be too large, and each row's in another way.
 #
 # </details>
 #
 # ## Break it: nothing shrinks
 #
-# This attention subtracts the largest score of each tile and adds up. It forgets that the sums of different tiles are
-# in different units.
+# This attention subtracts the largest score of each tile and adds up. It forgets that the sums of
+# different tiles are in different units.
 #
-# **Predict:** for which tile sizes is the result right? Does a test with 100 tokens and tiles of 128 find the mistake?
+# **Predict:** for which tile sizes is the result right? Does a test with 100 tokens and tiles of
+# 128 find the mistake?
 
 
 # %%
@@ -201,9 +224,9 @@ for tile in (128, 100, 64, 16, 1):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Only where one tile holds all keys. The outputs are plausible at every size: they are means of the values. With
-# tiles of one key each weight is exp(0) = 1, and the output is the plain mean. So test with several tiles, and with a
-# last one that is not full.
+# Only where one tile holds all keys. The outputs are plausible at every size: they are means of the
+# values. With tiles of one key each weight is exp(0) = 1, and the output is the plain mean. So test
+# with several tiles, and with a last one that is not full.
 #
 # </details>
 #
@@ -212,7 +235,10 @@ for tile in (128, 100, 64, 16, 1):
 # **Predict:** two queries and four keys, causal. Does the first query see one key, or three?
 
 # %%
-query, key = torch.zeros(1, 1, 2, 1, dtype=torch.float64), torch.zeros(1, 1, 4, 1, dtype=torch.float64)
+query, key = (
+    torch.zeros(1, 1, 2, 1, dtype=torch.float64),
+    torch.zeros(1, 1, 4, 1, dtype=torch.float64),
+)
 value = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).view(1, 1, 4, 1)
 output, lse = page_forward(query, key, value, causal=True)
 print("output", [f"{number:.6f}" for number in output.flatten().tolist()])
@@ -221,15 +247,16 @@ print("keys seen", [f"{number:.6f}" for number in lse.exp().flatten().tolist()])
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# One: here, as in PyTorch, query i sees keys 0 to i. All scores are 0, so lse is the logarithm of the number of keys.
-# FlashAttention's own library counts from the bottom right: there the first query sees three keys, and the last all.
+# One: here, as in PyTorch, query i sees keys 0 to i. All scores are 0, so lse is the logarithm of
+# the number of keys. FlashAttention's own library counts from the bottom right: there the first
+# query sees three keys, and the last all.
 #
 # </details>
 #
 # ## Now on real processes
 #
-# If partial results merge by their lse, keys may also come from another process. In ring attention each process has a
-# part of the tokens, and keys and values go round. Lesson 18 builds it.
+# If partial results merge by their lse, keys may also come from another process. In ring attention
+# each process has a part of the tokens, and keys and values go round. Lesson 18 builds it.
 
 # %% tags=["real"]
 from pathlib import Path

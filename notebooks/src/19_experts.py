@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 19 · Experts
 #
-# Three ranks, six experts: ranks 0, 1 and 2 have two each. Each rank has four rows (a token that goes to two experts
-# makes two), sorted by expert. Watch them find their experts: a colour is the rank that a row came from. Each expert
-# adds its own rank's colour, so that you see who worked on what comes back. Step through with the arrow keys.
+# Three ranks, six experts: ranks 0, 1 and 2 have two each. Each rank has four rows (a token that
+# goes to two experts makes two), sorted by expert. Watch them find their experts: a colour is the
+# rank that a row came from. Each expert adds its own rank's colour, so that you see who worked on
+# what comes back. Step through with the arrow keys.
 
 # %%
 import sys
@@ -51,16 +52,17 @@ def to_experts(comm):
 show(record(to_experts, ranks=3), frames=6)
 
 # %% [markdown]
-# First each rank tells the others how many rows are coming to each of their experts: the first all-to-all, of integers,
-# which no cell shows. Then the rows travel, with uneven counts, and come back in the order in which they left. A
-# *temporary* is a buffer that the code itself allocates, here to receive rows: first those that come to this rank's
-# experts, later its own rows on their way back.
+# First each rank tells the others how many rows are coming to each of their experts: the first
+# all-to-all, of integers, which no cell shows. Then the rows travel, with uneven counts, and come
+# back in the order in which they left. A *temporary* is a buffer that the code itself allocates,
+# here to receive rows: first those that come to this rank's experts, later its own rows on their
+# way back.
 #
 # ## A router that learns nothing
 #
-# The gradient of the router comes through the weights that experts' outputs are multiplied with. **Predict:** one
-# expert for each token. Once a softmax over all scores, and then the choice; once the choice, and then a softmax over
-# what was chosen. Which router learns?
+# The gradient of the router comes through the weights that experts' outputs are multiplied with.
+# **Predict:** one expert for each token. Once a softmax over all scores, and then the choice; once
+# the choice, and then a softmax over what was chosen. Which router learns?
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -68,7 +70,9 @@ generator = torch.Generator().manual_seed(0)
 
 def layer_of(**options):
     """Return a layer of experts, with the same numbers each time."""
-    layer = RoutedExperts(GPTConfig(hidden=8, heads=1, intermediate=16, sequence=64, **options), 0).double()
+    layer = RoutedExperts(
+        GPTConfig(hidden=8, heads=1, intermediate=16, sequence=64, **options), 0
+    ).double()
     for parameter in layer.parameters():
         parameter.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
     return layer
@@ -84,28 +88,35 @@ for name, weights in (
 ):
     loss = layer.combine(x, choice, weights).square().sum()
     (gradient,) = torch.autograd.grad(loss, layer.router, retain_graph=True)
-    print(f"{name}   weights {weights[0, 0, 0].item():.6f} {weights[0, 1, 0].item():.6f} ...", end="   ")
+    print(
+        f"{name}   weights {weights[0, 0, 0].item():.6f} {weights[0, 1, 0].item():.6f} ...",
+        end="   ",
+    )
     print(f"gradient of the router {gradient.norm():.6f}")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A softmax over one number is 1, whatever the number is: its gradient is exactly 0. The experts learn all the same, the
-# loss goes down, and nobody notices.
+# A softmax over one number is 1, whatever the number is: its gradient is exactly 0. The experts
+# learn all the same, the loss goes down, and nobody notices.
 #
 # </details>
 #
 # ## What an uneven load costs
 #
-# **Predict:** eight ranks with an expert each, 64 rows on each rank, and a machine on which a row takes a millisecond
-# to compute and messages take no time. If one expert gets a quarter of all rows, how much longer does the layer take
-# than with an even load? And if it gets all?
+# **Predict:** eight ranks with an expert each, 64 rows on each rank, and a machine on which a row
+# takes a millisecond to compute and messages take no time. If one expert gets a quarter of all
+# rows, how much longer does the layer take than with an even load? And if it gets all?
 
 
 # %%
 def seconds(comm, popular):
-    """Return when the layer is done: `popular` of 64 rows go to expert 0, the others evenly to all others."""
-    counts = [popular] + [(64 - popular) // 7 + (expert < (64 - popular) % 7) for expert in range(7)]
+    """Return when the layer is done: `popular` of 64 rows go to expert 0, the others evenly to all
+    others.
+    """
+    counts = [popular] + [
+        (64 - popular) // 7 + (expert < (64 - popular) % 7) for expert in range(7)
+    ]
 
     def experts(part, _):
         comm.advance(0.001 * len(part))
@@ -119,21 +130,25 @@ def seconds(comm, popular):
 free = Cluster.uniform(latency=0, bandwidth=1e30)
 for popular in (8, 16, 64):
     took = minidist.run(partial(seconds, popular=popular), 8, cluster=free)[0]
-    print(f"expert 0 gets {popular} of each 64 rows: {took:.6f} s, {took / 0.064:.6f} times the even load")
+    print(
+        f"expert 0 gets {popular} of each 64 rows: {took:.6f} s, {took / 0.064:.6f} times the "
+        "even load"
+    )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Twice, and eight times: all wait for the rank of the popular expert. The time is that of the busiest expert, so what
-# counts is its load over the mean.
+# Twice, and eight times: all wait for the rank of the popular expert. The time is that of the
+# busiest expert, so what counts is its load over the mean.
 #
 # </details>
 #
 # ## Two remedies
 #
-# **Predict:** tokens that have something in common, so that a few experts get most of them. An auxiliary loss pushes
-# scores down that are chosen too often; a bias on the choice goes up or down by a constant each step. Which is faster,
-# and which does not change what an expert's output is multiplied with?
+# **Predict:** tokens that have something in common, so that a few experts get most of them. An
+# auxiliary loss pushes scores down that are chosen too often; a bias on the choice goes up or down
+# by a constant each step. Which is faster, and which does not change what an expert's output is
+# multiplied with?
 
 # %%
 sequences = torch.randn(8, 64, 8, dtype=torch.float64, generator=generator) + 1
@@ -147,7 +162,8 @@ for name, options in remedies.items():
     layer, loads[name] = layer_of(experts=8, top_k=2, **options), []
     for _step in range(301):
         layer.router.grad = None
-        (0 * layer(sequences, Where(weight=1 / 512))).sum().backward()  # only the loss of the layer itself
+        # only the loss of the layer itself
+        (0 * layer(sequences, Where(weight=1 / 512))).sum().backward()
         layer.router.data -= layer.router.grad
         shares[name] = layer.tally[:8] / layer.tally[:8].sum()
         loads[name].append(rebalance(layer).imbalance)
@@ -159,13 +175,19 @@ def draw_loads(file):
     """Draw the imbalance over the steps, and the experts' shares in the end."""
     figure = Figure(figsize=(8.5, 3.5), layout="constrained")
     curve, bars = figure.subplots(1, 2)
-    for number, (name, colour) in enumerate(zip(remedies, ("#999999", "#0072B2", "#E69F00"), strict=True)):
+    for number, (name, colour) in enumerate(
+        zip(remedies, ("#999999", "#0072B2", "#E69F00"), strict=True)
+    ):
         curve.plot(loads[name], color=colour, label=name)
-        bars.bar([expert + (number - 1) * 0.27 for expert in range(8)], shares[name], 0.25, color=colour)
+        bars.bar(
+            [expert + (number - 1) * 0.27 for expert in range(8)], shares[name], 0.25, color=colour
+        )
     bars.axhline(1 / 8, color="#1f2328", lw=0.8, ls=":")
     curve.set(xlabel="step", ylabel="busiest expert / mean", ylim=(0.9, None))
     bars.set(xlabel="expert", ylabel="share of the choices, last step", xticks=range(8))
-    figure.legend(*curve.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(
+        *curve.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     for panel in (curve, bars):
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=90)
@@ -173,22 +195,25 @@ def draw_loads(file):
 
 picture(
     draw_loads,
-    "Left: the load of the busiest expert over the mean, by step; without a remedy it stays at 3.5, with an auxiliary "
-    "loss it falls to 1.02, with a bias to 1.2. Right: each expert's share of the choices at the end, beside 1/8.",
+    "Left: the load of the busiest expert over the mean, by step; without a remedy it stays at "
+    "3.5, with an auxiliary loss it falls to 1.02, with a bias to 1.2. Right: each expert's share "
+    "of the choices at the end, beside 1/8.",
 )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The auxiliary loss is faster here, and changes the router, and so the weights. The bias only chooses: weights are the
-# scores without it. It goes in small steps, of which a real run makes many.
+# The auxiliary loss is faster here, and changes the router, and so the weights. The bias only
+# chooses: weights are the scores without it. It goes in small steps, of which a real run makes
+# many.
 #
 # </details>
 #
 # ## Who is counted, and when
 #
-# **Predict:** a step with recomputation: forward runs, and runs again for backward; then an evaluation runs forward
-# alone. A layer has 12 tokens with two choices each. What does it count if it counts in forward, and what in backward?
+# **Predict:** a step with recomputation: forward runs, and runs again for backward; then an
+# evaluation runs forward alone. A layer has 12 tokens with two choices each. What does it count if
+# it counts in forward, and what in backward?
 
 # %%
 layer = layer_of(experts=4, top_k=2, balance="bias")
@@ -210,15 +235,17 @@ print(f"in forward {counted}, in backward {int(layer.tally[:4].sum())}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# In forward 72: the 24 choices twice for training, and once in evaluation. In backward 24. The layer hangs its counts,
-# and its auxiliary loss, on the weights: an autograd function that returns them as they are, and acts in backward.
+# In forward 72: the 24 choices twice for training, and once in evaluation. In backward 24. The
+# layer hangs its counts, and its auxiliary loss, on the weights: an autograd function that returns
+# them as they are, and acts in backward.
 #
 # </details>
 #
 # ## Who has room
 #
-# **Predict:** a sequence of eight tokens chooses among four experts; each has room for two. The sequence lies on two
-# ranks. If each rank counts for itself, with room for one, does the same happen? (1: served, 0: dropped)
+# **Predict:** a sequence of eight tokens chooses among four experts; each has room for two. The
+# sequence lies on two ranks. If each rank counts for itself, with room for one, does the same
+# happen? (1: served, 0: dropped)
 
 # %%
 choice = torch.tensor([[0, 0, 1, 0, 2, 1, 0, 0]])[..., None]
@@ -243,15 +270,17 @@ for ranks, together in ((1, True), (2, False), (2, True)):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Token 1 is dropped, and token 6 is served: other tokens than on one rank. Room belongs to the sequence.
+# Token 1 is dropped, and token 6 is served: other tokens than on one rank. Room belongs to the
+# sequence.
 #
 # </details>
 #
 # ## Gradients of experts
 #
-# **Predict:** four ranks, and experts spread over ep of them. Each rank takes the mean loss of its own tokens, and
-# averages gradients over all ranks that have the parameter, as data parallelism does. How do the experts' gradients
-# compare with those of one rank, for ep = 1, 2, 4? And the router's?
+# **Predict:** four ranks, and experts spread over ep of them. Each rank takes the mean loss of its
+# own tokens, and averages gradients over all ranks that have the parameter, as data parallelism
+# does. How do the experts' gradients compare with those of one rank, for ep = 1, 2, 4? And the
+# router's?
 
 # %%
 batch = torch.randn(4, 16, 8, dtype=torch.float64, generator=generator)
@@ -274,16 +303,19 @@ def gradients(comm, ep, averaged):
 for averaged in (True, False):
     for ep in (1, 2, 4):
         found = minidist.run(partial(gradients, ep=ep, averaged=averaged), 4)[0]
-        experts, router = ((mine / right[: len(mine)]).mean().item() for mine, right in zip(found, whole, strict=True))
+        experts, router = (
+            (mine / right[: len(mine)]).mean().item()
+            for mine, right in zip(found, whole, strict=True)
+        )
         print(f"{'means averaged' if averaged else 'shares summed '}   ep = {ep}", end="   ")
         print(f"experts {experts:.6f}, router {router:.6f} times the gradient on one rank")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# ep times too large, and the router's is right. The tokens of ep ranks come to an expert, each with a gradient that is
-# not yet divided by ep. If each rank takes its share of the loss instead, gradients are summed over those who have the
-# parameter, and nothing is divided.
+# ep times too large, and the router's is right. The tokens of ep ranks come to an expert, each with
+# a gradient that is not yet divided by ep. If each rank takes its share of the loss instead,
+# gradients are summed over those who have the parameter, and nothing is divided.
 #
 # </details>
 #
@@ -308,14 +340,14 @@ except DeadlockError as error:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Ranks 0 and 1 wait for its counts for ever. A rank without tokens has rows to receive, too: its experts are still
-# wanted. Here nobody got so far.
+# Ranks 0 and 1 wait for its counts for ever. A rank without tokens has rows to receive, too: its
+# experts are still wanted. Here nobody got so far.
 #
 # </details>
 #
-# **Predict:** a rank gives rows back in another order than they came: each one place too late, the last one first. All
-# shapes are right. The last of eight tokens is changed: which outputs change? Which may, in a model that predicts the
-# next token?
+# **Predict:** a rank gives rows back in another order than they came: each one place too late, the
+# last one first. All shapes are right. The last of eight tokens is changed: which outputs change?
+# Which may, in a model that predicts the next token?
 
 # %%
 layer = layer_of(experts=4, top_k=2)
@@ -332,19 +364,24 @@ after = before.clone()
 after[0, -1] = -before[0, -1]
 for in_order in (True, False):
     changed = (combined(before, in_order) - combined(after, in_order)).abs().sum(-1)[0] > 0
-    print("in order:          " if in_order else "one place too late:", "changed", changed.nonzero()[:, 0].tolist())
+    print(
+        "in order:          " if in_order else "one place too late:",
+        "changed",
+        changed.nonzero()[:, 0].tolist(),
+    )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Its own, and no other. In another order tokens get what was made of others, of later ones as well: the model reads
-# ahead. In training its loss looks good.
+# Its own, and no other. In another order tokens get what was made of others, of later ones as well:
+# the model reads ahead. In training its loss looks good.
 #
 # </details>
 #
 # ## Now on real processes
 #
-# A GPT with eight experts on four processes of this machine, two experts on each. Their shares add up to the loss.
+# A GPT with eight experts on four processes of this machine, two experts on each. Their shares add
+# up to the loss.
 
 # %% tags=["real"]
 from pathlib import Path

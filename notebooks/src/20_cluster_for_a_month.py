@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 20 · A cluster for a month
 #
-# A Llama of 70B parameters is to be fine-tuned on 500M tokens, on 8 nodes of 8 A100 with 80 GB: tp = 8 inside a node,
-# pp = 2, dp = 4. Before you rent the nodes, somebody shows you a page of figures, as they are quoted everywhere. Most
-# of them are wrong. In this notebook the planner of the package computes each of them again. First, here is what it
-# says of one step of 256 sequences of 4,096 tokens, on two machines that differ only in the network between their
-# nodes.
+# A Llama of 70B parameters is to be fine-tuned on 500M tokens, on 8 nodes of 8 A100 with 80 GB: tp
+# = 8 inside a node, pp = 2, dp = 4. Before you rent the nodes, somebody shows you a page of
+# figures, as they are quoted everywhere. Most of them are wrong. In this notebook the planner of
+# the package computes each of them again. First, here is what it says of one step of 256 sequences
+# of 4,096 tokens, on two machines that differ only in the network between their nodes.
 
 # %%
 import math
@@ -31,7 +31,8 @@ from minidist.plan.step import step
 from minidist.trainer.checkpoint.cadence import daly, shares, young
 
 LLAMA, TOKENS, HOUR = model("llama-70b"), 500e6, 3600.0
-AMPERE = Software.named("megatron-core-ampere")  # what Megatron Core does, as fast as Megatron was on A100
+# what Megatron Core does, as fast as Megatron was on A100
+AMPERE = Software.named("megatron-core-ampere")
 
 
 def setup(cluster="p4de:64", **changes):
@@ -62,23 +63,24 @@ def draw(names, each, file):
 RUN, DGX = planned(setup()), planned(setup("a100:64"))
 picture(
     lambda file: draw(["400 Gb/s a node (p4de)", "1,600 Gb/s a node (DGX A100)"], [RUN, DGX], file),
-    "Two bars above: both machines hold 61.5 of 80 GB a GPU, gradients most, then activations, optimizer, parameters "
-    "and what the driver has. Two bars below: a step takes 44.0 s with the slow network and 41.5 s with the fast one; "
-    "computing takes 35 s of it, tensor parallelism 5.5, the bubble 0.6, and gradients (data) 2.9 and 0.3 s.",
+    "Two bars above: both machines hold 61.5 of 80 GB a GPU, gradients most, then activations, "
+    "optimizer, parameters and what the driver has. Two bars below: a step takes 44.0 s with the "
+    "slow network and 41.5 s with the fast one; computing takes 35 s of it, tensor parallelism "
+    "5.5, the bubble 0.6, and gradients (data) 2.9 and 0.3 s.",
 )
 
 # %% [markdown]
-# The upper bars are what the fullest GPU holds; resident is what the driver, NCCL and fragmentation take. The lower
-# bars are a step: computing, collectives of tensor parallelism, the pipeline's bubble, and gradients on their way
-# between nodes (data). The page of figures is about Amazon's machine, so the notebook goes on with the upper bar of
-# each pair.
+# The upper bars are what the fullest GPU holds; resident is what the driver, NCCL and fragmentation
+# take. The lower bars are a step: computing, collectives of tensor parallelism, the pipeline's
+# bubble, and gradients on their way between nodes (data). The page of figures is about Amazon's
+# machine, so the notebook goes on with the upper bar of each pair.
 #
 # ## Time
 #
 # > "6 N D operations over 64 GPUs of 312 TFLOP/s: **three hours**."
 #
-# **Predict:** how many hours does the planner say for 500M tokens? And at the speed that was measured for this model
-# on 64 A100?
+# **Predict:** how many hours does the planner say for 500M tokens? And at the speed that was
+# measured for this model on 64 A100?
 
 # %%
 GPUS, PEAK = 64, RUN.run.machine.device.peak
@@ -94,23 +96,44 @@ def hours(each, tokens=TOKENS):
 
 def mfu(each):
     run = each.run
-    return run.batch * run.sequence * LLAMA.flops(run.sequence) / (each.seconds * run.machine.gpus * PEAK)
+    return (
+        run.batch
+        * run.sequence
+        * LLAMA.flops(run.sequence)
+        / (each.seconds * run.machine.gpus * PEAK)
+    )
 
 
 print(f"planned: {RUN.seconds:.6f} s a step      {hours(RUN):.6f} h, {mfu(RUN):.1%} of the peak")
 print(f"measured: 331 tokens/s a GPU   {TOKENS / (331 * GPUS) / HOUR:.6f} h")
-FSDP = {"sp": False, "tp": 1, "pp": 1, "dp": 64, "zero": 3, "recompute": "full", "fused_loss": False}
-same = planned(replace(setup("a100:64", **FSDP, software=Software.named("fsdp-compiled")), sequence=8192, batch=64))
-print(f"planned for what was measured: {same.run.batch * same.run.sequence / same.seconds / GPUS:.6f} tokens/s a GPU")
+FSDP = {
+    "sp": False,
+    "tp": 1,
+    "pp": 1,
+    "dp": 64,
+    "zero": 3,
+    "recompute": "full",
+    "fused_loss": False,
+}
+same = planned(
+    replace(
+        setup("a100:64", **FSDP, software=Software.named("fsdp-compiled")), sequence=8192, batch=64
+    )
+)
+print(
+    "planned for what was measured: "
+    f"{same.run.batch * same.run.sequence / same.seconds / GPUS:.6f} tokens/s a GPU"
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Twice as long. The formula is nearly right about operations (attention's scores are missing, 6 %), but it divides them
-# by a peak that no model reaches. The plan says 5.8 hours. torchtitan's documentation has a measured speed for Llama 3
-# 70B on 64 A100: 331 tokens/s a GPU, with FSDP2, sequences of 8,192 tokens and everything recomputed
-# (docs/performance.md). That would be 6.6 hours. The planner says 324 for that run; its constants were fitted to such
-# runs. Nobody that we know has measured the layout of this notebook: rent the nodes for seven hours.
+# Twice as long. The formula is nearly right about operations (attention's scores are missing, 6 %),
+# but it divides them by a peak that no model reaches. The plan says 5.8 hours. torchtitan's
+# documentation has a measured speed for Llama 3 70B on 64 A100: 331 tokens/s a GPU, with FSDP2,
+# sequences of 8,192 tokens and everything recomputed (docs/performance.md). That would be 6.6
+# hours. The planner says 324 for that run; its constants were fitted to such runs. Nobody that we
+# know has measured the layout of this notebook: rent the nodes for seven hours.
 #
 # </details>
 #
@@ -118,8 +141,9 @@ print(f"planned for what was measured: {same.run.batch * same.run.sequence / sam
 #
 # > "50 to 60 % MFU is **normal** on A100."
 #
-# MFU counts the operations of the model alone, once forward and once backward. **Predict:** which of the runs below
-# are in that range: those that trained a model for weeks, or benchmarks of a few minutes?
+# MFU counts the operations of the model alone, once forward and once backward. **Predict:** which
+# of the runs below are in that range: those that trained a model for weeks, or benchmarks of a few
+# minutes?
 
 # %%
 GPT = {"gated": False, "tied": True}
@@ -133,22 +157,63 @@ MODELS = {
     "gpt-1t": Model(128, 25600, 160, 51200, **GPT),
 }
 WHOLE, TUNED = "#56B4E9", "#E69F00"
-RUNS = (  # who, model, tokens of a sequence, tokens/s a GPU or TFLOP/s with what is recomputed, whole run or benchmark
-    ("BLOOM 176B, 384 GPUs (BigScience 2022)", "bloom", 2048, 2048 * 2048 / 104.7 / 384, WHOLE, 150),
-    ("Llama 2 70B (Touvron et al. 2023b)", "llama-2-70b", 4096, 2e12 / (1_720_320 * HOUR), WHOLE, 0),
+# who, model, tokens of a sequence, tokens/s a GPU or TFLOP/s with what is recomputed, whole run or
+# benchmark
+RUNS = (
+    (
+        "BLOOM 176B, 384 GPUs (BigScience 2022)",
+        "bloom",
+        2048,
+        2048 * 2048 / 104.7 / 384,
+        WHOLE,
+        150,
+    ),
+    (
+        "Llama 2 70B (Touvron et al. 2023b)",
+        "llama-2-70b",
+        4096,
+        2e12 / (1_720_320 * HOUR),
+        WHOLE,
+        0,
+    ),
     ("LLaMA 65B, 2,048 GPUs (Touvron et al. 2023a)", "llama-65b", 2048, 380, WHOLE, 0),
-    ("MT-NLG 530B, 2,240 GPUs (Smith et al. 2022)", "gpt-530b", 2048, 1920 * 2048 / 60.1 / 2240, TUNED, 126),
+    (
+        "MT-NLG 530B, 2,240 GPUs (Smith et al. 2022)",
+        "gpt-530b",
+        2048,
+        1920 * 2048 / 60.1 / 2240,
+        TUNED,
+        126,
+    ),
     ("Megatron 1T, 3,072 GPUs (Narayanan et al. 2021)", "gpt-1t", 2048, 0, TUNED, 163),
-    ("Megatron 175B, 12,288 GPUs (Jiang et al. 2024)", "gpt-175b", 2048, 6144 * 2048 / 8.57 / 12288, TUNED, 0),
-    ("Megatron 175B, 64 GPUs (Korthikanti et al. 2022)", "gpt-175b", 2048, 64 * 2048 / 13.75 / 64, TUNED, 0),
+    (
+        "Megatron 175B, 12,288 GPUs (Jiang et al. 2024)",
+        "gpt-175b",
+        2048,
+        6144 * 2048 / 8.57 / 12288,
+        TUNED,
+        0,
+    ),
+    (
+        "Megatron 175B, 64 GPUs (Korthikanti et al. 2022)",
+        "gpt-175b",
+        2048,
+        64 * 2048 / 13.75 / 64,
+        TUNED,
+        0,
+    ),
     ("torchtitan, Llama 2 70B, 64 GPUs", "llama-2-70b", 4096, 355, TUNED, 0),
     ("torchtitan, Llama 3 70B, 64 GPUs", "llama-3-70b", 8192, 331, TUNED, 0),
 )
 
 
 def reached(name, sequence, speed, teraflops):
-    """Return the share of the peak; a run that recomputes everything does 4/3 of the model's operations."""
-    return MODELS[name].flops(sequence) * speed / PEAK if speed else teraflops * 1e12 / (4 / 3) / PEAK
+    """Return the share of the peak; a run that recomputes everything does 4/3 of the model's
+    operations.
+    """
+    return (
+        MODELS[name].flops(sequence) * speed / PEAK if speed else teraflops * 1e12 / (4 / 3) / PEAK
+    )
 
 
 REACHED = [reached(name, sequence, speed, said) for _, name, sequence, speed, _, said in RUNS]
@@ -168,35 +233,54 @@ def draw_reached(file):
         who, said = RUNS[i][0], 100 * RUNS[i][-1] * 1e12 / PEAK
         panel.barh(who, said, color="white", edgecolor="#888888", height=0.6)
         panel.barh(who, 100 * REACHED[i], color=RUNS[i][-2], height=0.8)
-        panel.text(100 * REACHED[i] - 0.6, place, f"{100 * REACHED[i]:.0f}", ha="right", va="center", fontsize=9)
-    for name, colour in (("whole run", WHOLE), ("benchmark", TUNED), ("with what was recomputed", "white")):
+        panel.text(
+            100 * REACHED[i] - 0.6,
+            place,
+            f"{100 * REACHED[i]:.0f}",
+            ha="right",
+            va="center",
+            fontsize=9,
+        )
+    for name, colour in (
+        ("whole run", WHOLE),
+        ("benchmark", TUNED),
+        ("with what was recomputed", "white"),
+    ):
         panel.barh(RUNS[0][0], 0, color=colour, edgecolor="#888888", label=name)
     panel.axvline(100 * mfu(RUN), color="#1f2328", ls=":", lw=1)
     panel.text(100 * mfu(RUN) + 0.5, 0, "this plan", va="center", fontsize=9)
     panel.set(xlabel="% of the peak, 312 TFLOP/s; grey: 50 to 60 %", xlim=(0, 62))
     panel.tick_params(axis="y", labelsize=8)
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(
+        *panel.get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
     panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 
 picture(
     draw_reached,
-    "Nine published runs on A100, as shares of the peak. The three whole runs reach 36, 46 and 49 %, benchmarks "
-    "between 30 and 51 %. Only three benchmarks are above 50 %. With what was recomputed, another is at 52 %. A dotted "
-    "line shows this plan, at 54 %.",
+    "Nine published runs on A100, as shares of the peak. The three whole runs reach 36, 46 and 49 "
+    "%, benchmarks between 30 and 51 %. Only three benchmarks are above 50 %. With what was "
+    "recomputed, another is at 52 %. A dotted line shows this plan, at 54 %.",
 )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Benchmarks, the best of them. Models that were trained for weeks reached 36, 46 and 49 %. And three of the papers
-# count the operations that recomputation repeats (outlined): their 40, 48 and 52 % of the peak are 30, 36 and 39 % MFU.
-# MegaScale reports 55 % on 12,288 GPUs, for a model that was changed for speed (Jiang et al. 2024, table 2).
+# Benchmarks, the best of them. Models that were trained for weeks reached 36, 46 and 49 %. And
+# three of the papers count the operations that recomputation repeats (outlined): their 40, 48 and
+# 52 % of the peak are 30, 36 and 39 % MFU. MegaScale reports 55 % on 12,288 GPUs, for a model that
+# was changed for speed (Jiang et al. 2024, table 2).
 #
-# The plan's 54 % is more than any bar. Its constant for software was fitted to Megatron on A100 in 2022 and after, but
-# that had neither a flash kernel nor gradients that hide behind a backward. The plan adds both, as Megatron Core has
-# them, and counts nothing that goes wrong in a week. So 5.8 hours is the best case.
+# The plan's 54 % is more than any bar. Its constant for software was fitted to Megatron on A100 in
+# 2022 and after, but that had neither a flash kernel nor gradients that hide behind a backward. The
+# plan adds both, as Megatron Core has them, and counts nothing that goes wrong in a week. So 5.8
+# hours is the best case.
 #
 # </details>
 #
@@ -204,17 +288,21 @@ picture(
 #
 # > "A100 nodes cost **32.77 $** an hour on demand, so the 64 GPUs cost ..."
 #
-# 32.77 $ was Amazon's price of a p4d.24xlarge: a *node* of 8 A100 with **40 GB**. With 80 GB it is a p4de.24xlarge, at
-# 40.97 $. (Amazon lowered both by a third in June 2025: 21.96 and 27.45 $ in Virginia in November 2026. Look it up.)
+# 32.77 $ was Amazon's price of a p4d.24xlarge: a *node* of 8 A100 with **40 GB**. With 80 GB it is
+# a p4de.24xlarge, at 40.97 $. (Amazon lowered both by a third in June 2025: 21.96 and 27.45 $ in
+# Virginia in November 2026. Look it up.)
 #
-# **Predict:** what does the run cost at 40.97 $, in the best case and as it was measured? And how much is that if
-# somebody takes the price of a node for that of a GPU?
+# **Predict:** what does the run cost at 40.97 $, in the best case and as it was measured? And how
+# much is that if somebody takes the price of a node for that of a GPU?
 
 # %%
 P4D, P4DE, NODES = 32.77, 40.97, 8
 MEASURED = TOKENS / (331 * GPUS) / HOUR  # hours
 for name, took in (("best case", hours(RUN)), ("as measured", MEASURED)):
-    print(f"{name:12} {took:.6f} h x {NODES} nodes x {P4DE} $ = {took * NODES * P4DE:,.2f} $", end="   ")
+    print(
+        f"{name:12} {took:.6f} h x {NODES} nodes x {P4DE} $ = {took * NODES * P4DE:,.2f} $",
+        end="   ",
+    )
     print(f"by GPU: {took * GPUS * P4DE:,.2f} $")
 
 # %% [markdown]
@@ -226,9 +314,10 @@ for name, took in (("best case", hours(RUN)), ("as measured", MEASURED)):
 #
 # ## Break it: the machine of that price
 #
-# p4d is a fifth cheaper. **Predict:** what does the planner say to this layout there, if it may choose microbatches,
-# schedule, ZeRO and recomputation freely, and leaves nothing to the host's memory? And if it may choose pp and dp as
-# well: what does the run cost in the fastest layout with tp = 8 that fits?
+# p4d is a fifth cheaper. **Predict:** what does the planner say to this layout there, if it may
+# choose microbatches, schedule, ZeRO and recomputation freely, and leaves nothing to the host's
+# memory? And if it may choose pp and dp as well: what does the run cost in the fastest layout with
+# tp = 8 that fits?
 
 # %%
 try:
@@ -236,16 +325,21 @@ try:
 except PlanError as error:
     print(str(error).replace("; ", ";\n    "))
 small = search(setup("p4d:64"), {"tp": 8, "offload": False}).found[0]  # the fastest
-print(f"pp = {small.run.pp}, dp = {small.run.dp}, recomputed: {small.run.recompute}; {total(small):.6f} GB", end=", ")
+print(
+    f"pp = {small.run.pp}, dp = {small.run.dp}, recomputed: {small.run.recompute}; "
+    f"{total(small):.6f} GB",
+    end=", ",
+)
 print(f"{hours(small):.6f} h, {hours(small) * NODES * P4D:,.2f} $")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# It refuses all of them: even with everything recomputed, a GPU would hold 49 GB. With four stages and everything
-# recomputed the run fits, with less than 1 GB of room, and takes a quarter longer. So nodes that are a fifth cheaper
-# save 10 $ of 1,900, and the larger nodes can do better than the plan, as two sequences at a time will show below. A
-# price belongs to a machine, and so does a layout.
+# It refuses all of them: even with everything recomputed, a GPU would hold 49 GB. With four stages
+# and everything recomputed the run fits, with less than 1 GB of room, and takes a quarter longer.
+# So nodes that are a fifth cheaper save 10 $ of 1,900, and the larger nodes can do better than the
+# plan, as two sequences at a time will show below. A price belongs to a machine, and so does a
+# layout.
 #
 # </details>
 #
@@ -267,8 +361,8 @@ for name, size in (
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 15, or 16 with gradients in float32, as Megatron has them. And these have no room for activations, nor for what the
-# driver holds. Two GPUs are just enough to *run* the model, on a short sequence.
+# 15, or 16 with gradients in float32, as Megatron has them. And these have no room for activations,
+# nor for what the driver holds. Two GPUs are just enough to *run* the model, on a short sequence.
 #
 # </details>
 #
@@ -290,7 +384,9 @@ for kind, after in (
 
 
 def paper(tp, sp):
-    """Return the bytes of a layer of a GPT with flash attention. (Korthikanti et al. 2022, equations 2 and 4.)"""
+    """Return the bytes of a layer of a GPT with flash attention. (Korthikanti et al. 2022,
+    equations 2 and 4.)
+    """
     return layer_activations(4096, 1, LLAMA.hidden, LLAMA.heads, tp, sp, attention_weights=False)
 
 
@@ -300,14 +396,16 @@ print(f"sequence parallel 1/{paper(1, False) / paper(8, True):.6f}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Parameters, gradients and optimizer are. Activations are not: inputs and outputs of a layer's two norms stay whole on
-# each rank, and in a GPT also dropout masks. Only sequence parallelism divides these as well (lesson 08). What the
-# driver, NCCL and fragmentation take (resident) is not divided by anything.
+# Parameters, gradients and optimizer are. Activations are not: inputs and outputs of a layer's two
+# norms stay whole on each rank, and in a GPT also dropout masks. Only sequence parallelism divides
+# these as well (lesson 08). What the driver, NCCL and fragmentation take (resident) is not divided
+# by anything.
 #
 # </details>
 #
-# **Predict:** 80 GB a GPU. Does the run fit without ZeRO-1? Without sequence parallelism? What does recomputing
-# attention save, where attention is a flash kernel? What does recomputing everything save, and cost?
+# **Predict:** 80 GB a GPU. Does the run fit without ZeRO-1? Without sequence parallelism? What does
+# recomputing attention save, where attention is a flash kernel? What does recomputing everything
+# save, and cost?
 
 # %%
 LAYOUTS = {
@@ -319,25 +417,33 @@ LAYOUTS = {
     "two sequences at a time": planned(setup(microbatch=2)),
 }
 for name, each in LAYOUTS.items():
-    print(f"{name:30} {total(each):11.6f} GB, activations {each.held['activations'] / GB:9.6f}", end="   ")
+    print(
+        f"{name:30} {total(each):11.6f} GB, activations {each.held['activations'] / GB:9.6f}",
+        end="   ",
+    )
     print(f"{each.seconds:9.6f} s a step, {hours(each) * NODES * P4DE:8,.2f} $")
 for recompute in ("none", "selective"):
     unfused = planned(setup(recompute=recompute, software=Software.named("megatron-2022")))
-    print(f"without a flash kernel, recomputing {recompute:9}: activations {unfused.held['activations'] / GB:.6f} GB")
+    print(
+        f"without a flash kernel, recomputing {recompute:9}: activations "
+        f"{unfused.held['activations'] / GB:.6f} GB"
+    )
 picture(
     lambda file: draw(list(LAYOUTS), list(LAYOUTS.values()), file),
-    "GB of a GPU: 61 as planned, 101 without ZeRO-1, 80 without sequence parallelism, 61 with attention recomputed, 49 "
-    "with everything recomputed, 75 with two sequences at a time; a dotted line at 80. Seconds of a step: 44, 45, 46, "
-    "45, 58, 43; recomputing and tensor parallelism take the difference where everything is recomputed.",
+    "GB of a GPU: 61 as planned, 101 without ZeRO-1, 80 without sequence parallelism, 61 with "
+    "attention recomputed, 49 with everything recomputed, 75 with two sequences at a time; a "
+    "dotted line at 80. Seconds of a step: 44, 45, 46, 45, 58, 43; recomputing and tensor "
+    "parallelism take the difference where everything is recomputed.",
 )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Without ZeRO-1 it is far too large, and without sequence parallelism by a hair. Recomputing attention saves nothing: a
-# flash kernel keeps no scores, which is what "selective" recomputation was made for. With the kernels of 2022 it saves
-# 53 GB. Recomputing everything saves 13 GB that nobody needs here, and costs a third more time and money: that is for
-# runs that do not fit. Two sequences at a time fit, and make the step a little shorter, because products are larger.
+# Without ZeRO-1 it is far too large, and without sequence parallelism by a hair. Recomputing
+# attention saves nothing: a flash kernel keeps no scores, which is what "selective" recomputation
+# was made for. With the kernels of 2022 it saves 53 GB. Recomputing everything saves 13 GB that
+# nobody needs here, and costs a third more time and money: that is for runs that do not fit. Two
+# sequences at a time fit, and make the step a little shorter, because products are larger.
 #
 # </details>
 #
@@ -347,17 +453,24 @@ picture(
 
 # %%
 MIB, GIB = 2**20, 2**30
-print(f"58,615 MiB, in use                              {58615 * MIB / GIB:.6f} GiB = {58615 * MIB / GB:.6f} GB")
-print(f"81,920 MiB, all that nvidia-smi sees of an A100 {81920 * MIB / GIB:.6f} GiB = {81920 * MIB / GB:.6f} GB")
+print(
+    f"58,615 MiB, in use                              {58615 * MIB / GIB:.6f} GiB = "
+    f"{58615 * MIB / GB:.6f} GB"
+)
+print(
+    f"81,920 MiB, all that nvidia-smi sees of an A100 {81920 * MIB / GIB:.6f} GiB = "
+    f"{81920 * MIB / GB:.6f} GB"
+)
 for unit in (10, 20, 30, 40):
     print(f"2^{unit} is {2**unit / 10 ** (3 * unit // 10) - 1:.6%} more than 10^{3 * unit // 10}")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 57 GiB are the plan's 61.5 GB. The box is generous for once: its 80 GB are 80 GiB, or 85.9 GB. The planner counts
-# 80 GB, to be safe; the run without sequence parallelism may well start on such a GPU. Memory comes in powers of 1,024,
-# bandwidths and disks come in powers of 1,000. For a TB the difference is 10 %.
+# 57 GiB are the plan's 61.5 GB. The box is generous for once: its 80 GB are 80 GiB, or 85.9 GB. The
+# planner counts 80 GB, to be safe; the run without sequence parallelism may well start on such a
+# GPU. Memory comes in powers of 1,024, bandwidths and disks come in powers of 1,000. For a TB the
+# difference is 10 %.
 #
 # </details>
 #
@@ -365,22 +478,30 @@ for unit in (10, 20, 30, 40):
 #
 # > "A pipeline with p = 2 stages is idle for **(p - 1)/m** of a step."
 #
-# **Predict:** p = 2, and a backward takes twice as long as a forward. Which share of a step are the GPUs idle if a
-# replica has m = 4 microbatches, that is 16 sequences on dp = 4? And with the plan's 64?
+# **Predict:** p = 2, and a backward takes twice as long as a forward. Which share of a step are the
+# GPUs idle if a replica has m = 4 microbatches, that is 16 sequences on dp = 4? And with the plan's
+# 64?
 
 # %%
 for m in (1, 4, 16, 64):
     clock = simulate(plan("1f1b", 2, m))
-    print(f"m = {m:2}: (p - 1)/m = {1 / m:.6f}   idle / computing {clock.ratio:.6f}   idle / step {clock.bubble:.6f}")
-print(f"the plan: bubble / step {RUN.step['bubble'] / RUN.seconds:.6f}, with stages that are not equal")
+    print(
+        f"m = {m:2}: (p - 1)/m = {1 / m:.6f}   idle / computing {clock.ratio:.6f}   idle / step "
+        f"{clock.bubble:.6f}"
+    )
+print(
+    f"the plan: bubble / step {RUN.step['bubble'] / RUN.seconds:.6f}, with stages that are not "
+    "equal"
+)
 schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# (p - 1)/m is how much longer the step takes than the ideal. The share of the step is (p - 1)/(m + p - 1). At m = 4
-# these are 25 and 20 %, and with one microbatch 100 and 50 %. With 64 both are near 1.5 %, and nobody has to argue. A
-# fine-tuning run with small batches is where the bubble costs money.
+# (p - 1)/m is how much longer the step takes than the ideal. The share of the step is (p - 1)/(m +
+# p - 1). At m = 4 these are 25 and 20 %, and with one microbatch 100 and 50 %. With 64 both are
+# near 1.5 %, and nobody has to argue. A fine-tuning run with small batches is where the bubble
+# costs money.
 #
 # </details>
 #
@@ -388,8 +509,9 @@ schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 #
 # > "EFA gives **400 GB/s** between nodes."
 #
-# It gives 400 Gb/s a node: 50 GB/s, which eight GPUs share. **Predict:** how long do gradients travel in a step, in
-# float32? How much of the step does that cost, and how much would it cost if bits were bytes?
+# It gives 400 Gb/s a node: 50 GB/s, which eight GPUs share. **Predict:** how long do gradients
+# travel in a step, in float32? How much of the step does that cost, and how much would it cost if
+# bits were bytes?
 
 # %%
 held_here = LLAMA.layers / 2 * RUN.run.dense_layer + LLAMA.vocabulary * LLAMA.hidden / 8
@@ -405,9 +527,10 @@ for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 3.4 s of talking, of which the backward and the forward of one microbatch hide a little. The wrong unit makes it an
-# eighth, and the step 6 % shorter than it will be. A larger batch would help: gradients travel once a step. And tp has
-# to stay inside a node: its collectives run for every layer and microbatch.
+# 3.4 s of talking, of which the backward and the forward of one microbatch hide a little. The wrong
+# unit makes it an eighth, and the step 6 % shorter than it will be. A larger batch would help:
+# gradients travel once a step. And tp has to stay inside a node: its collectives run for every
+# layer and microbatch.
 #
 # </details>
 #
@@ -415,32 +538,40 @@ for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
 #
 # > "A checkpoint is **140 GB**."
 #
-# **Predict:** how large is a checkpoint from which training can go on, and how long does it take to write? What does a
-# training run wait for, if a thread writes in the background?
+# **Predict:** how large is a checkpoint from which training can go on, and how long does it take to
+# write? What does a training run wait for, if a thread writes in the background?
 
 # %%
 COST = cost(RUN, TOKENS, P4DE / 8, 400)
 size, write, mtbf = LLAMA.parameters * 14, COST["write"], COST["mtbf_hours"] * HOUR
 copy = size / GPUS / RUN.run.known["host_link"]
 print(f"parameters in 16 bits           {2 * LLAMA.parameters / GB:12.6f} GB")
-print(f"with masters and two moments    {size / GB:12.6f} GB = {size / GIB:.6f} GiB, {size / GPUS / GB:.6f} GB a GPU")
-print(f"written at {size / write / GB / NODES:.6f} GB/s a node   {write:.6f} s; copied to the host {copy:.6f} s")
+print(
+    f"with masters and two moments    {size / GB:12.6f} GB = {size / GIB:.6f} GiB, "
+    f"{size / GPUS / GB:.6f} GB a GPU"
+)
+print(
+    f"written at {size / write / GB / NODES:.6f} GB/s a node   {write:.6f} s; copied to the host "
+    f"{copy:.6f} s"
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Seven times as much: masters and both moments of Adam belong to it, 14 bytes a parameter. Without them the run starts
-# again with moments of zero, and with weights that are rounded to 16 bits. At the speed at which BLOOM was written
-# (2.3 TB in 40 s from 48 nodes) it takes 103 s. But only the copy to the host's memory stops training: 0.6 s. The
-# package's `Writer` does this (lesson 15). It needs room on the host: 124 GB a node.
+# Seven times as much: masters and both moments of Adam belong to it, 14 bytes a parameter. Without
+# them the run starts again with moments of zero, and with weights that are rounded to 16 bits. At
+# the speed at which BLOOM was written (2.3 TB in 40 s from 48 nodes) it takes 103 s. But only the
+# copy to the host's memory stops training: 0.6 s. The package's `Writer` does this (lesson 15). It
+# needs room on the host: 124 GB a node.
 #
 # </details>
 #
 # > "We save **every five minutes**, so a failure costs five minutes."
 #
-# Llama 3 was stopped by failures 419 times in 54 days on 16,384 GPUs (Grattafiori et al. 2024, table 5). **Predict:**
-# at this rate, how often do 64 GPUs fail? What does a failure cost on average, and what does saving cost? How often
-# does Daly's formula say to save, and how long is the run?
+# Llama 3 was stopped by failures 419 times in 54 days on 16,384 GPUs (Grattafiori et al. 2024,
+# table 5). **Predict:** at this rate, how often do 64 GPUs fail? What does a failure cost on
+# average, and what does saving cost? How often does Daly's formula say to save, and how long is the
+# run?
 
 # %%
 print(f"one failure in {GPU_MTBF:.6f} h of a GPU, so in {mtbf / HOUR:.6f} h of {GPUS}")
@@ -453,7 +584,11 @@ for name, every, stop in (
 ):
     found = shares(every, stop, mtbf, RESTART)
     more = hours(RUN) * NODES * P4DE * (1 / found.training - 1)
-    print(f"{name:25} every {every / 60:5.1f} min: {found.writing:8.4%} writing, {found.lost:.4%} lost", end="   ")
+    print(
+        f"{name:25} every {every / 60:5.1f} min: {found.writing:8.4%} writing, {found.lost:.4%} "
+        "lost",
+        end="   ",
+    )
     print(f"{more:6.2f} $ more; a failure costs {(every / 2 + RESTART) / 60:.1f} min")
 print(f"the run: {hours(RUN) * 60:.6f} min")
 
@@ -462,11 +597,16 @@ def draw_cadence(file):
     """Draw the share of the time that is not training, against the interval."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panel, every = figure.subplots(), np.geomspace(60, 2e5, 80)
-    for name, stop, colour in (("training waits", write, "#D55E00"), ("in the background", copy, "#0072B2")):
+    for name, stop, colour in (
+        ("training waits", write, "#D55E00"),
+        ("in the background", copy, "#0072B2"),
+    ):
         share = [1 - shares(seconds, stop, mtbf, RESTART).training for seconds in every]
         panel.loglog(every / 60, 100 * np.array(share), color=colour, label=name)
         best = daly(stop, mtbf)
-        panel.plot(best / 60, 100 * (1 - shares(best, stop, mtbf, RESTART).training), "o", color=colour)
+        panel.plot(
+            best / 60, 100 * (1 - shares(best, stop, mtbf, RESTART).training), "o", color=colour
+        )
     panel.axvline(hours(RUN) * 60, color="#1f2328", ls=":", lw=1)
     panel.text(hours(RUN) * 60 * 1.05, 40, "the whole run", va="top", fontsize=9)
     panel.set(xlabel="minutes between two checkpoints", ylabel="% of the time", ylim=(0.05, 60))
@@ -480,18 +620,18 @@ def draw_cadence(file):
 
 picture(
     draw_cadence,
-    "Share of the time that is not training, against minutes between checkpoints. If training waits, 26 % at five "
-    "minutes and a flat minimum of 0.9 % near 400 minutes, beyond the whole run of 350 minutes. In the background the "
-    "minimum is 0.1 %, near 30 minutes.",
+    "Share of the time that is not training, against minutes between checkpoints. If training "
+    "waits, 26 % at five minutes and a flat minimum of 0.9 % near 400 minutes, beyond the whole "
+    "run of 350 minutes. In the background the minimum is 0.1 %, near 30 minutes.",
 )
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 64 GPUs fail once a month. On average a failure costs half of the interval, and a quarter of an hour to notice it, to
-# start again and to load. Saving costs more than failures: every five minutes, with training waiting, it makes the run
-# a third longer. In the background it costs 5 $. If training has to wait, Daly's interval is longer than the run: save
-# once, at the end.
+# 64 GPUs fail once a month. On average a failure costs half of the interval, and a quarter of an
+# hour to notice it, to start again and to load. Saving costs more than failures: every five
+# minutes, with training waiting, it makes the run a third longer. In the background it costs 5 $.
+# If training has to wait, Daly's interval is longer than the run: save once, at the end.
 #
 # </details>
 #
@@ -499,43 +639,64 @@ picture(
 #
 # > "A node **will** fail on day 3. Without checkpoints, three days are lost."
 #
-# **Predict:** is there a day 3? How probable is a failure at all, and what is lost by one after three hours?
+# **Predict:** is there a day 3? How probable is a failure at all, and what is lost by one after
+# three hours?
 
 # %%
 HOURLY = NODES * P4DE
 for name, took in (("best case", hours(RUN)), ("as measured", MEASURED)):
-    print(f"{name:12} {took / 24:.6f} days; a failure in one of {1 / -math.expm1(-took * HOUR / mtbf):.6f} runs")
+    print(
+        f"{name:12} {took / 24:.6f} days; a failure in one of "
+        f"{1 / -math.expm1(-took * HOUR / mtbf):.6f} runs"
+    )
 print(f"after 3 h, nothing saved:     {3 * HOURLY + RESTART / HOUR * HOURLY:9,.2f} $")
 print(f"after 3 h, saved each 30 min: {0.25 * HOURLY + RESTART / HOUR * HOURLY:9,.2f} $")
-print(f"expected, nothing saved:      {-math.expm1(-hours(RUN) * HOUR / mtbf) * hours(RUN) / 2 * HOURLY:9,.2f} $")
+print(
+    "expected, nothing saved:      "
+    f"{-math.expm1(-hours(RUN) * HOUR / mtbf) * hours(RUN) / 2 * HOURLY:9,.2f} $"
+)
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# There is no day 3: the run is over after a quarter of a day. One in 136 such runs meets a failure, so without any
-# checkpoint a run loses 7 $ on average. Every half hour in the background costs less than 2 $: save all the same.
+# There is no day 3: the run is over after a quarter of a day. One in 136 such runs meets a failure,
+# so without any checkpoint a run loses 7 $ on average. Every half hour in the background costs less
+# than 2 $: save all the same.
 #
 # </details>
 #
-# So give it a day 3: 20 times the tokens, 10B. A node fails after 60 hours. Either you have paid for a ninth node all
-# along, or you wait until there is another, or you go on with what is left.
+# So give it a day 3: 20 times the tokens, 10B. A node fails after 60 hours. Either you have paid
+# for a ninth node all along, or you wait until there is another, or you go on with what is left.
 #
-# **Predict:** seven nodes are left. How many of them can the layout use? How long may the wait for a new node be before
-# going on is better?
+# **Predict:** seven nodes are left. How many of them can the layout use? How long may the wait for
+# a new node be before going on is better?
 
 # %%
 LONGER = 10e9
 long = cost(RUN, LONGER, P4DE / 8, 400)
 took, failures = long["days"] * 24, long["days"] * 24 * HOUR / mtbf
 print(f"{took:.6f} h, {long['money']:,.2f} $, {failures:.6f} failures expected")
-for name, lost in (("nothing saved", 60), ("saved by Daly, training waits", long["every"] / 2 / HOUR)):
+for name, lost in (
+    ("nothing saved", 60),
+    ("saved by Daly, training waits", long["every"] / 2 / HOUR),
+):
     print(f"{name}: {lost:.6f} h are lost, {lost * HOURLY:,.2f} $")
 for nodes, batch in ((7, 256), (6, 256), (6, 252)):
     try:
-        as_before = {"tp": 8, "pp": 2, "zero": 1, "recompute": "none", "microbatch": 1, "schedule": "1f1b"}
+        as_before = {
+            "tp": 8,
+            "pp": 2,
+            "zero": 1,
+            "recompute": "none",
+            "microbatch": 1,
+            "schedule": "1f1b",
+        }
         shrunk = search(replace(setup(f"p4de:{8 * nodes}"), batch=batch), as_before).found[0]
         speed = batch / shrunk.seconds / (256 / RUN.seconds)
-        print(f"{nodes} nodes, {batch} sequences: dp = {shrunk.run.dp}, {speed:.6f} of the speed", end=", ")
+        print(
+            f"{nodes} nodes, {batch} sequences: dp = {shrunk.run.dp}, {speed:.6f} of the speed",
+            end=", ",
+        )
         print(f"{total(shrunk):.6f} GB")
     except PlanError as error:
         print(f"{nodes} nodes, {batch} sequences: {str(error).partition(';')[0]}")
@@ -544,19 +705,23 @@ print(f"shrinking is better than waiting for more than {again / speed:.6f} h")
 print(f"a spare node costs {took * P4DE:,.2f} $")
 for nodes in (NODES, 16 * NODES):
     waiting, failed = (nodes - 1) * P4DE, failures * nodes / NODES
-    print(f"{nodes:3} nodes: a wait costs {waiting:8,.2f} $ an hour, {failed:.6f} failures", end="; ")
+    print(
+        f"{nodes:3} nodes: a wait costs {waiting:8,.2f} $ an hour, {failed:.6f} failures", end="; "
+    )
     print(f"a spare pays if one takes more than {took * P4DE / waiting / failed:.6f} h")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Six, in three replicas of two nodes; the seventh idles. 256 sequences cannot be shared out over three replicas, so a
-# step gets 252: another run, if only by 1.6 %. Six nodes keep 77 % of the speed, a little more than 6/8, because
-# gradients still travel once in a step, and the step is longer. To shrink and to grow again costs one restart more than
-# to wait, and is the better choice if the wait is longer than 20 minutes.
+# Six, in three replicas of two nodes; the seventh idles. 256 sequences cannot be shared out over
+# three replicas, so a step gets 252: another run, if only by 1.6 %. Six nodes keep 77 % of the
+# speed, a little more than 6/8, because gradients still travel once in a step, and the step is
+# longer. To shrink and to grow again costs one restart more than to wait, and is the better choice
+# if the wait is longer than 20 minutes.
 #
-# A spare of your own pays only if a new node takes more than four days to come: failures are rare on 64 GPUs. Where
-# 1,024 GPUs work as long, a spare costs as much, and pays if a new node takes more than 23 minutes.
+# A spare of your own pays only if a new node takes more than four days to come: failures are rare
+# on 64 GPUs. Where 1,024 GPUs work as long, a spare costs as much, and pays if a new node takes
+# more than 23 minutes.
 #
 # </details>
 #
@@ -564,22 +729,26 @@ for nodes in (NODES, 16 * NODES):
 #
 # > "64 GPUs of 400 W for 5.8 hours: **148 kWh**."
 #
-# **Predict:** how many kWh did the whole cluster of BLOOM draw for each kWh of its GPUs? How much CO2 is this run, and
-# what decides it?
+# **Predict:** how many kWh did the whole cluster of BLOOM draw for each kWh of its GPUs? How much
+# CO2 is this run, and what decides it?
 
 # %%
 for place, grid in (("the world's mean, 400 g a kWh", 400), ("France, 57 g", 57)):
     spent = cost(RUN, TOKENS, P4DE / 8, grid)
     alone_kwh = spent["gpu_hours"] * 0.4
-    print(f"{place:30} {alone_kwh:.6f} kWh of GPUs, {spent['kwh']:.6f} in all: {1000 * spent['co2']:9.6f} kg CO2")
+    print(
+        f"{place:30} {alone_kwh:.6f} kWh of GPUs, {spent['kwh']:.6f} in all: "
+        f"{1000 * spent['co2']:9.6f} kg CO2"
+    )
 print(f"as measured, 400 g {'':11} {spent['kwh'] * MEASURED / hours(RUN) * 0.4:9.6f} kg CO2")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 1.59: besides 433,196 kWh of its GPUs, 256,646 kWh went into idle nodes, hosts and network (Luccioni et al. 2022). So
-# it is 240 kWh, and 96 kg of CO2, or 14 kg where electricity has little of it. Where a run takes place matters more
-# than its layout. What it took to make the machines is not in these figures.
+# 1.59: besides 433,196 kWh of its GPUs, 256,646 kWh went into idle nodes, hosts and network
+# (Luccioni et al. 2022). So it is 240 kWh, and 96 kg of CO2, or 14 kg where electricity has little
+# of it. Where a run takes place matters more than its layout. What it took to make the machines is
+# not in these figures.
 #
 # </details>
 #
@@ -591,31 +760,43 @@ less = alone.held["activations"] / NO_SP.held["activations"]
 LINES = (
     ("hours", "3", f"{hours(RUN):.1f} to {MEASURED:.1f}"),
     ("normal MFU", "50-60 %", f"{min(WEEKS):.0%} to {max(WEEKS):.0%} over weeks"),
-    ("money", f"{3 * GPUS * P4D:,.0f} $", f"{hours(RUN) * HOURLY:,.0f} to {MEASURED * HOURLY:,.0f} $"),
-    ("GPUs that hold the training state", "2", f"{math.ceil((adam.total + 2 * LLAMA.parameters) / 80e9)}"),
+    (
+        "money",
+        f"{3 * GPUS * P4D:,.0f} $",
+        f"{hours(RUN) * HOURLY:,.0f} to {MEASURED * HOURLY:,.0f} $",
+    ),
+    (
+        "GPUs that hold the training state",
+        "2",
+        f"{math.ceil((adam.total + 2 * LLAMA.parameters) / 80e9)}",
+    ),
     ("activations with tp = 8", "1/8", f"1/{less:.1f} without sequence parallelism"),
     ("free on a GPU", "23 GB", f"{80 - total(RUN):.1f} GB"),
     ("bubble of 4 microbatches", "25 %", f"{simulate(plan('1f1b', 2, 4)).bubble:.0%}"),
     ("between two nodes", "400 GB/s", f"{RUN.run.machine.across / GB:.0f} GB/s"),
     ("a checkpoint", "140 GB", f"{size / GB:.0f} GB"),
     ("save every", "5 min", f"{daly(copy, mtbf) / 60:.0f} min, in the background"),
-    ("a node fails", "on day 3", f"in one of {1 / -math.expm1(-hours(RUN) * HOUR / mtbf):.0f} runs"),
+    (
+        "a node fails",
+        "on day 3",
+        f"in one of {1 / -math.expm1(-hours(RUN) * HOUR / mtbf):.0f} runs",
+    ),
     ("energy", "148 kWh", f"{COST['kwh']:.0f} kWh"),
 )
 print("\n".join(f"{what:36} {said:>10}   {found}" for what, said, found in LINES))
 
 # %% [markdown]
-# The planner knows this machine only from data sheets and from what others published. So run ten steps before you rent
-# it for a month, compare seconds and bytes with the plan, and ask where they differ.
+# The planner knows this machine only from data sheets and from what others published. So run ten
+# steps before you rent it for a month, compare seconds and bytes with the plan, and ask where they
+# differ.
 #
-# `minidist/plan/plain.py` does this arithmetic on one page. And
-# `python -m minidist plan --model llama-70b --cluster p4de:64 --tokens 500M --batch 1M --sequence 4096` chooses the
-# layout as well.
+# `minidist/plan/plain.py` does this arithmetic on one page. And `python -m minidist plan --model
+# llama-70b --cluster p4de:64 --tokens 500M --batch 1M --sequence 4096` chooses the layout as well.
 #
 # ## Now on real processes
 #
-# How many bytes a parameter does a checkpoint have? A small GPT in bfloat16, with tp = 2, dp = 2 and ZeRO 1 on four
-# processes of this machine, saves its state.
+# How many bytes a parameter does a checkpoint have? A small GPT in bfloat16, with tp = 2, dp = 2
+# and ZeRO 1 on four processes of this machine, saves its state.
 
 # %% tags=["real"]
 program = """

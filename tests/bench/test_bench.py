@@ -1,4 +1,6 @@
-"""`python -m minidist bench`: tiny sizes from end to end, formulas, bounds. Never how long anything took."""
+"""`python -m minidist bench`: tiny sizes from end to end, formulas, bounds. Never how long anything
+took.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1
 def bench(*arguments: str) -> dict[str, Any]:
     """Run a bench as a user would, and return its JSON."""
     command = [*warm_python(), "-m", "minidist", "bench", *arguments, "--json", "-"]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
@@ -52,17 +56,39 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 
 def test_two_launches_and_steps_of_training() -> None:
     """A few of all benches: of collectives, which have a second launch, and of training."""
-    found = bench("all-reduce", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring")
-    assert names(found) == {("all_reduce", "4 KiB", who) for who in ("auto", "registered", "ring", "native", "gloo")}
-    assert {(name, who) for name, _, who in names(found, "tuned")} > {("all_reduce", "auto"), ("all_reduce", "native")}
+    found = bench(
+        "all-reduce", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring"
+    )
+    assert names(found) == {
+        ("all_reduce", "4 KiB", who) for who in ("auto", "registered", "ring", "native", "gloo")
+    }
+    assert {(name, who) for name, _, who in names(found, "tuned")} > {
+        ("all_reduce", "auto"),
+        ("all_reduce", "native"),
+    }
     trained = bench("ddp", "--rounds", "1", "--hidden", "16")
-    assert {who for name, _, who in names(trained) if name == "ddp"} == {"local", "DDP", "naive", "torch DDP"}
+    assert {who for name, _, who in names(trained) if name == "ddp"} == {
+        "local",
+        "DDP",
+        "naive",
+        "torch DDP",
+    }
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_everything_at_once() -> None:
-    found = bench("all", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring", "--hidden", "16")
+    found = bench(
+        "all",
+        "--sizes",
+        "4KiB",
+        "--rounds",
+        "1",
+        "--algorithms",
+        "auto,registered,ring",
+        "--hidden",
+        "16",
+    )
     measured = names(found)
     assert {name for name, _, _ in measured} == set(NAMES) - {"copy", "threads"}
     competitors = {name: {who for what, _, who in measured if what == name} for name in NAMES}
@@ -72,7 +98,14 @@ def test_everything_at_once() -> None:
     assert competitors["p2p"] == {"send", "native", "gloo"}
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
     assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
-    assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
+    assert competitors["pipeline"] == {
+        "serial",
+        "gpipe",
+        "1f1b",
+        "zb-h1",
+        "torch gpipe",
+        "torch 1f1b",
+    }
     assert competitors["context"] == {"serial", "ring", "zigzag", "torch ring", "torch zigzag"}
     assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
     assert competitors["experts"] == {"ep", "ep balanced", "dense", "bytes alone", "torch"}
@@ -80,12 +113,19 @@ def test_everything_at_once() -> None:
     assert competitors["flash"] == {"page", "flash", "torch"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
-    assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {"gloo", "torch DDP"}
+    assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {
+        "gloo",
+        "torch DDP",
+    }
 
-    rows = {(row["bench"], row["case"], row["competitor"], row["launch"]): row for row in found["results"]}
+    rows = {
+        (row["bench"], row["case"], row["competitor"], row["launch"]): row
+        for row in found["results"]
+    }
     auto = rows["all_reduce", "4 KiB", "auto", "shipped"]
     assert len(auto["values"]) == 1 and min(auto["values"]) > 0
-    assert auto["bus_bandwidth"] == pytest.approx(4096 / auto["median"])  # 2 (P - 1)/P = 1 for two ranks
+    # 2 (P - 1)/P = 1 for two ranks
+    assert auto["bus_bandwidth"] == pytest.approx(4096 / auto["median"])
     assert set(auto["ratios"]) == {"native", "gloo"} and min(auto["ratios"].values()) > 0
     assert set(rows["ddp", "D=16, 1 x 64", "DDP", "shipped"]["ratios"]) == {"local", "torch DDP"}
     activations = rows["recompute", "D=16, 12 layers, activations", "full", "shipped"]
@@ -94,9 +134,15 @@ def test_everything_at_once() -> None:
     assert max(error["values"]) <= 1e-12
 
     bounds = {(bound["bench"], bound["competitor"], bound["peer"]) for bound in found["bounds"]}
-    assert bounds >= {("all_reduce", "auto", "native"), ("all_reduce", "auto", "gloo"), ("threads", "wall time", "")}
+    assert bounds >= {
+        ("all_reduce", "auto", "native"),
+        ("all_reduce", "auto", "gloo"),
+        ("threads", "wall time", ""),
+    }
     launches = ("shipped", "tuned")
-    assert set(found["states"]) == {f"{launch} {when}" for launch in launches for when in ("before", "after")}
+    assert set(found["states"]) == {
+        f"{launch} {when}" for launch in launches for when in ("before", "after")
+    }
     assert set(found["states"].values()) <= {"near", "far"}
     assert found["machine"]["cores"] >= 1 and found["machine"]["mpi"] and found["machine"]["torch"]
 
@@ -104,14 +150,30 @@ def test_everything_at_once() -> None:
 @pytest.mark.parametrize("name", ["p2p", "reduce-scatter"])
 def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    small = ["--ranks", "3", "--sizes", "100,3KiB", "--rounds", "2", "--peers", "native", "--json", str(file)]
+    small = [
+        "--ranks",
+        "3",
+        "--sizes",
+        "100,3KiB",
+        "--rounds",
+        "2",
+        "--peers",
+        "native",
+        "--json",
+        str(file),
+    ]
     command = [sys.executable, "-m", "minidist", "bench", name, *small]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     ours = "send" if name == "p2p" else "auto"
-    sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]  # a multiple of 3 floats
-    assert names(found) == {(name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")}
+    # a multiple of 3 floats
+    sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]
+    assert names(found) == {
+        (name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")
+    }
     assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"
     for row in (row for row in found["results"] if row["bench"] != "copy"):
@@ -182,7 +244,9 @@ def test_competitors_whose_losses_differ_are_not_compared() -> None:
 # ---------------------------------------------------------------- formulas, ratios, bounds
 
 
-def one(competitor: str, *values: float, bench: str = "all_reduce", launch: str = "shipped") -> Measurement:
+def one(
+    competitor: str, *values: float, bench: str = "all_reduce", launch: str = "shipped"
+) -> Measurement:
     """Return a measurement of 4 KiB on two ranks."""
     return Measurement(bench, "4 KiB", competitor, launch, values, bytes=4096, ranks=2)
 
@@ -203,7 +267,9 @@ def one(competitor: str, *values: float, bench: str = "all_reduce", launch: str 
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(bench: str, ranks: int, factor: float) -> None:
-    measurement = Measurement(bench, "", "auto", "shipped", (0.5, 0.25, 1.0), bytes=1000, ranks=ranks)
+    measurement = Measurement(
+        bench, "", "auto", "shipped", (0.5, 0.25, 1.0), bytes=1000, ranks=ranks
+    )
     assert measurement.bus_bandwidth == pytest.approx(factor * 1000 / 0.5)
     assert set(BUS_FACTORS) == {*COLLECTIVES, "p2p"}
 
@@ -213,7 +279,9 @@ def test_a_step_has_no_bus_bandwidth() -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """Two rounds on a slow machine, one on a fast one: medians of each alone would say 3.0 / 2.0."""
+    """Two rounds on a slow machine, one on a fast one: medians of each alone would say 3.0 /
+    2.0.
+    """
     assert one("auto", 1.0, 3.0, 8.0).ratio(one("native", 2.0, 1.5, 16.0)) == 0.5
 
 
@@ -231,9 +299,14 @@ def test_bounds_are_judged_on_their_launch_and_never_on_another_dtype() -> None:
         "gloo": (0.035, False),
     }
     text = results.as_text()
-    assert "met: all_reduce 4 KiB auto / native: 1.4, at most 1.5" in text and "bounds: 1 of 2 met" in text
+    assert (
+        "met: all_reduce 4 KiB auto / native: 1.4, at most 1.5" in text
+        and "bounds: 1 of 2 met" in text
+    )
     assert "MISSED: all_reduce 4 KiB auto / gloo: 0.035, at most 0.02" in text
-    ratios = {(row["competitor"], row["launch"]): row["ratios"] for row in results.as_json()["results"]}
+    ratios = {
+        (row["competitor"], row["launch"]): row["ratios"] for row in results.as_json()["results"]
+    }
     assert ratios["auto", "tuned"] == {"native tuned": 3.0}
     assert not Results(measurements, "float64", {}).verdicts
 
@@ -305,14 +378,20 @@ TINY = ["--device", "cpu", "--rounds", "2"]
 def on_cpu(*arguments: str, file: Path) -> tuple[str, dict[str, Any]]:
     """Run a bench for GPUs on the CPU as a user would; return what it prints, and its JSON."""
     command = [*warm_python(), "-m", "minidist", "bench", *arguments, *TINY, "--json", str(file)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())
 
 
 def test_bench_gpu_from_end_to_end(tmp_path: Path) -> None:
-    """Speed is by counted operations, the peak holds weights and moments, and nothing is judged away from an H100."""
-    text, found = on_cpu("gpu", "--case", "eager,products,attention", "--batch", "2", file=tmp_path / "found.json")
+    """Speed is by counted operations, the peak holds weights and moments, and nothing is judged
+    away from an H100.
+    """
+    text, found = on_cpu(
+        "gpu", "--case", "eager,products,attention", "--batch", "2", file=tmp_path / "found.json"
+    )
     rows = {(row["bench"], row["case"], row["competitor"]): row for row in found["results"]}
     steps = {("sharded", who) for who in ("no strategy", "fully_shard", "FSDP")}
     steps |= {("replicated", who) for who in ("torch DDP", "DDP", "ZeRO-1")}
@@ -321,7 +400,11 @@ def test_bench_gpu_from_end_to_end(tmp_path: Path) -> None:
     for how in ("64 tokens, forward", "64 tokens, with backward"):
         expected |= {("attention", how, "flash"), ("attention", how, "FLASH_ATTENTION")}
     for case in ("2 x 32 eager", "2 x 32 eager, recompute"):
-        eight = {("eight_bits", who) for who in ("FSDP", "FSDP, fp8")} if case == "2 x 32 eager" else set()
+        eight = (
+            {("eight_bits", who) for who in ("FSDP", "FSDP, fp8")}
+            if case == "2 x 32 eager"
+            else set()
+        )
         for bench, who in steps | eight:
             expected |= {(bench, case, who), (bench, f"{case}, peak", who)}
             row, peak = rows[bench, case, who], rows[bench, f"{case}, peak", who]
@@ -348,7 +431,10 @@ def test_bench_nccl_has_the_columns_of_nccl_tests(tmp_path: Path) -> None:
     for part in text.split("\n\n"):
         title, header, *lines = part.splitlines()
         operation, place = title.split(", ")[0], title.split(", ")[2]
-        assert " ".join(header.split()) == "by size (B) count type redop time (us) algbw (GB/s) busbw (GB/s)"
+        assert (
+            " ".join(header.split())
+            == "by size (B) count type redop time (us) algbw (GB/s) busbw (GB/s)"
+        )
         for line in lines:
             _, size, count, dtype, reduction, microseconds, algorithm, bus = line.split()
             whole = operation in ("all_reduce", "broadcast", "reduce")
@@ -356,7 +442,9 @@ def test_bench_nccl_has_the_columns_of_nccl_tests(tmp_path: Path) -> None:
             assert place == ("in place" if whole else "out of place")
             assert reduction == ("sum" if "reduce" in operation else "none")
             assert float(algorithm) == pytest.approx(4096 / float(microseconds) / 1e3, rel=1e-2)
-            assert float(bus) == pytest.approx(BUS_FACTORS[operation](2) * float(algorithm), rel=1e-2)
+            assert float(bus) == pytest.approx(
+                BUS_FACTORS[operation](2) * float(algorithm), rel=1e-2
+            )
         seen.add(operation)
     assert seen == set(COLLECTIVES)
 
@@ -369,12 +457,24 @@ def alone() -> Iterator[Communicator]:
 
 
 OURS = {"DDP": DDP, "ZeRO-1": ZeRO1, "FSDP": FSDP}
-COMPETITORS = ("no strategy", "torch DDP", "DDP", "ZeRO-1", "fully_shard", "fully_shard, forward", "FSDP")
-SMALL = Work(GPTConfig(vocabulary=64, layers=2, hidden=32, heads=1, sequence=16), 2, torch.device("cpu"))
+COMPETITORS = (
+    "no strategy",
+    "torch DDP",
+    "DDP",
+    "ZeRO-1",
+    "fully_shard",
+    "fully_shard, forward",
+    "FSDP",
+)
+SMALL = Work(
+    GPTConfig(vocabulary=64, layers=2, hidden=32, heads=1, sequence=16), 2, torch.device("cpu")
+)
 
 
 def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
-    """Its class, what is compiled, what is recomputed; and the loss, which must not depend on any of that."""
+    """Its class, what is compiled, what is recomputed; and the loss, which must not depend on any
+    of that.
+    """
     graphs: list[Any] = []
 
     def counted(graph: Any, _: object) -> Any:
@@ -387,37 +487,52 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
         for recompute, times in ((False, 2), (True, 4)):
             spread, step = build(name, SMALL._replace(recompute=recompute), alone)
             inner: Any = getattr(spread, "module", spread)
-            theirs = torch.nn.parallel.DistributedDataParallel if name == "torch DDP" else torch.nn.Module
+            theirs = (
+                torch.nn.parallel.DistributedDataParallel
+                if name == "torch DDP"
+                else torch.nn.Module
+            )
             assert isinstance(spread, OURS.get(name, theirs)), name
             assert isinstance(spread, DataParallel) == (name in OURS)
-            sharded = [isinstance(module, FSDPModule) for module in (inner, *inner.layers.children())]
+            sharded = [
+                isinstance(module, FSDPModule) for module in (inner, *inner.layers.children())
+            ]
             assert sharded == [name.startswith("fully_shard")] * 3
             for module in inner.modules():
                 if isinstance(module, MLP):
                     module.register_forward_pre_hook(lambda *_: calls.append(1))
             losses[name, recompute] = float(step())  # type: ignore[arg-type]
-            assert len(calls) == times, f"{name}: 2 blocks, and 2 again in backward if they are recomputed"
+            assert len(calls) == times, (
+                f"{name}: 2 blocks, and 2 again in backward if they are recomputed"
+            )
             calls.clear()
         if isinstance(spread, FSDP):
-            assert {(flat.whole.dtype, flat.values.dtype) for flat in spread.flats} == {(BITS, torch.float32)}
+            assert {(flat.whole.dtype, flat.values.dtype) for flat in spread.flats} == {
+                (BITS, torch.float32)
+            }
             assert len(spread.units) == 3
         assert not graphs
         torch._dynamo.reset()
         _, step = build(name, SMALL._replace(backend=counted), alone)  # type: ignore[arg-type]
         losses[name, "compiled"] = float(step())  # type: ignore[arg-type]
-        assert len(graphs) == 2, f"{name}: one graph of a whole block, which serves all blocks, and one of the loss"
+        assert len(graphs) == 2, (
+            f"{name}: one graph of a whole block, which serves all blocks, and one of the loss"
+        )
         graphs.clear()
     assert max(losses.values()) < 1.002 * min(losses.values()), losses
 
 
-def test_a_competitor_in_8_bits_multiplies_in_8_bits(alone: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_competitor_in_8_bits_multiplies_in_8_bits(
+    alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses, products, multiply = [], [], fp8.scaled_matmul
     monkeypatch.setattr(fp8, "scaled_matmul", lambda *each: products.append(1) or multiply(*each))
     for name in ("FSDP", "FSDP, fp8"):
         spread, step = build(name, SMALL, alone)
         losses.append(float(step()))  # type: ignore[arg-type]
         seen = [bool(scale.history.any()) for scale in fp8.scales_of(spread)]
-        layers = 7 * SMALL.config.layers if name == "FSDP, fp8" else 0  # three products and three scales of each
+        # three products and three scales of each
+        layers = 7 * SMALL.config.layers if name == "FSDP, fp8" else 0
         assert len(products) == len(seen) == 3 * layers and all(seen), name
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=turns.SAME)
 
@@ -425,7 +540,9 @@ def test_a_competitor_in_8_bits_multiplies_in_8_bits(alone: Communicator, monkey
 def test_competitors_that_train_different_models_are_found_out(
     alone: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "build", lambda name, *_: (None, lambda: 1.0 if name == "FSDP" else 1.1))
+    monkeypatch.setattr(
+        turns, "build", lambda name, *_: (None, lambda: 1.0 if name == "FSDP" else 1.1)
+    )
     setting = Setting(parse(["gpu", "--rounds", "1"]), "here", alone)
     with pytest.raises(RuntimeError, match="do not train the same model"):
         list(turns.side_by_side(["FSDP", "fully_shard"], SMALL, setting))
@@ -449,7 +566,9 @@ def test_competitors_without_room_side_by_side_are_measured_one_by_one(
 
     monkeypatch.setattr(turns, "build", build)
     setting = Setting(parse(["gpu", "--rounds", "1"]), "here", alone)
-    found = [case for case in turns.side_by_side(["FSDP", "fully_shard"], SMALL, setting) if case.values]
+    found = [
+        case for case in turns.side_by_side(["FSDP", "fully_shard"], SMALL, setting) if case.values
+    ]
     name = "2 x 16 eager, one by one"
     assert [(case.name, [*case.values]) for case in found] == [
         (case, [who]) for who in ("FSDP", "fully_shard") for case in (name, f"{name}, peak")
@@ -483,4 +602,6 @@ def test_without_a_gpu_it_says_how_to_try_it(
     monkeypatch.setenv("MINIDIST_RANKS_PER_GPU", "2")
     assert "--nproc-per-node" in nccl.on_gpus(parse(["nccl"]))[0]
     row = Measurement("all_reduce", "4 KiB", "native", "nccl", (1.0,), bytes=4096, ranks=2)
-    assert nccl.as_text([row], parse(["nccl"])).endswith("2 ranks share a GPU: not a measure of speed")
+    assert nccl.as_text([row], parse(["nccl"])).endswith(
+        "2 ranks share a GPU: not a measure of speed"
+    )

@@ -1,4 +1,6 @@
-"""From a checkpoint of any layout to a Hugging Face Llama, and from there into a new run of any layout."""
+"""From a checkpoint of any layout to a Hugging Face Llama, and from there into a new run of any
+layout.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,16 @@ from training import losses, short_text, tensors, train_on
 
 from minidist.__main__ import main
 from minidist.model import GPT, GPTConfig
+from minidist.trainer.corpus.text import load_text
 from minidist.trainer.foreign import load_llama, save_llama
-from minidist.trainer.text import load_text
 
-RUN = "--dropout 0.1 --precision float64 --lr 0.01 --layers 2 --key-value-heads 2 --save-every 1 --keep 9"
-SMALL = GPTConfig(layers=1, hidden=16, heads=2, sequence=64, rope_theta=500_000.0, norm_epsilon=1e-3)
+RUN = (
+    "--dropout 0.1 --precision float64 --lr 0.01 --layers 2 --key-value-heads 2 --save-every 1 "
+    "--keep 9"
+)
+SMALL = GPTConfig(
+    layers=1, hidden=16, heads=2, sequence=64, rope_theta=500_000.0, norm_epsilon=1e-3
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    """A folder with a model whose rotation and norms are not the usual ones, and whose weights are no fresh ones."""
+    """A folder with a model whose rotation and norms are not the usual ones, and whose weights are
+    no fresh ones.
+    """
     return save(SMALL, tmp_path / "llama")
 
 
@@ -79,15 +88,20 @@ def test_the_newest_checkpoint_is_exported_and_it_is_said_how_to_load_it(
     assert model.config == replace(GPTConfig(**state["model"]), dropout=0.0)
     out = capsys.readouterr().out
     assert out.startswith(
-        f"{model.config.parameter_count:,} parameters of {run / 'step-00000003'} in float64, written to "
+        f"{model.config.parameter_count:,} parameters of {run / 'step-00000003'} in float64, "
+        "written to "
     )
-    assert f'AutoModelForCausalLM.from_pretrained("{tmp_path / "new" / "folder"}", dtype="float64")' in out
+    assert (
+        f'AutoModelForCausalLM.from_pretrained("{tmp_path / "new" / "folder"}", dtype="float64")'
+        in out
+    )
     assert "there is no tokenizer: a token is one byte" in out and out.count("\n") == 3
 
 
 @pytest.mark.parametrize("tied", ["--tied", "--no-tied"])
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(1, ""), (3, "--zero 3"), (4, "--tp 2 --zero 1"), (2, "--pp 2"), (2, "--precision bfloat16")]
+    ("ranks", "layout"),
+    [(1, ""), (3, "--zero 3"), (4, "--tp 2 --zero 1"), (2, "--pp 2"), (2, "--precision bfloat16")],
 )
 def test_whatever_layout_wrote_it(ranks: int, layout: str, tied: str, tmp_path: Path) -> None:
     assert train_on(ranks, RUN, f"{layout} {tied} --steps 2 --save {tmp_path / 'a'}") == 0
@@ -100,35 +114,44 @@ def test_whatever_layout_wrote_it(ranks: int, layout: str, tied: str, tmp_path: 
     assert files[0].stat().st_mode == files[1].stat().st_mode
 
 
-def test_transformers_loads_it_as_it_is_told_to(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transformers_loads_it_as_it_is_told_to(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     assert export(f"{run} --to {tmp_path / 'b'}") == 0
     call = capsys.readouterr().out.partition("load them with ")[2].partition(", or go on")[0]
     theirs = eval(call, {"transformers": transformers})
     tokens = torch.tensor([list(b"of the class")])
     ours = load_llama(tmp_path / "b")
-    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)  # their rotation: float32
+    # their rotation: float32
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_tokenizer_of_the_run_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tokenizer_of_the_run_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
     text, file = short_text(tmp_path), tmp_path / "t.json"
-    tokenizer.train([str(text)], tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?"]))
+    tokenizer.train(
+        [str(text)], tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?"])
+    )
     tokenizer.save(str(file))
     assert train_on(1, f"--steps 1 --text {text} --tokenizer {file} --save {tmp_path / 'a'}") == 0
     capsys.readouterr()
     assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 0
     assert f"its tokenizer is {file}, copied there as tokenizer.json" in capsys.readouterr().out
     assert (tmp_path / "b" / "tokenizer.json").read_bytes() == file.read_bytes()
-    # A published model may have more rows than its tokenizer has tokens, but bytes would mean nothing to it
+    # A published model may have more rows than its tokenizer has tokens, but bytes would mean
+    # nothing to it
     words = f"--steps 1 --text {text} --init {tmp_path / 'padded'} --sample 20"
     save(replace(load_llama(tmp_path / "b").config, vocabulary=320), tmp_path / "padded")
     assert train_on(2, words, f"--tokenizer {file} --tp 2 --verify") == 0
     capsys.readouterr()
     assert train_on(2, words) == 2
     assert sentence(capsys, "train").endswith(
-        "has 320 tokens, and the tokenizer here (one token a byte) has 256: give the model's own, --tokenizer FILE"
+        "has 320 tokens, and the tokenizer here (one token a byte) has 256: give the model's "
+        "own, --tokenizer FILE"
     )
 
 
@@ -152,17 +175,24 @@ def test_what_cannot_be_exported(
     (full / "x").write_text("mine")
     assert export(words.format(run=run, full=full, new=new)) == 2
     assert sentence(capsys, "export") == complaint.format(run=run, full=full, new=new)
-    assert not new.exists() and [path.name for path in full.iterdir()] == ["x"] and (full / "x").read_text() == "mine"
+    assert (
+        not new.exists()
+        and [path.name for path in full.iterdir()] == ["x"]
+        and (full / "x").read_text() == "mine"
+    )
 
 
-@pytest.mark.parametrize("name", ["rank-0001.safetensors", "index.json", "state.json", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["rank-0001.safetensors", "index.json", "state.json", "SHA256SUMS"]
+)
 def test_a_damaged_checkpoint_is_not_exported(
     name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, tmp_path / "a")
     file = tmp_path / "a" / "step-00000003" / name
     content = bytearray(file.read_bytes())
-    content[-9 if name.endswith("safetensors") else len(content) // 2] ^= 1  # a weight, and not its name
+    # a weight, and not its name
+    content[-9 if name.endswith("safetensors") else len(content) // 2] ^= 1
     file.write_bytes(content)
     assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 2
     message = sentence(capsys, "export")
@@ -175,7 +205,9 @@ def test_another_programs_checkpoint_is_not_exported(
 ) -> None:
     monkeypatch.setattr("minidist.trainer.checkpoint.restore.read_state", lambda path: {"step": 3})
     assert export(f"{run} --to {tmp_path / 'b'}") == 2
-    assert sentence(capsys, "export").endswith("does not say of which GPT it is: export those of train")
+    assert sentence(capsys, "export").endswith(
+        "does not say of which GPT it is: export those of train"
+    )
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -197,7 +229,11 @@ def test_a_full_disk_leaves_nothing_behind(
 
 @pytest.mark.parametrize("writable", [0, 1])
 def test_a_disk_that_fails_between_two_files_leaves_nothing_behind(
-    writable: int, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    writable: int,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     renamed: list[Path] = []
 
@@ -218,30 +254,43 @@ def test_a_disk_that_fails_between_two_files_leaves_nothing_behind(
 
 @pytest.mark.parametrize("tied", ["--tied", "--no-tied"])
 def test_a_run_begins_where_the_exported_one_ended(tied: str, tmp_path: Path) -> None:
-    """The text is one batch long: each step sees all of it, so losses tell models apart, and nothing else."""
+    """The text is one batch long: each step sees all of it, so losses tell models apart, and
+    nothing else.
+    """
     text = short_text(tmp_path, 8 * 16 + 1)
     words = f"{RUN} --dropout 0 --held-out 0 --text {text} {tied}"
     assert train_on(2, words, f"--tp 2 --steps 3 --save {tmp_path / 'a'}") == 0
     assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 0
     assert train_on(1, words, f"--steps 4 --save {tmp_path / 'a'} --resume") == 0
-    assert train_on(2, words, f"--pp 2 --steps 1 --save {tmp_path / 'c'} --init {tmp_path / 'b'}") == 0
-    last, first = losses(tmp_path / "a" / "metrics.jsonl")[-1], losses(tmp_path / "c" / "metrics.jsonl")[0]
+    assert (
+        train_on(2, words, f"--pp 2 --steps 1 --save {tmp_path / 'c'} --init {tmp_path / 'b'}") == 0
+    )
+    last, first = (
+        losses(tmp_path / "a" / "metrics.jsonl")[-1],
+        losses(tmp_path / "c" / "metrics.jsonl")[0],
+    )
     assert (last[0], first[0]) == (4, 1) and abs(first[1] - last[1]) < 1e-12
-    assert abs(first[1] - losses(tmp_path / "a" / "metrics.jsonl")[0][1]) > 0.01  # not that of random weights
+    # not that of random weights
+    assert abs(first[1] - losses(tmp_path / "a" / "metrics.jsonl")[0][1]) > 0.01
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(2, "--tp 2"), (4, "--tp 2 --sp --zero 1"), (2, "--pp 2"), (3, "--zero 3"), (1, "")]
+    ("ranks", "layout"),
+    [(2, "--tp 2"), (4, "--tp 2 --sp --zero 1"), (2, "--pp 2"), (3, "--zero 3"), (1, "")],
 )
 def test_init_under_every_layout(
     ranks: int, layout: str, tied: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save(replace(SMALL, layers=2, tied=tied), tmp_path / "llama")
-    words = f"--layers 2 {'--tied' if tied else ''} --init {folder} --dropout 0.1 --steps 2 --save {tmp_path / 'a'}"
+    words = (
+        f"--layers 2 {'--tied' if tied else ''} --init {folder} --dropout 0.1 --steps 2 --save "
+        f"{tmp_path / 'a'}"
+    )
     assert train_on(ranks, words, layout, "--verify --lr 1e-9 --weight-decay 0") == 0
     assert "yes: largest relative difference" in capsys.readouterr().out
-    # The serial run could be wrong in the same way: with such a rate, the weights are still those of the folder
+    # The serial run could be wrong in the same way: with such a rate, the weights are still those
+    # of the folder
     stored = tensors(tmp_path / "a" / "step-00000002")
     for name, weight in load_llama(folder).named_parameters():
         assert (stored[name] - weight).abs().max() < 1e-8, name
@@ -251,8 +300,15 @@ def test_init_under_every_layout(
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
-def test_init_rounds_to_the_precision_of_the_run(precision: str, llama: Path, tmp_path: Path) -> None:
-    assert train_on(2, f"--init {llama} --precision {precision} --steps 1 --lr 1e-9 --save {tmp_path / 'a'}") == 0
+def test_init_rounds_to_the_precision_of_the_run(
+    precision: str, llama: Path, tmp_path: Path
+) -> None:
+    assert (
+        train_on(
+            2, f"--init {llama} --precision {precision} --steps 1 --lr 1e-9 --save {tmp_path / 'a'}"
+        )
+        == 0
+    )
     stored = tensors(tmp_path / "a" / "step-00000001")
     for name, weight in load_llama(llama).named_parameters():
         assert (stored[name] - weight.to(stored[name].dtype)).abs().max() < 1e-8, name
@@ -263,7 +319,14 @@ FLAGS = "--layers 1 --hidden 16 --heads 2 --key-value-heads 2 --intermediate 48 
 
 @pytest.mark.parametrize(
     "words",
-    ["--layers 3", "--hidden 32", "--heads 4", "--key-value-heads 1", "--intermediate 64", "--tied"],
+    [
+        "--layers 3",
+        "--hidden 32",
+        "--heads 4",
+        "--key-value-heads 1",
+        "--intermediate 64",
+        "--tied",
+    ],
 )
 def test_init_of_another_model(words: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(2, f"--steps 1 --init {llama} {words}") == 2
@@ -283,36 +346,76 @@ def odd_llama(tmp_path: Path) -> Path:
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=301, special_tokens=marks)
     plain.train_from_iterator([load_text()[:20_000].decode()], trainer)
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, unk_token="<unk>", bos_token="<begin>", eos_token="<end>", model_max_length=77
+        tokenizer_object=plain,
+        unk_token="<unk>",
+        bos_token="<begin>",
+        eos_token="<end>",
+        model_max_length=77,
     )
     theirs.save_pretrained(folder)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    }
     sizes |= {"intermediate_size": 52, "vocab_size": 305, "max_position_embeddings": 77}
-    others = {"rms_norm_eps": 3e-4, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": [2, 7]}
+    others = {
+        "rms_norm_eps": 3e-4,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 7],
+    }
     rotary = {"rope_type": "default", "rope_theta": 123_456.0}
     torch.manual_seed(3)
-    config = transformers.LlamaConfig(**sizes, **others, rope_parameters=rotary, initializer_range=0.3, pad_token_id=9)
+    config = transformers.LlamaConfig(
+        **sizes, **others, rope_parameters=rotary, initializer_range=0.3, pad_token_id=9
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-def test_init_takes_everything_from_the_folder_and_export_gives_it_back(odd_llama: Path, tmp_path: Path) -> None:
-    """No size and no tokenizer is said; what comes back is the same model to `transformers`, one tiny step later."""
+def test_init_takes_everything_from_the_folder_and_export_gives_it_back(
+    odd_llama: Path, tmp_path: Path
+) -> None:
+    """No size and no tokenizer is said; what comes back is the same model to `transformers`, one
+    tiny step later.
+    """
     import transformers
 
     run, back, text = tmp_path / "a", tmp_path / "b", short_text(tmp_path)
-    words = ["train", "--init", str(odd_llama), "--text", str(text), "--sequence", "16", "--batch", "4", "--steps", "1"]
+    words = [
+        "train",
+        "--init",
+        str(odd_llama),
+        "--text",
+        str(text),
+        "--sequence",
+        "16",
+        "--batch",
+        "4",
+        "--steps",
+        "1",
+    ]
     assert main([*words, "--lr", "1e-12", "--weight-decay", "0", "--save", str(run)]) == 0
     assert export(f"{run} --to {back}") == 0
-    first, second = (json.loads((folder / "config.json").read_text()) for folder in (odd_llama, back))
+    first, second = (
+        json.loads((folder / "config.json").read_text()) for folder in (odd_llama, back)
+    )
     assert second == first and first["eos_token_id"] == [2, 7]
     for file in odd_llama.iterdir():
         if file.suffix != ".safetensors":
-            assert json.loads((back / file.name).read_text()) == json.loads(file.read_text()), file.name
+            assert json.loads((back / file.name).read_text()) == json.loads(file.read_text()), (
+                file.name
+            )
     tokens = torch.tensor([[1, 50, 300, 7, 2]])
-    before, after = (transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in (odd_llama, back))
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in (odd_llama, back)
+    )
     torch.testing.assert_close(after(tokens).logits, before(tokens).logits, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(load_llama(back)(tokens), before(tokens).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load_llama(back)(tokens), before(tokens).logits, rtol=1e-5, atol=1e-5
+    )
     assert transformers.AutoTokenizer.from_pretrained(back).eos_token == "<end>"
 
 
@@ -322,11 +425,26 @@ def test_init_refuses_what_contradicts_the_folder(
     said = {"--heads 4 --no-tied": "--heads 4 --no-tied", "--experts 2 --layers 3": "--experts 2"}
     for words, named in said.items():
         assert main(["train", "--init", str(odd_llama), *words.split(), "--steps", "1"]) == 2
-        assert f"is another model than {named}: leave sizes out, or use --layers 3 " in sentence(capsys, "train")
+        assert f"is another model than {named}: leave sizes out, or use --layers 3 " in sentence(
+            capsys, "train"
+        )
     tree = json.loads((odd_llama / "tokenizer.json").read_text())
     tree["model"]["vocab"]["<end>"], tree["model"]["vocab"]["<begin>"] = 1, 2
     (tmp_path / "t.json").write_text(json.dumps(tree))
-    assert main(["train", "--init", str(odd_llama), "--tokenizer", str(tmp_path / "t.json"), "--steps", "1"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "--init",
+                str(odd_llama),
+                "--tokenizer",
+                str(tmp_path / "t.json"),
+                "--steps",
+                "1",
+            ]
+        )
+        == 2
+    )
     assert "numbers tokens in another way" in sentence(capsys, "train")
 
 
@@ -337,8 +455,12 @@ def test_init_of_a_folder_that_is_none(
         assert train_on(2, f"--steps 1 --init {folder}") == 2
         return sentence(capsys, "train")
 
-    assert refused(tmp_path / "none").startswith(f"--init {tmp_path / 'none'}: {tmp_path / 'none' / 'config.json'} can")
-    assert refused(run) == (f"--init {run} has checkpoints: run python -m minidist export {run} --to FOLDER first")
+    assert refused(tmp_path / "none").startswith(
+        f"--init {tmp_path / 'none'}: {tmp_path / 'none' / 'config.json'} can"
+    )
+    assert refused(run) == (
+        f"--init {run} has checkpoints: run python -m minidist export {run} --to FOLDER first"
+    )
     other = save(replace(SMALL, vocabulary=255), tmp_path / "other")
     assert "has 255 tokens, and the tokenizer here (one token a byte) has 256" in refused(other)
     shutil.copy(llama / "config.json", other)
@@ -362,7 +484,8 @@ def test_a_resumed_run_has_the_checkpoints_weights_and_the_folders_rotation(
     capsys.readouterr()
     assert train_on(2, words, "--resume") == 2
     assert sentence(capsys, "train") == (
-        f"{tmp_path / 'a' / 'step-00000002'} began from the weights in {llama}: add --init {llama}, or where it is now"
+        f"{tmp_path / 'a' / 'step-00000002'} began from the weights in {llama}: add --init "
+        f"{llama}, or where it is now"
     )
     llama.rename(tmp_path / "moved")
     assert train_on(2, words, f"--resume --verify --init {tmp_path / 'moved'}") == 0
@@ -381,7 +504,8 @@ def test_a_run_that_began_at_random_is_not_resumed_with_init(
     capsys.readouterr()
     assert train_on(1, f"--steps 2 --save {tmp_path / 'a'} --resume --init {llama}") == 2
     assert sentence(capsys, "train") == (
-        f"{tmp_path / 'a' / 'step-00000001'} began from random weights, not from --init {llama}: leave --init out"
+        f"{tmp_path / 'a' / 'step-00000001'} began from random weights, not from --init "
+        f"{llama}: leave --init out"
     )
 
 
@@ -393,23 +517,36 @@ def test_the_summary_says_what_checkpoints_cost_and_how_often_to_save(
 ) -> None:
     def rows(words: str) -> dict[str, str]:
         assert train_on(2, words) == 0
-        lines = [line.partition("   ") for line in capsys.readouterr().out.splitlines() if "   " in line.strip()]
+        lines = [
+            line.partition("   ")
+            for line in capsys.readouterr().out.splitlines()
+            if "   " in line.strip()
+        ]
         return {name.strip(): value.strip() for name, _, value in lines}
 
     found = rows(f"--steps 4 --save-every 2 --save {tmp_path / 'a'}")
     count, stalled, written = found["checkpoints"].split(", ")
-    assert count == "2" and stalled.startswith("training stood still ") and written.startswith("written in ")
+    assert (
+        count == "2"
+        and stalled.startswith("training stood still ")
+        and written.startswith("written in ")
+    )
     assert all(0 < float(words.split()[-2]) < 60 for words in (stalled, written))
     assert "how often to save" not in " ".join(found)
     assert "checkpoints" not in rows("--steps 2")
-    saved = f"--steps 4 --save {tmp_path / 'b'} --verify"  # the serial run, which saves nothing, says nothing
+    # the serial run, which saves nothing, says nothing
+    saved = f"--steps 4 --save {tmp_path / 'b'} --verify"
     lines = "\n".join(f"{name} {value}" for name, value in rows(f"{saved} --mtbf 24").items())
     assert "how often to save" in lines and "with a failure every 24 h on average" in lines
-    assert "checkpoints" not in rows(f"{saved} --mtbf 24 --resume")  # nothing is left to train, nothing was measured
+    # nothing is left to train, nothing was measured
+    assert "checkpoints" not in rows(f"{saved} --mtbf 24 --resume")
 
 
 def test_advice_needs_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(2, "--steps 1 --mtbf 24") == 2
-    assert sentence(capsys, "train") == "--mtbf 24.0 is for runs with --save FOLDER: add that, or leave --mtbf out"
+    assert (
+        sentence(capsys, "train")
+        == "--mtbf 24.0 is for runs with --save FOLDER: add that, or leave --mtbf out"
+    )
     assert train_on(1, "--mtbf=-1") == 2
     assert sentence(capsys, "train") == "--mtbf -1.0 cannot be: it must be from 0 to 1e9"

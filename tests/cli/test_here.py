@@ -6,20 +6,31 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.cli.plan.here import LAYOUTS, SIZES, known_device, machine_here, predicted_seconds, run_of
+from minidist.cli.plan.here import (
+    LAYOUTS,
+    SIZES,
+    known_device,
+    machine_here,
+    predicted_seconds,
+    run_of,
+)
 from minidist.cli.train import train
 from minidist.comm import Communicator
 from minidist.mesh import Mesh
 from minidist.plan.sent import sent
 from minidist.trainer.checked import check_run, layout_of
+from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
-from minidist.trainer.text import read_corpus
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]])
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]]
+)
 def test_a_run_sends_what_is_predicted_for_it(ranks: int, words: str) -> None:
-    config = parse([*SIZES.split(), *words.split(), "--steps", "2", "--layers", "2", "--hidden", "64"])
+    config = parse(
+        [*SIZES.split(), *words.split(), "--steps", "2", "--layers", "2", "--hidden", "64"]
+    )
     tokenizer, samples, *_ = read_corpus(config.data)
 
     def program(comm: Communicator) -> tuple[int, float]:
@@ -60,9 +71,14 @@ def test_nothing_is_predicted_for_what_the_planner_does_not_know(words: str) -> 
     assert minidist.run(program, 2) == [None, None]
 
 
-def test_utilisation_stands_beside_the_planners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_utilisation_stands_beside_the_planners(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "metrics.jsonl"
-    argv = [*["--dp", "2", "--layers", "1", "--steps", "2", "--peak-tflops", "1", "--metrics"], str(file)]
+    argv = [
+        *["--dp", "2", "--layers", "1", "--steps", "2", "--peak-tflops", "1", "--metrics"],
+        str(file),
+    ]
     assert max(minidist.run(lambda comm: train(argv, comm), 2)) == 0
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     assert all(0 < step["planned_utilisation"] < 1 and step["utilisation"] > 0 for step in steps)

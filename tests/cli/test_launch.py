@@ -1,4 +1,6 @@
-"""`launch` and `doctor`: the right mpirun, marked lines, an exit status, and no process left behind."""
+"""`launch` and `doctor`: the right mpirun, marked lines, an exit status, and no process left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_a_timeout_leaves_nothing_behind(program: Path) -> None:
 def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int) -> None:
     token = secrets.token_hex(8)
     command = [sys.executable, "-m", "minidist", "launch", "-n", "2", str(program), "stay", token]
-    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     assert b"up" in process.stdout.readline()
     assert b"up" in process.stdout.readline()
@@ -139,10 +143,15 @@ def test_torch_is_launched_the_same_way(program: Path) -> None:
         (["-n", "0", "x.py"], "must be from 1 to 10,000"),
         (["-n", "2"], "name a program"),
         (["-n", "2", "--ranks-per-gpu", "0", "x.py"], "must be from 1 to 10,000"),
-        (["-n", "2", "--ranks-per-gpu", "2", "--wire", "mpi", __file__], "torchrun starts: leave --wire mpi out"),
+        (
+            ["-n", "2", "--ranks-per-gpu", "2", "--wire", "mpi", __file__],
+            "torchrun starts: leave --wire mpi out",
+        ),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         status = launch.main(arguments)
     except SystemExit as error:
@@ -154,17 +163,29 @@ def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.Cap
 def test_ranks_that_cannot_share_gpus_are_not_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for count, each, words in ((0, "2", "has no GPU"), (1, "1", "for 1 of the 2 ranks"), (1, "2", "this is 2.29.7")):
+    for count, each, words in (
+        (0, "2", "has no GPU"),
+        (1, "1", "for 1 of the 2 ranks"),
+        (1, "2", "this is 2.29.7"),
+    ):
         monkeypatch.setattr(gpus, "count_gpus", lambda count=count: count)
         monkeypatch.setattr(gpus, "nccl_version", lambda: (2, 29, 7))
         assert launch.main(["-n", "2", "--ranks-per-gpu", each, __file__]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"minidist launch: --ranks-per-gpu {each}") and words in said and said.count("\n") == 1
+        assert (
+            said.startswith(f"minidist launch: --ranks-per-gpu {each}")
+            and words in said
+            and said.count("\n") == 1
+        )
 
 
-def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gpus, "share_gpus", lambda each, gpus, ranks: None)
-    options = launch._parser().parse_args(["-n", "4", "--ranks-per-gpu", "4", "--limit", "9", __file__, "--x"])
+    options = launch._parser().parse_args(
+        ["-n", "4", "--ranks-per-gpu", "4", "--limit", "9", __file__, "--x"]
+    )
     command, env = launch.command_line(options)
     assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
     assert command[-2:] == [__file__, "--x"]
@@ -199,7 +220,9 @@ def test_vendors_are_recognised(says: str, whose: str) -> None:
     assert mpirun.vendor(says) == whose
 
 
-def test_another_ones_mpirun_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_ones_mpirun_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = mpirun.mpi_library()
     says = OPEN_MPI if mpirun.vendor(library) != "Open MPI" else "HYDRA build details"
     fake = fake_mpirun(tmp_path / "bin", says)
@@ -210,23 +233,33 @@ def test_another_ones_mpirun_is_passed_over(tmp_path: Path, monkeypatch: pytest.
     assert mpirun.find_mpirun() == right
 
     monkeypatch.setattr(mpirun, "candidates", lambda: [str(fake)])
-    with pytest.raises(LaunchError, match=rf"no mpirun of {right.vendor} was found \({fake} is .*'s\): pip install"):
+    with pytest.raises(
+        LaunchError, match=rf"no mpirun of {right.vendor} was found \({fake} is .*'s\): pip install"
+    ):
         mpirun.find_mpirun()
 
 
 def test_no_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpirun, "ASK_LIBRARY", "raise ModuleNotFoundError('no mpi4py')")
-    with pytest.raises(LaunchError, match=r"mpi4py cannot be used \(ModuleNotFoundError: no mpi4py\): pip install"):
+    with pytest.raises(
+        LaunchError, match=r"mpi4py cannot be used \(ModuleNotFoundError: no mpi4py\): pip install"
+    ):
         mpirun.find_mpirun()
 
 
-@pytest.mark.parametrize("names", [("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")])
+@pytest.mark.parametrize(
+    "names", [("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")]
+)
 def test_ranks_of_another_ones_mpirun_notice(tmp_path: Path, names: tuple[str, str]) -> None:
-    """What such an mpirun leaves behind: variables that name 4 ranks, and an MPI that sees only itself."""
+    """What such an mpirun leaves behind: variables that name 4 ranks, and an MPI that sees only
+    itself.
+    """
     path = tmp_path / "program.py"
     path.write_text("import minidist\nminidist.init()\n")
     job = run_job(
-        [sys.executable, str(path)], env=clean_environment() | dict(zip(names, "41", strict=True)), capture=True
+        [sys.executable, str(path)],
+        env=clean_environment() | dict(zip(names, "41", strict=True)),
+        capture=True,
     )
     assert job.returncode != 0
     assert "LaunchError: mpirun started 4 processes, but this Python speaks" in job.stderr
@@ -249,24 +282,42 @@ def test_open_mpi_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_finds_everything_well() -> None:
     job = start("doctor")
     assert job.returncode == 0, job.stdout
-    said, _, report = job.stdout.partition("\n\nwhat torch says of this machine, for whoever is asked for help:\n")
+    said, _, report = job.stdout.partition(
+        "\n\nwhat torch says of this machine, for whoever is asked for help:\n"
+    )
     lines = said.splitlines()
     assert all(line.startswith("ok  ") for line in lines[:-1])
-    for words in ("Python 3.", " cores: ", "shared memory", "MPI: ", "two MPI ranks: met", "two gloo ranks", "GPUs: "):
+    for words in (
+        "Python 3.",
+        " cores: ",
+        "shared memory",
+        "MPI: ",
+        "two MPI ranks: met",
+        "two gloo ranks",
+        "GPUs: ",
+    ):
         assert any(words in line for line in lines), words
     assert lines[-1] == "all is well"
-    assert f"PyTorch version: {torch.__version__}" in report and "Versions of relevant libraries:" in report
+    assert (
+        f"PyTorch version: {torch.__version__}" in report
+        and "Versions of relevant libraries:" in report
+    )
 
 
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import no_such_module", "gave no report (status 1): ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "import no_such_module",
+            "gave no report (status 1): ModuleNotFoundError: No module named 'no_such_module'",
+        ),
         ("import time; time.sleep(60)", "gave no report (status 124): "),
         ("", "gave no report (status 0): it said nothing"),
     ],
 )
-def test_doctor_says_so_where_torch_gives_no_report(program: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_so_where_torch_gives_no_report(
+    program: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "REPORT", program)
     monkeypatch.setattr(doctor, "PATIENCE", 0.4 if "sleep" in program else 60.0)
     assert words in doctor.environment_report()
@@ -282,7 +333,10 @@ def test_doctor_names_what_is_wrong(
     monkeypatch.setattr(doctor, "TWO_RANKS", "import sys; sys.stdout.write('alone\\n')")
     assert doctor.main([]) == 1
     said = capsys.readouterr().out
-    assert f"!!  mpirun: {tmp_path}/bin/mpirun comes first on PATH, but belongs to an unknown MPI" in said
+    assert (
+        f"!!  mpirun: {tmp_path}/bin/mpirun comes first on PATH, but belongs to an unknown MPI"
+        in said
+    )
     assert "!!  two MPI ranks: status 0, they said: alone; alone" in said
     assert "\n2 to fix\n" in said and said.endswith("for whoever is asked for help:\nversions\n")
 
@@ -291,7 +345,10 @@ def test_doctor_names_what_is_wrong(
     ("nccl", "lines"),
     [
         ([], ["!!  GPUs: 2 x H100, but this torch has no NCCL"]),
-        (["2.28.9", "/venv/libnccl.so.2", "needs NCCL 2.30"], ["ok  ranks a GPU: one; more needs NCCL 2.30"]),
+        (
+            ["2.28.9", "/venv/libnccl.so.2", "needs NCCL 2.30"],
+            ["ok  ranks a GPU: one; more needs NCCL 2.30"],
+        ),
         (
             ["2.30.7", "/x/libnccl.so.2", ""],
             ["NCCL 2.30.7 is /x/libnccl.so.2", "ok  ranks a GPU: several, as MINIDIST_"],
@@ -327,9 +384,16 @@ def test_what_doctor_asks_of_nccl_can_be_answered(tmp_path: Path) -> None:
 # -------------------------------------------------------------------- jobs
 
 
-def test_a_job_is_found_by_its_parents_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    nested = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    process = subprocess.Popen([sys.executable, "-c", f"{nested}; print(1, flush=True); time.sleep(60)"], stdout=-1)
+def test_a_job_is_found_by_its_parents_where_there_is_no_proc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nested = (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(60)'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{nested}; print(1, flush=True); time.sleep(60)"], stdout=-1
+    )
     assert process.stdout is not None
     process.stdout.readline()
     monkeypatch.setattr(Path, "exists", lambda path: False)

@@ -27,14 +27,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def picture(folder: Path, to: Path) -> int:
     losses = [str(folder / "losses.jsonl"), str(folder / "losses.serial.jsonl")]
-    return main(["picture", "--losses", *losses, "--stages", str(folder / "stages.jsonl"), "--to", str(to)])
+    return main(
+        ["picture", "--losses", *losses, "--stages", str(folder / "stages.jsonl"), "--to", str(to)]
+    )
 
 
 def test_both_runs_and_every_stage_leave_their_numbers(measured: Path) -> None:
     ours, serial = metrics(measured / "losses.jsonl"), metrics(measured / "losses.serial.jsonl")
     assert [line["step"] for line in ours] == [line["step"] for line in serial] == [1, 2, 3, 4, 5]
-    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in serial], rel=1e-12)
-    rows = {row["name"]: row for row in map(json.loads, (measured / "stages.jsonl").read_text().splitlines())}
+    assert [line["loss"] for line in ours] == pytest.approx(
+        [line["loss"] for line in serial], rel=1e-12
+    )
+    rows = {
+        row["name"]: row
+        for row in map(json.loads, (measured / "stages.jsonl").read_text().splitlines())
+    }
     assert list(rows) == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3, recompute full"]
     assert rows["ZeRO-1"]["held"]["optimizer"] < 0.6 * rows["DDP"]["held"]["optimizer"]
     assert rows["ZeRO-3"]["sent"]["dp"] > rows["DDP"]["sent"]["dp"]
@@ -42,7 +49,10 @@ def test_both_runs_and_every_stage_leave_their_numbers(measured: Path) -> None:
 
 
 def test_a_picture_is_drawn_and_words_say_the_same(
-    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    measured: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "new" / "demo.png"
@@ -51,14 +61,20 @@ def test_a_picture_is_drawn_and_words_say_the_same(
     assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 20_000
     last = metrics(measured / "losses.jsonl")[-1]["loss"]
     assert f"-> {last:.4f}, serial" in out and "they differ by at most" in out
-    assert all(name in out for name in ("DDP ", "ZeRO-2 ", "at once")) and out.endswith(f"picture: {file}\n")
+    assert all(name in out for name in ("DDP ", "ZeRO-2 ", "at once")) and out.endswith(
+        f"picture: {file}\n"
+    )
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert picture(measured, file) == 0
     without = capsys.readouterr().out
-    assert without.splitlines()[:-1] == out.splitlines()[:-1] and "pip install matplotlib" in without
+    assert (
+        without.splitlines()[:-1] == out.splitlines()[:-1] and "pip install matplotlib" in without
+    )
 
 
-def test_files_that_have_nothing_to_draw(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_have_nothing_to_draw(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("losses.jsonl", "losses.serial.jsonl", "stages.jsonl"):
         (tmp_path / name).write_bytes((measured / name).read_bytes())
     for name, content, words in (
@@ -71,7 +87,11 @@ def test_files_that_have_nothing_to_draw(measured: Path, tmp_path: Path, capsys:
         (tmp_path / name).write_text(content)
         assert picture(tmp_path, tmp_path / "a.png") == 2
         error = capsys.readouterr().err
-        assert words in error and error.startswith(f"minidist picture: {tmp_path / name} ") and error.count("\n") == 1
+        assert (
+            words in error
+            and error.startswith(f"minidist picture: {tmp_path / name} ")
+            and error.count("\n") == 1
+        )
         (tmp_path / name).write_bytes(before)
     assert picture(tmp_path, tmp_path / "a.nonsense") == 2
     assert "a.nonsense cannot be written" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""`lessons/cluster.sbatch`, with stand-ins for SLURM: what it would run, and two tasks that really run."""
+"""`lessons/cluster.sbatch`, with stand-ins for SLURM: what it would run, and two tasks that really
+run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ own = [{{"SLURM_PROCID": str(k), "SLURM_LOCALID": str(k), "SLURM_NTASKS": str(ta
 running = [subprocess.Popen(command, env=os.environ | more | {{"SLURM_STEP_TASKS_PER_NODE": "2"}}) for more in own]
 sys.exit(max([task.wait() for task in running], default=0))
 """
-SCONTROL = '#!/bin/sh\n[ "$1 $2 $3" = "show hostnames node[07-08]" ] && printf "node07\\nnode08\\n"\n'
+SCONTROL = (
+    '#!/bin/sh\n[ "$1 $2 $3" = "show hostnames node[07-08]" ] && printf "node07\\nnode08\\n"\n'
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the script is for bash")
 
@@ -42,11 +46,17 @@ def sbatch(folder: Path, *arguments: str, **more: str) -> Outcome:
         (folder / name).chmod(0o755)
     spooled = folder / "slurm_script"  # SLURM runs a copy
     shutil.copy(SCRIPT, spooled)
-    job = {"SLURM_JOB_ID": "1234567", "SLURM_JOB_NODELIST": "node[07-08]", "SLURM_SUBMIT_DIR": str(ROOT)}
+    job = {
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "node[07-08]",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
     told = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "NOTES": str(folder / "notes")}
     env = {name: value for name, value in clean_environment().items() if name != "OMP_NUM_THREADS"}
     env |= job | told | {"SLURM_CPUS_PER_TASK": "3", "MINIDIST_PYTHON": sys.executable} | more
-    return run_job(["bash", str(spooled), *arguments], env=env, cwd=folder, timeout=100, capture=True)
+    return run_job(
+        ["bash", str(spooled), *arguments], env=env, cwd=folder, timeout=100, capture=True
+    )
 
 
 def test_it_is_a_script_that_bash_can_read() -> None:
@@ -54,8 +64,12 @@ def test_it_is_a_script_that_bash_can_read() -> None:
     text = SCRIPT.read_text()
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     first_command = text.index("\nset -euo")
-    assert all(text.index(line) < first_command for line in directives), "SLURM reads them only before any command"
-    assert {"--nodes", "--ntasks-per-node", "--gpus-per-node"} <= {line.split()[1].split("=")[0] for line in directives}
+    assert all(text.index(line) < first_command for line in directives), (
+        "SLURM reads them only before any command"
+    )
+    assert {"--nodes", "--ntasks-per-node", "--gpus-per-node"} <= {
+        line.split()[1].split("=")[0] for line in directives
+    }
     assert text.count("EDIT") >= 8
 
 
@@ -64,7 +78,10 @@ def test_it_is_a_script_that_bash_can_read() -> None:
     [
         (["02"], [LESSON]),
         (["02", "--minidist"], [LESSON, "--minidist"]),
-        (["train", "--dp", "16", "--text", "a b.txt"], ["-m", "minidist", "train", "--dp", "16", "--text", "a b.txt"]),
+        (
+            ["train", "--dp", "16", "--text", "a b.txt"],
+            ["-m", "minidist", "train", "--dp", "16", "--text", "a b.txt"],
+        ),
     ],
     ids=["lesson", "its twin", "trainer"],
 )
@@ -92,7 +109,9 @@ def test_what_it_starts(tmp_path: Path, arguments: list[str], program: list[str]
     ],
     ids=["nothing", "no lesson", "half a number", "no job", "elsewhere", "no python", "no host"],
 )
-def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: list[str], more: dict[str, str], said: str) -> None:
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path, arguments: list[str], more: dict[str, str], said: str
+) -> None:
     outcome = sbatch(tmp_path, *arguments, **more)
     assert outcome.returncode == 2 and not (tmp_path / "notes").exists()
     assert said in outcome.stderr and outcome.stderr.count("\n") == 1
@@ -104,7 +123,9 @@ def test_the_exit_status_is_that_of_the_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [pytest.param(["02"], marks=pytest.mark.soak), ["02", "--minidist"]], ids=["production", "minidist"]
+    "arguments",
+    [pytest.param(["02"], marks=pytest.mark.soak), ["02", "--minidist"]],
+    ids=["production", "minidist"],
 )
 def test_two_tasks_train(tmp_path: Path, arguments: list[str]) -> None:
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,6 @@
-"""`stages` and `layouts`: one run in several variants; each holds what it should, and all end as a serial run does."""
+"""`stages` and `layouts`: one run in several variants; each holds what it should, and all end as a
+serial run does.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,25 @@ from minidist.cli.stages import stages
 from minidist.cli.together import stopping_together
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-COLUMNS = ("parameters", "gradients", "optimizer", "activations", "communication", "at once", "sent")
+COLUMNS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "communication",
+    "at once",
+    "sent",
+)
 
 
 def compared(variants: Variants, ranks: int, *words: str) -> int:
     """Run on threads; return the status that the job would have."""
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(
-        minidist.run(lambda comm: stopping_together("stages", comm, lambda: compare(argv, comm, variants)), ranks)
+        minidist.run(
+            lambda comm: stopping_together("stages", comm, lambda: compare(argv, comm, variants)),
+            ranks,
+        )
     )
 
 
@@ -35,7 +48,10 @@ def rows_of(out: str, columns: Sequence[str], *beginnings: str) -> dict[str, dic
     for line in out.splitlines():
         if line.startswith(beginnings):
             name, _, rest = line.partition("  ")
-            sizes = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (B|KiB|MiB)", rest)]
+            sizes = [
+                float(number) * UNITS[unit]
+                for number, unit in re.findall(r"([\d.]+) (B|KiB|MiB)", rest)
+            ]
             rows[name] = dict(zip(columns, sizes, strict=True))
     return rows
 
@@ -47,43 +63,77 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert one["optimizer"] == pytest.approx(ddp["optimizer"] / 4, rel=0.02) == two["optimizer"]
     assert groups["optimizer"] == pytest.approx(ddp["optimizer"] / 2, rel=0.02)
     assert two["gradients"] < one["gradients"]
-    assert three["parameters"] < groups["parameters"] < ddp["parameters"] == one["parameters"] == two["parameters"]
+    assert (
+        three["parameters"]
+        < groups["parameters"]
+        < ddp["parameters"]
+        == one["parameters"]
+        == two["parameters"]
+    )
     assert recomputed["activations"] < three["activations"] / 2
-    assert ddp["sent"] == one["sent"] == two["sent"] < groups["sent"] < three["sent"] < 1.5 * ddp["sent"]
+    assert (
+        ddp["sent"]
+        == one["sent"]
+        == two["sent"]
+        < groups["sent"]
+        < three["sent"]
+        < 1.5 * ddp["sent"]
+    )
 
 
 def test_under_mpirun() -> None:
     job = mpirun(2, PROGRAM, "stages", *TINY, "--steps", "2", timeout=100)
     assert job.returncode == 0, job.stderr
-    assert "ZeRO-3, recompute full" in job.stdout and "in groups" not in job.stdout  # which would be of one rank each
+    # which would be of one rank each
+    assert "ZeRO-3, recompute full" in job.stdout and "in groups" not in job.stdout
 
 
 def test_bad_input_gets_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(stages, 2, "--dp 3") == 2
-    assert capsys.readouterr().err == "minidist stages: dp = 3, but 2 ranks were started: use mpirun -n 3, or --dp 2\n"
+    assert (
+        capsys.readouterr().err
+        == "minidist stages: dp = 3, but 2 ranks were started: use mpirun -n 3, or --dp 2\n"
+    )
 
 
 def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two ranks that share matrices or layers hold half; along dp goes the gradient of what is held."""
+    """Two ranks that share matrices or layers hold half; along dp goes the gradient of what is
+    held.
+    """
     assert compared(layouts, 4, "--layers 4 --steps 2 --hidden 32 --heads 2 --tied") == 0
     columns = (*COLUMNS[:-1], "dp", "pp", "tp")
     rows = rows_of(capsys.readouterr().out, columns, "dp=", "pp=")
-    assert list(rows) == ["dp=4", "dp=2 tp=2", "pp=2 tp=2", "pp=2 tp=2, sequence parallel", "dp=2 pp=2"]
+    assert list(rows) == [
+        "dp=4",
+        "dp=2 tp=2",
+        "pp=2 tp=2",
+        "pp=2 tp=2, sequence parallel",
+        "dp=2 pp=2",
+    ]
     alone, tensor, both, sequence, pipeline = rows.values()
     assert tensor["parameters"] == pytest.approx(alone["parameters"] / 2, rel=0.02)
-    assert alone["parameters"] / 4 < both["parameters"] < 0.4 * alone["parameters"]  # tied: both stages have a matrix
+    # tied: both stages have a matrix
+    assert alone["parameters"] / 4 < both["parameters"] < 0.4 * alone["parameters"]
     assert alone["tp"] == alone["pp"] == tensor["pp"] == pipeline["tp"] == both["dp"] == 0
-    assert tensor["dp"] == pytest.approx(alone["dp"] / 3, rel=0.02)  # 2 (P - 1)/P: 3/2 n of four ranks, n/2 of two
-    activations, embedding = 8 * 16 * 32 * 8, 256 * 32 * 8  # of the batch; and what the first and last stage share
-    assert both["pp"] == activations + embedding / 2 and pipeline["pp"] == activations / 2 + embedding
-    assert sequence["pp"] == activations / 2 + embedding / 2 and sequence["tp"] == pytest.approx(both["tp"], rel=0.1)
+    # 2 (P - 1)/P: 3/2 n of four ranks, n/2 of two
+    assert tensor["dp"] == pytest.approx(alone["dp"] / 3, rel=0.02)
+    # of the batch; and what the first and last stage share
+    activations, embedding = 8 * 16 * 32 * 8, 256 * 32 * 8
+    assert (
+        both["pp"] == activations + embedding / 2 and pipeline["pp"] == activations / 2 + embedding
+    )
+    assert sequence["pp"] == activations / 2 + embedding / 2 and sequence["tp"] == pytest.approx(
+        both["tp"], rel=0.1
+    )
     assert sequence["activations"] < both["activations"] < alone["activations"]
 
 
 def test_of_unequal_stages_the_larger_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(layouts, 2, "--layers 3 --steps 1 --hidden 32 --heads 2") == 0
     rows = rows_of(capsys.readouterr().out, (*COLUMNS[:-1], "dp", "pp", "tp"), "dp=", "tp=", "pp=")
-    assert 0.6 * rows["dp=2"]["parameters"] < rows["pp=2"]["parameters"] < rows["dp=2"]["parameters"]
+    assert (
+        0.6 * rows["dp=2"]["parameters"] < rows["pp=2"]["parameters"] < rows["dp=2"]["parameters"]
+    )
 
 
 def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +144,11 @@ def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None
 def test_nothing_is_saved_whatever_the_options_say(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     assert (
-        compared(layouts, 2, f"--layers 2 --steps 1 --save {folder} --save-every 1 --keep 3 --keep-every 2 --mtbf 1")
+        compared(
+            layouts,
+            2,
+            f"--layers 2 --steps 1 --save {folder} --save-every 1 --keep 3 --keep-every 2 --mtbf 1",
+        )
         == 0
     )
     assert not folder.exists()

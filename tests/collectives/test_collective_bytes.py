@@ -1,7 +1,8 @@
-"""What collectives send, counted, equals the textbook's formula: bytes and messages, per rank and in total.
+"""What collectives send, counted, equals the textbook's formula: bytes and messages, per rank and
+in total.
 
-The formulas are written here once more, from the papers, not from the code. n is the buffer in bytes, c(r) the part of
-it that belongs to rank r, P the ranks, Q the largest power of two in P.
+The formulas are written here once more, from the papers, not from the code. n is the buffer in
+bytes, c(r) the part of it that belongs to rank r, P the ranks, Q the largest power of two in P.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from minidist.collectives import (
 )
 from minidist.comm import Link
 
-DIVISIBLE, ODD = 840 * 6, 1003  # elements: 5040 divides by all of 1 to 10; both of float64 are more than 16 KiB or less
+# elements: 5040 divides by all of 1 to 10; both of float64 are more than 16 KiB or less
+DIVISIBLE, ODD = 840 * 6, 1003
 Call = Callable[[Communicator], object]
 
 
 def traffic(call: Call, ranks: int, cluster: Cluster | None = None) -> tuple[list[int], list[int]]:
-    """Return bytes and messages that each rank sent in the second of two calls: the first may set things up."""
+    """Return bytes and messages that each rank sent in the second of two calls: the first may set
+    things up.
+    """
 
     def program(comm: Communicator) -> tuple[int, int]:
         call(comm)
@@ -71,7 +75,8 @@ BOTH = pytest.mark.parametrize("elements", (DIVISIBLE, ODD))
 @BOTH
 def test_all_reduce(ranks: int, elements: int) -> None:
     n, c, q = 8 * elements, parts(elements, ranks), power(ranks)
-    bits, beyond = rounds(q), ranks - q  # log2 Q, and how many ranks have to hand their data to a partner
+    # log2 Q, and how many ranks have to hand their data to a partner
+    bits, beyond = rounds(q), ranks - q
 
     def counted(algorithm: str) -> tuple[list[int], list[int]]:
         return traffic(lambda comm: all_reduce(np.ones(elements), comm, algorithm=algorithm), ranks)
@@ -89,14 +94,18 @@ def test_all_reduce(ranks: int, elements: int) -> None:
     assert messages == [1 if r >= q else 2 * bits + (r < beyond) for r in range(ranks)]
     assert sum(bytes) == 2 * (q - 1) * n + 2 * beyond * n
     if elements % q == 0:
-        assert bytes == [n if r >= q else 2 * (q - 1) * n // q + (n if r < beyond else 0) for r in range(ranks)]
+        assert bytes == [
+            n if r >= q else 2 * (q - 1) * n // q + (n if r < beyond else 0) for r in range(ranks)
+        ]
 
     bytes, messages = counted("tree")
     assert bytes == [n * ((r > 0) + below) for r, below in enumerate(children(ranks))]
     assert sum(bytes) == 2 * (ranks - 1) * n and sum(messages) == 2 * (ranks - 1)
 
     bytes, messages = counted("central")
-    assert bytes == [(ranks - 1) * n] + [n] * (ranks - 1) and messages == [ranks - 1] + [1] * (ranks - 1)
+    assert bytes == [(ranks - 1) * n] + [n] * (ranks - 1) and messages == [ranks - 1] + [1] * (
+        ranks - 1
+    )
 
     bytes, messages = counted("shared")
     if n > 1 << 14:  # each adds up its part of all, and reads the others'
@@ -115,12 +124,15 @@ def test_all_reduce_of_registered_buffers(ranks: int, elements: int) -> None:
         return comm.traffic.bytes_sent, comm.traffic.messages_sent
 
     bytes, messages = zip(*run(program, ranks), strict=True)
-    assert list(bytes) == [2 * (ranks - 1) * part for part in parts(elements, ranks)]  # read it, write it
+    # read it, write it
+    assert list(bytes) == [2 * (ranks - 1) * part for part in parts(elements, ranks)]
     assert list(messages) == [2 * rounds(ranks)] * ranks  # two barriers
 
 
 @BOTH
-@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3), (1, 4), (4, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "per_node"), [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3), (1, 4), (4, 1)]
+)
 def test_hierarchical_all_reduce(nodes: int, per_node: int, elements: int) -> None:
     ranks, n = nodes * per_node, 8 * elements
     cluster = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), per_node)
@@ -138,8 +150,11 @@ def test_hierarchical_all_reduce(nodes: int, per_node: int, elements: int) -> No
 @pytest.mark.parametrize("ranks", (3, 5, 7))
 def test_hierarchical_all_reduce_on_unequal_nodes(ranks: int, elements: int) -> None:
     cluster = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), 2)
-    bytes, _ = traffic(lambda comm: all_reduce(np.ones(elements), comm, algorithm="hierarchical"), ranks, cluster)
-    assert sum(bytes) == 2 * (ranks - 1) * 8 * elements  # (P - N) in and out of the leaders, a ring of N leaders
+    bytes, _ = traffic(
+        lambda comm: all_reduce(np.ones(elements), comm, algorithm="hierarchical"), ranks, cluster
+    )
+    # (P - N) in and out of the leaders, a ring of N leaders
+    assert sum(bytes) == 2 * (ranks - 1) * 8 * elements
 
 
 @EVERY
@@ -147,13 +162,19 @@ def test_hierarchical_all_reduce_on_unequal_nodes(ranks: int, elements: int) -> 
 def test_reduce_scatter(ranks: int, elements: int) -> None:
     n, c = 8 * elements, parts(elements, ranks)
     for algorithm in ("ring", "pairwise"):
-        bytes, messages = traffic(lambda comm, a=algorithm: reduce_scatter(np.ones(elements), comm, algorithm=a), ranks)
+        bytes, messages = traffic(
+            lambda comm, a=algorithm: reduce_scatter(np.ones(elements), comm, algorithm=a), ranks
+        )
         assert bytes == [n - part for part in c], algorithm
         assert messages == [ranks - 1] * ranks, algorithm
-    bytes, _ = traffic(lambda comm: reduce_scatter(np.ones(elements), comm, algorithm="shared"), ranks)
+    bytes, _ = traffic(
+        lambda comm: reduce_scatter(np.ones(elements), comm, algorithm="shared"), ranks
+    )
     assert bytes == [(ranks - 1) * part for part in c]
     if power(ranks) == ranks:
-        bytes, messages = traffic(lambda comm: reduce_scatter(np.ones(elements), comm, algorithm="recursive"), ranks)
+        bytes, messages = traffic(
+            lambda comm: reduce_scatter(np.ones(elements), comm, algorithm="recursive"), ranks
+        )
         assert messages == [rounds(ranks)] * ranks and sum(bytes) == (ranks - 1) * n
         assert elements % ranks or bytes == [(ranks - 1) * n // ranks] * ranks
 
@@ -164,10 +185,14 @@ def test_all_gather(ranks: int, elements: int) -> None:
     n, c = 8 * elements, parts(elements, ranks)
 
     def counted(algorithm: str) -> tuple[list[int], list[int]]:
-        return traffic(lambda comm: all_gather(np.ones(c[comm.rank] // 8), comm, algorithm=algorithm), ranks)
+        return traffic(
+            lambda comm: all_gather(np.ones(c[comm.rank] // 8), comm, algorithm=algorithm), ranks
+        )
 
     bytes, messages = counted("ring")
-    assert bytes == [n - c[(r + 1) % ranks] for r in range(ranks)] and messages == [ranks - 1] * ranks
+    assert (
+        bytes == [n - c[(r + 1) % ranks] for r in range(ranks)] and messages == [ranks - 1] * ranks
+    )
     bytes, messages = counted("pairwise")
     assert bytes == [(ranks - 1) * part for part in c] and messages == [ranks - 1] * ranks
     bytes, messages = counted("shared")
@@ -188,11 +213,15 @@ def test_broadcast_and_reduce(ranks: int, root: int) -> None:
     bytes, _ = traffic(lambda comm: broadcast(buffer.copy(), comm, root, "central"), ranks)
     assert bytes == [(ranks - 1) * n if rank == root else 0 for rank in range(ranks)]
     bytes, messages = traffic(lambda comm: broadcast(buffer.copy(), comm, root, "tree"), ranks)
-    assert bytes == [tree[number] * n for number in relative] and messages == [tree[number] for number in relative]
+    assert bytes == [tree[number] * n for number in relative] and messages == [
+        tree[number] for number in relative
+    ]
     bytes, _ = traffic(lambda comm: broadcast(buffer.copy(), comm, root, "shared"), ranks)
     assert bytes == [0 if rank == root else n for rank in range(ranks)]
     for algorithm in ("central", "tree"):
-        bytes, messages = traffic(lambda comm, a=algorithm: reduce(buffer.copy(), comm, root, "sum", a), ranks)
+        bytes, messages = traffic(
+            lambda comm, a=algorithm: reduce(buffer.copy(), comm, root, "sum", a), ranks
+        )
         assert bytes == [0 if rank == root else n for rank in range(ranks)]
         assert messages == [int(rank != root) for rank in range(ranks)]
 
@@ -202,13 +231,16 @@ def test_broadcast_and_reduce(ranks: int, root: int) -> None:
 def test_gather_and_scatter(ranks: int, root: int) -> None:
     root %= ranks
     n, c = 8 * ODD, parts(ODD, ranks)
-    depth = [((rank - root) % ranks).bit_count() for rank in range(ranks)]  # in the tree: each bit is one hop
+    # in the tree: each bit is one hop
+    depth = [((rank - root) % ranks).bit_count() for rank in range(ranks)]
 
     def gathering(algorithm: str) -> Call:
         return lambda comm: gather(np.ones(c[comm.rank] // 8), comm, root, algorithm)
 
     def scattering(algorithm: str) -> Call:
-        return lambda comm: scatter(np.ones(ODD) if comm.rank == root else None, comm, root, algorithm)
+        return lambda comm: scatter(
+            np.ones(ODD) if comm.rank == root else None, comm, root, algorithm
+        )
 
     bytes, _ = traffic(gathering("central"), ranks)
     assert bytes == [0 if rank == root else c[rank] for rank in range(ranks)]
@@ -236,6 +268,8 @@ def test_a_barrier_sends_empty_messages(ranks: int) -> None:
 @pytest.mark.parametrize("algorithm", ("ring", "tree"))
 def test_segments_do_not_change_the_bytes(algorithm: str) -> None:
     elements, ranks = 3 * (1 << 20) // 8 * 3, 3
-    bytes, messages = traffic(lambda comm: all_reduce(np.ones(elements), comm, algorithm=algorithm), ranks)
+    bytes, messages = traffic(
+        lambda comm: all_reduce(np.ones(elements), comm, algorithm=algorithm), ranks
+    )
     assert sum(bytes) == 2 * (ranks - 1) * 8 * elements
     assert min(messages) > 2 * (ranks - 1)

@@ -1,4 +1,6 @@
-"""Floor 2 on simulated ranks: every algorithm of every collective gives numpy's answer, the same bits on all ranks."""
+"""Floor 2 on simulated ranks: every algorithm of every collective gives numpy's answer, the same
+bits on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_every_cell_of_the_table_gives_numpys_answer_or_a_sentence(operation: st
 
 @pytest.mark.parametrize("ranks", (1, 2, 4, 5, 6, 7, 8))
 @pytest.mark.parametrize("operation", COLLECTIVES)
-def test_every_algorithm_gives_numpys_answer_on_any_number_of_ranks(operation: str, ranks: int) -> None:
+def test_every_algorithm_gives_numpys_answer_on_any_number_of_ranks(
+    operation: str, ranks: int
+) -> None:
     run(lambda comm: check(comm, cells([operation], FEW, ("sum", "mean")), sizes(ranks)), ranks)
 
 
@@ -71,7 +75,9 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_sent(ran
 
 
 def test_the_table_that_is_printed_is_the_one_that_is_used() -> None:
-    head, *rows = [line for line in (collectives.__doc__ or "").splitlines() if line.startswith("    ")]
+    head, *rows = [
+        line for line in (collectives.__doc__ or "").splitlines() if line.startswith("    ")
+    ]
     columns = {match.group(): match.span() for match in re.finditer(r"\S+", head)}
     printed = {
         operation: {row.split()[0] for row in rows if "x" in row[start:end].split()}
@@ -79,12 +85,18 @@ def test_the_table_that_is_printed_is_the_one_that_is_used() -> None:
         if operation != "family"
     }
     variants = {"auto", "halving_doubling"}  # a rule, and the second of the recursive family
-    assert printed == {operation: set(algorithms(operation)) - variants for operation in COLLECTIVES}
+    assert printed == {
+        operation: set(algorithms(operation)) - variants for operation in COLLECTIVES
+    }
 
 
 @pytest.mark.parametrize("ranks", (2, 5, 6, 7))
 def test_hierarchies_on_nodes_of_three(ranks: int) -> None:
-    run(lambda comm: check(comm, cells(["all_reduce"], FEW, ("sum",)), [0, 1, 7, 100]), ranks, cluster=SMALL_NODES)
+    run(
+        lambda comm: check(comm, cells(["all_reduce"], FEW, ("sum",)), [0, 1, 7, 100]),
+        ranks,
+        cluster=SMALL_NODES,
+    )
 
 
 @pytest.mark.parametrize("ranks", (2, 3))
@@ -102,7 +114,9 @@ def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
                 np.testing.assert_allclose(mine, answer, rtol=1e-12, atol=1e-12)
             elif operation == "reduce":
                 reduce(mine, comm, 0, "sum", algorithm)
-                np.testing.assert_allclose(mine, answer if comm.rank == 0 else inputs[comm.rank], atol=1e-12)
+                np.testing.assert_allclose(
+                    mine, answer if comm.rank == 0 else inputs[comm.rank], atol=1e-12
+                )
             elif operation == "reduce_scatter":
                 shard = reduce_scatter(mine, comm, "sum", algorithm)
                 np.testing.assert_allclose(shard, parts[comm.rank], rtol=1e-12, atol=1e-12)
@@ -112,7 +126,9 @@ def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
             elif operation == "all_gather":
                 assert np.array_equal(all_gather(parts[comm.rank], comm, None, algorithm), answer)
             elif operation == "gather":
-                assert comm.rank != 1 or np.array_equal(gather(parts[1], comm, 1, algorithm), answer)
+                assert comm.rank != 1 or np.array_equal(
+                    gather(parts[1], comm, 1, algorithm), answer
+                )
                 assert comm.rank == 1 or gather(parts[comm.rank], comm, 1, algorithm) is None
             elif operation == "scatter":
                 shard = scatter(answer if comm.rank == 1 else None, comm, 1, algorithm)
@@ -162,7 +178,9 @@ def test_signed_zeros_and_not_a_numbers_are_the_same_bits_on_all_ranks(ranks: in
     columns = np.array(list(itertools.product(special, repeat=2))).T  # every pair of them
 
     def program(comm: Communicator) -> None:
-        for op, algorithm in itertools.product(("sum", "max", "min", "prod"), available("all_reduce", comm)):
+        for op, algorithm in itertools.product(
+            ("sum", "max", "min", "prod"), available("all_reduce", comm)
+        ):
             buffer = np.roll(columns[comm.rank % 2], comm.rank // 2).copy()
             with np.errstate(invalid="ignore"):
                 all_reduce(buffer, comm, op, algorithm)
@@ -181,7 +199,8 @@ def test_auto_gives_the_same_bits_in_every_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cluster"), [(5, None), (8, None), (9, Cluster.h100(2)), (16, Cluster.h100(2)), (4, Cluster.ethernet(4))]
+    ("ranks", "cluster"),
+    [(5, None), (8, None), (9, Cluster.h100(2)), (16, Cluster.h100(2)), (4, Cluster.ethernet(4))],
 )
 def test_auto_chooses_alike_on_all_ranks_and_says_why(ranks: int, cluster: Cluster | None) -> None:
     def program(comm: Communicator) -> list[tuple[str, str]]:
@@ -220,7 +239,9 @@ def test_what_a_slow_rank_still_reads_is_not_written_again(monkeypatch: pytest.M
 
 def test_registered_buffers_are_reduced_in_place() -> None:
     def program(comm: Communicator) -> None:
-        for dtype, length in itertools.product((np.float32, np.int64, torch.bfloat16), (0, 1, 10, 5000, 300_000)):
+        for dtype, length in itertools.product(
+            (np.float32, np.int64, torch.bfloat16), (0, 1, 10, 5000, 300_000)
+        ):
             memory = comm.allocate(length + 7, dtype)
             memory[:] = 1000
             memory[3 : length + 3] = comm.rank + 1
@@ -255,7 +276,9 @@ def test_registered_buffers_work_in_every_collective_and_on_streams() -> None:
 def test_memory_that_only_some_ranks_registered_is_named_in_debug_mode() -> None:
     def program(comm: Communicator) -> None:
         registered = comm.allocate(5000, np.float32)
-        all_reduce(registered if comm.rank else np.zeros(5000, np.float32), comm, algorithm="shared")
+        all_reduce(
+            registered if comm.rank else np.zeros(5000, np.float32), comm, algorithm="shared"
+        )
 
     with pytest.raises(MismatchError, match=r"rank 0 calls .*ordinary.*rank 1 calls .*registered"):
         run(program, 2, debug=True)
@@ -292,9 +315,16 @@ def test_the_plain_ring_sends_what_the_fast_one_sends(ranks: int, elements: int)
     for fast in (False, True):
         trace = Trace()
         results = run(lambda comm, fast=fast: program(comm, fast), ranks, trace=trace)
-        events = sorted((event for event in trace.events if event.kind == "send"), key=lambda event: event.start)
+        events = sorted(
+            (event for event in trace.events if event.kind == "send"), key=lambda event: event.start
+        )
         assert len(events) == 2 * (ranks - 1) * ranks
-        found.append((results, [[(e.name, e.bytes) for e in events if e.rank == rank] for rank in range(ranks)]))
+        found.append(
+            (
+                results,
+                [[(e.name, e.bytes) for e in events if e.rank == rank] for rank in range(ranks)],
+            )
+        )
     assert found[0] == found[1]
 
 
@@ -329,7 +359,11 @@ def test_scatter_tells_the_others_kind_and_shape() -> None:
         shard = scatter(full, comm, root=1)
         return str(shard.dtype), tuple(shard.shape)
 
-    assert run(program, 3) == [("torch.bfloat16", (4, 2)), ("torch.bfloat16", (3, 2)), ("torch.bfloat16", (3, 2))]
+    assert run(program, 3) == [
+        ("torch.bfloat16", (4, 2)),
+        ("torch.bfloat16", (3, 2)),
+        ("torch.bfloat16", (3, 2)),
+    ]
 
 
 def test_meta_tensors_keep_their_shapes_through_all_collectives() -> None:
@@ -360,10 +394,15 @@ def test_meta_tensors_keep_their_shapes_through_all_collectives() -> None:
     [
         ([4, 4], "counts=[4, 4] must be 3 numbers of rows, one for each rank"),
         ([8, -1, 1], "counts=[8, -1, 1] must be 3 numbers of rows, one for each rank"),
-        ([3, 3, 3], "counts=[3, 3, 3] add up to 9, but there are 8 rows: give every row to one rank"),
+        (
+            [3, 3, 3],
+            "counts=[3, 3, 3] add up to 9, but there are 8 rows: give every row to one rank",
+        ),
     ],
 )
-def test_reduce_scatter_refuses_counts_that_cannot_be(counts: list[int], words: str, debug: bool) -> None:
+def test_reduce_scatter_refuses_counts_that_cannot_be(
+    counts: list[int], words: str, debug: bool
+) -> None:
     def program(comm: Communicator) -> None:
         comm.debug = debug
         for algorithm in available("reduce_scatter", comm):
@@ -380,7 +419,9 @@ def test_ranks_that_disagree_about_counts_are_told() -> None:
         comm.debug = True
         reduce_scatter(np.ones(4), comm, counts=[4, 0] if comm.rank else [2, 2])
 
-    with pytest.raises(MismatchError, match=r"rank 0 calls reduce_scatter\(.*counts=\[2, 2\].*counts=\[4, 0\]"):
+    with pytest.raises(
+        MismatchError, match=r"rank 0 calls reduce_scatter\(.*counts=\[2, 2\].*counts=\[4, 0\]"
+    ):
         run(program, 2)
 
 
@@ -393,6 +434,8 @@ def test_uneven_shards_that_are_gathered_give_the_reduction() -> None:
         for algorithm in available("reduce_scatter", comm):
             shard = reduce_scatter(mine, comm, algorithm=algorithm, counts=counts)
             assert shard.shape == (counts[comm.rank],)
-            assert np.array_equal(all_gather(shard, comm, counts=counts), 4 * np.arange(whole) + 6.0)
+            assert np.array_equal(
+                all_gather(shard, comm, counts=counts), 4 * np.arange(whole) + 6.0
+            )
 
     run(program, 4)

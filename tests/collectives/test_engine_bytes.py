@@ -1,4 +1,6 @@
-"""What an engine's own collectives had to send is counted by formula, apart from messages, and shown as such."""
+"""What an engine's own collectives had to send is counted by formula, apart from messages, and
+shown as such.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +83,14 @@ def test_the_sum_over_ranks_is_the_least_that_the_operation_has_to_move() -> Non
 def test_reports_show_it_beside_the_formula_and_say_what_it_is(tmp_path: Path) -> None:
     job = torchrun(2, COUNTS + REPORTS, str(tmp_path / "trace.json"), timeout=100)
     assert job.returncode == 0, job.stderr
-    row = re.search(r"sent by rank 0 +0 \+ ([\d,]+) by the engine, by formula\n.* x steps +([\d,]+)\n", job.stdout)
+    row = re.search(
+        r"sent by rank 0 +0 \+ ([\d,]+) by the engine, by formula\n.* x steps +([\d,]+)\n",
+        job.stdout,
+    )
     assert row is not None, job.stdout
     assert row[1] == row[2] != "0"
     table = re.findall(r"^[01] .*B \+ [\d.]+ KiB by the engine, by formula$", job.stdout, re.M)
     assert len(table) == 2, job.stdout
-    assert re.search(r"^DDP .* 0 B \+ [\d.]+ KiB by the engine, by formula ", job.stdout, re.M), job.stdout
+    assert re.search(r"^DDP .* 0 B \+ [\d.]+ KiB by the engine, by formula ", job.stdout, re.M), (
+        job.stdout
+    )

@@ -1,4 +1,6 @@
-"""A program is interrupted while a thread of it works: what has begun is finished, and nothing else is begun."""
+"""A program is interrupted while a thread of it works: what has begun is finished, and nothing else
+is begun.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ except KeyboardInterrupt:
 def interrupted(start: str, seconds: float) -> str:
     """Return what the program prints."""
     command = [sys.executable, "-c", PROGRAM.format(start=start, seconds=seconds)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 130, done.stderr
     return done.stdout
 

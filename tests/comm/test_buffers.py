@@ -38,28 +38,57 @@ def refused(call: Callable[[Communicator], object], error: type[Exception], word
         sentence = str(caught.value)
         assert "\n" not in sentence and len(sentence) < 400, sentence
         assert comm.traffic.messages_sent == 0
-        comm.exchange(np.ones(3), 1 - comm.rank, np.ones(3), 1 - comm.rank)  # nothing is left behind
+        # nothing is left behind
+        comm.exchange(np.ones(3), 1 - comm.rank, np.ones(3), 1 - comm.rank)
 
     run(program, 2)
 
 
 BUFFERS: dict[str, tuple[Any, type[Exception], str]] = {
-    "a column": (np.zeros((4, 4))[:, 1], ValueError, r"shape \(4,\) is not contiguous: .*ascontiguousarray"),
+    "a column": (
+        np.zeros((4, 4))[:, 1],
+        ValueError,
+        r"shape \(4,\) is not contiguous: .*ascontiguousarray",
+    ),
     "every second element": (np.zeros(8)[::2], ValueError, "not contiguous"),
     "reversed": (np.zeros(8)[::-1], ValueError, "not contiguous"),
-    "in Fortran's order": (np.zeros((3, 4), order="F"), ValueError, r"shape \(3, 4\) is not contiguous"),
-    "a transposed tensor": (torch.ones(4, 3).t(), ValueError, r"shape \(3, 4\) is not contiguous: .*\.contiguous\(\)"),
+    "in Fortran's order": (
+        np.zeros((3, 4), order="F"),
+        ValueError,
+        r"shape \(3, 4\) is not contiguous",
+    ),
+    "a transposed tensor": (
+        torch.ones(4, 3).t(),
+        ValueError,
+        r"shape \(3, 4\) is not contiguous: .*\.contiguous\(\)",
+    ),
     "an expanded tensor": (torch.ones(1).expand(5), ValueError, "not contiguous"),
-    "complex": (np.zeros(3, complex), TypeError, "complex128 do not travel: convert to one of float16, bfloat16"),
-    "a complex tensor": (torch.zeros(3, dtype=torch.complex64), TypeError, r"torch\.complex64 do not travel"),
+    "complex": (
+        np.zeros(3, complex),
+        TypeError,
+        "complex128 do not travel: convert to one of float16, bfloat16",
+    ),
+    "a complex tensor": (
+        torch.zeros(3, dtype=torch.complex64),
+        TypeError,
+        r"torch\.complex64 do not travel",
+    ),
     "float8": (torch.zeros(3, dtype=torch.float8_e4m3fn), TypeError, "float8_e4m3fn do not travel"),
     "long double": (np.zeros(3, np.longdouble), TypeError, "do not travel"),
-    "swapped bytes": (np.zeros(3, np.dtype("f4").newbyteorder()), TypeError, "do not travel: .* native order"),
+    "swapped bytes": (
+        np.zeros(3, np.dtype("f4").newbyteorder()),
+        TypeError,
+        "do not travel: .* native order",
+    ),
     "objects": (np.array([object()]), TypeError, "object do not travel"),
     "text": (np.array(["a"]), TypeError, "do not travel"),
     "dates": (np.zeros(3, "M8[s]"), TypeError, "do not travel"),
     "records": (np.zeros(3, [("a", "f4")]), TypeError, "do not travel"),
-    "a list": ([1.0, 2.0], TypeError, r"a buffer is a numpy array or a torch tensor, not list: \[1\.0, 2\.0\]"),
+    "a list": (
+        [1.0, 2.0],
+        TypeError,
+        r"a buffer is a numpy array or a torch tensor, not list: \[1\.0, 2\.0\]",
+    ),
     "a number": (3.5, TypeError, "not float: 3.5"),
     "a numpy scalar": (np.float64(3), TypeError, "not float64"),
     "nothing": (None, TypeError, "not NoneType"),
@@ -123,7 +152,11 @@ def test_what_would_be_overwritten_is_refused() -> None:
     refused(lambda c: c.recv(read_only(), 1 - c.rank), ValueError, "read-only and cannot receive")
     refused(lambda c: all_reduce(read_only(), c), ValueError, "read-only")
     refused(lambda c: all_gather(np.ones(2), c, read_only()), ValueError, "read-only")
-    refused(lambda c: c.exchange(same, 1 - c.rank, same, 1 - c.rank), ValueError, "exchange needs two buffers")
+    refused(
+        lambda c: c.exchange(same, 1 - c.rank, same, 1 - c.rank),
+        ValueError,
+        "exchange needs two buffers",
+    )
 
 
 def test_read_only_memory_may_be_sent_and_read() -> None:
@@ -139,35 +172,101 @@ def test_read_only_memory_may_be_sent_and_read() -> None:
 
 def test_arguments_of_collectives_that_cannot_be_are_refused() -> None:
     ints, four = np.ones(4, np.int32), np.ones(4)
-    refused(lambda c: all_reduce(four, c, "avg"), ValueError, "op='avg' is not a reduction: choose one of sum, mean")
-    refused(lambda c: all_reduce(ints, c, "mean"), TypeError, "the mean of int32 is not int32: use op='sum'")
-    refused(lambda c: all_reduce(four, c, algorithm="rings"), ValueError, "no algorithm 'rings': use one of auto")
-    refused(lambda c: broadcast(four, c, algorithm="ring"), ValueError, "broadcast has no algorithm 'ring'")
-    refused(lambda c: all_reduce(four, c, algorithm="native"), ValueError, "the threads wire has no native")
+    refused(
+        lambda c: all_reduce(four, c, "avg"),
+        ValueError,
+        "op='avg' is not a reduction: choose one of sum, mean",
+    )
+    refused(
+        lambda c: all_reduce(ints, c, "mean"),
+        TypeError,
+        "the mean of int32 is not int32: use op='sum'",
+    )
+    refused(
+        lambda c: all_reduce(four, c, algorithm="rings"),
+        ValueError,
+        "no algorithm 'rings': use one of auto",
+    )
+    refused(
+        lambda c: broadcast(four, c, algorithm="ring"),
+        ValueError,
+        "broadcast has no algorithm 'ring'",
+    )
+    refused(
+        lambda c: all_reduce(four, c, algorithm="native"),
+        ValueError,
+        "the threads wire has no native",
+    )
     for root in (2, -1):
-        refused(lambda c, r=root: broadcast(four, c, r), ValueError, f"root={root} is not a rank: there are 2")
+        refused(
+            lambda c, r=root: broadcast(four, c, r),
+            ValueError,
+            f"root={root} is not a rank: there are 2",
+        )
         refused(lambda c, r=root: reduce(four, c, r), ValueError, f"root={root}")
         refused(lambda c, r=root: gather(four, c, r), ValueError, f"root={root}")
         refused(lambda c, r=root: scatter(four, c, r), ValueError, f"root={root}")
-    refused(lambda c: all_gather(four, c, counts=[4]), ValueError, r"counts=\[4\] must be 2 numbers of rows")
-    refused(lambda c: all_gather(four, c, counts=[4, -4]), ValueError, r"counts=\[4, -4\] must be 2 numbers")
-    refused(lambda c: all_gather(four, c, counts=[3, 3]), ValueError, r"shard of 4 rows .* 3 are its own")
-    refused(lambda c: all_gather(four, c, np.ones(6)), ValueError, r"shard of 4 rows for .* output of shape \(6,\)")
-    refused(lambda c: all_gather(four, c, np.ones(8, np.int64)), ValueError, "float64 shard .* int64 output")
+    refused(
+        lambda c: all_gather(four, c, counts=[4]),
+        ValueError,
+        r"counts=\[4\] must be 2 numbers of rows",
+    )
+    refused(
+        lambda c: all_gather(four, c, counts=[4, -4]),
+        ValueError,
+        r"counts=\[4, -4\] must be 2 numbers",
+    )
+    refused(
+        lambda c: all_gather(four, c, counts=[3, 3]),
+        ValueError,
+        r"shard of 4 rows .* 3 are its own",
+    )
+    refused(
+        lambda c: all_gather(four, c, np.ones(6)),
+        ValueError,
+        r"shard of 4 rows for .* output of shape \(6,\)",
+    )
+    refused(
+        lambda c: all_gather(four, c, np.ones(8, np.int64)),
+        ValueError,
+        "float64 shard .* int64 output",
+    )
     refused(lambda c: gather(four, c, counts=[3, 3]), ValueError, "shard of 4 rows, but counts=")
     refused(lambda c: gather(four, c, counts=[4]), ValueError, "must be 2 numbers of rows")
-    refused(lambda c: all_to_all(four, c, "auto", [2, 3], [2, 3]), ValueError, "must add up to the 4 rows")
-    refused(lambda c: all_to_all(four, c, "auto", [4], [4]), ValueError, "send_counts=.* must be 2 numbers")
-    refused(lambda c: all_to_all(four, c, "auto", [2, 2], [4]), ValueError, "receive_counts=.* must be 2 numbers")
-    refused(lambda c: all_to_all(four, c, "auto", [2, 2], [1, 1]), ValueError, "what rank . keeps must be the same")
+    refused(
+        lambda c: all_to_all(four, c, "auto", [2, 3], [2, 3]),
+        ValueError,
+        "must add up to the 4 rows",
+    )
+    refused(
+        lambda c: all_to_all(four, c, "auto", [4], [4]),
+        ValueError,
+        "send_counts=.* must be 2 numbers",
+    )
+    refused(
+        lambda c: all_to_all(four, c, "auto", [2, 2], [4]),
+        ValueError,
+        "receive_counts=.* must be 2 numbers",
+    )
+    refused(
+        lambda c: all_to_all(four, c, "auto", [2, 2], [1, 1]),
+        ValueError,
+        "what rank . keeps must be the same",
+    )
     meta = torch.ones(4, device="meta")
-    refused(lambda c: all_reduce(meta, c, algorithm="shared"), ValueError, "reads CPU memory, .* on meta: use 'ring'")
+    refused(
+        lambda c: all_reduce(meta, c, algorithm="shared"),
+        ValueError,
+        "reads CPU memory, .* on meta: use 'ring'",
+    )
 
 
 def test_recursive_halving_wants_a_power_of_two() -> None:
     def program(comm: Communicator) -> None:
         for call in (reduce_scatter, all_gather):
-            with pytest.raises(ValueError, match="needs a power of two of ranks, not 3: use 'ring'"):
+            with pytest.raises(
+                ValueError, match="needs a power of two of ranks, not 3: use 'ring'"
+            ):
                 call(np.ones(4), comm, algorithm="recursive")  # type: ignore[operator]
 
     run(program, 3)
@@ -188,5 +287,7 @@ def test_the_root_of_a_scatter_must_bring_something() -> None:
     def program(comm: Communicator) -> None:
         scatter(None, comm)
 
-    with pytest.raises(ValueError, match="rank 0 is the root of this scatter: it must bring the full buffer"):
+    with pytest.raises(
+        ValueError, match="rank 0 is the root of this scatter: it must bring the full buffer"
+    ):
         run(program, 2)

@@ -1,4 +1,6 @@
-"""The virtual clock: what modelled clusters are said to take, exactly, and the same in every run."""
+"""The virtual clock: what modelled clusters are said to take, exactly, and the same in every
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def meta(bytes: int) -> torch.Tensor:
     return torch.empty(bytes, dtype=torch.uint8, device="meta")
 
 
-def seconds(program: Callable[[Communicator], object], ranks: int, cluster: Cluster = UNIFORM) -> list[float]:
+def seconds(
+    program: Callable[[Communicator], object], ranks: int, cluster: Cluster = UNIFORM
+) -> list[float]:
     """Return each rank's clock at the end."""
 
     def timed(comm: Communicator) -> float:
@@ -59,7 +63,9 @@ def test_a_message_leaves_when_both_ends_are_there() -> None:
 def test_an_eager_message_has_gone_ahead() -> None:
     def program(comm: Communicator) -> float:
         comm.advance(0.0 if comm.rank == 0 else 5.0)
-        comm.send(np.zeros(100, np.uint8), 1) if comm.rank == 0 else comm.recv(np.zeros(100, np.uint8), 0)
+        comm.send(np.zeros(100, np.uint8), 1) if comm.rank == 0 else comm.recv(
+            np.zeros(100, np.uint8), 0
+        )
         return comm.clock()
 
     slow = Cluster.uniform(1.0, 100.0)  # it takes 2 seconds, and has been there since
@@ -70,16 +76,23 @@ def test_an_eager_message_has_gone_ahead() -> None:
 def test_a_parameter_server_takes_what_its_one_incoming_port_allows() -> None:
     for ranks in (2, 3, 8, 33):
         n = 1 << 20
-        receive = (ranks - 1) * (n / BANDWIDTH + LATENCY)  # one buffer: the next may leave when one has been added
+        # one buffer: the next may leave when one has been added
+        receive = (ranks - 1) * (n / BANDWIDTH + LATENCY)
         times = seconds(lambda comm, n=n: all_reduce(meta(n), comm, algorithm="central"), ranks)
-        assert max(times) == pytest.approx(receive + (ranks - 1) * n / BANDWIDTH + LATENCY, rel=1e-9)
+        assert max(times) == pytest.approx(
+            receive + (ranks - 1) * n / BANDWIDTH + LATENCY, rel=1e-9
+        )
         assert min(times) >= receive
 
 
-def test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_go_at_once() -> None:
+def test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_go_at_once() -> (
+    None
+):
     def program(comm: Communicator) -> None:
         peers = [rank for rank in range(comm.size) if rank != comm.rank]
-        requests = [comm.isend(meta(1000), peer) for peer in peers] + [comm.irecv(meta(1000), peer) for peer in peers]
+        requests = [comm.isend(meta(1000), peer) for peer in peers] + [
+            comm.irecv(meta(1000), peer) for peer in peers
+        ]
         for request in requests:
             request.wait()
 
@@ -120,10 +133,15 @@ def test_textbook_latencies() -> None:
             ("tree", 2 * steps),
             ("central", ranks),
         ):
-            times = seconds(lambda comm, b=buffer, a=algorithm: all_reduce(b, comm, algorithm=a), ranks, tiny)
+            times = seconds(
+                lambda comm, b=buffer, a=algorithm: all_reduce(b, comm, algorithm=a), ranks, tiny
+            )
             assert max(times) == pytest.approx(expected), (algorithm, ranks)
         assert max(seconds(lambda comm: comm.barrier(), ranks, tiny)) == steps
-        assert max(seconds(lambda comm, b=buffer: broadcast(b, comm, algorithm="tree"), ranks, tiny)) == steps
+        assert (
+            max(seconds(lambda comm, b=buffer: broadcast(b, comm, algorithm="tree"), ranks, tiny))
+            == steps
+        )
         assert max(seconds(lambda comm, b=buffer: all_to_all(b, comm), ranks, tiny)) == ranks - 1
 
 
@@ -183,7 +201,9 @@ def test_reading_a_peers_memory_takes_time_too() -> None:
 
 
 def noisy(comm: Communicator, noise: random.Random) -> list[float]:
-    """Do a bit of everything, with the threads of this machine disturbed; return the clock at every step."""
+    """Do a bit of everything, with the threads of this machine disturbed; return the clock at every
+    step.
+    """
 
     def disturb() -> None:
         if noise.random() < 0.1:
@@ -195,7 +215,9 @@ def noisy(comm: Communicator, noise: random.Random) -> list[float]:
     for step in range(6):
         disturb()
         comm.advance(1e-6 * (comm.rank + 1))
-        handles.append(stream.launch(lambda s=step: (disturb(), all_reduce(meta(1000 * (s + 1)), stream.comm))))
+        handles.append(
+            stream.launch(lambda s=step: (disturb(), all_reduce(meta(1000 * (s + 1)), stream.comm)))
+        )
         disturb()
         receive = comm.irecv(meta(5000), peer, tag=step)
         polls = 0
@@ -208,8 +230,12 @@ def noisy(comm: Communicator, noise: random.Random) -> list[float]:
             polls += 1
             disturb()
         times += [comm.clock(), float(polls)]
-        others = [comm.irecv(meta(100), rank, tag=100) for rank in range(comm.size) if rank != comm.rank]
-        out = [comm.isend(meta(100), rank, tag=100) for rank in range(comm.size) if rank != comm.rank]
+        others = [
+            comm.irecv(meta(100), rank, tag=100) for rank in range(comm.size) if rank != comm.rank
+        ]
+        out = [
+            comm.isend(meta(100), rank, tag=100) for rank in range(comm.size) if rank != comm.rank
+        ]
         while others:
             others = [request for request in others if not request.test()]
             comm.advance(1e-6)
@@ -228,7 +254,11 @@ def test_virtual_times_do_not_depend_on_which_thread_was_faster() -> None:
     cluster = Cluster(Link(1e-6, 1e9), Link(5e-6, 1e8), ranks_per_node=2)
     first = None
     for attempt in range(20):
-        times = run(lambda comm, a=attempt: noisy(comm, random.Random(100 * a + comm.rank)), 4, cluster=cluster)
+        times = run(
+            lambda comm, a=attempt: noisy(comm, random.Random(100 * a + comm.rank)),
+            4,
+            cluster=cluster,
+        )
         first = first or times
         assert times == first, f"run {attempt} took other times than the first"
 

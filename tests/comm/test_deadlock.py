@@ -1,4 +1,6 @@
-"""A deadlock of simulated ranks is proved at once and explained; a program that can go on is never accused."""
+"""A deadlock of simulated ranks is proved at once and explained; a program that can go on is never
+accused.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ from minidist import Cluster, Communicator, DeadlockError, run
 from minidist.collectives import all_reduce
 
 UNIFORM = Cluster.uniform(1e-6, 1e9)
-ON_BOTH_CLOCKS = pytest.mark.parametrize("cluster", (None, UNIFORM), ids=("machine's clock", "virtual clock"))
+ON_BOTH_CLOCKS = pytest.mark.parametrize(
+    "cluster", (None, UNIFORM), ids=("machine's clock", "virtual clock")
+)
 
 
 def byte() -> np.ndarray:  # type: ignore[type-arg]
     return np.zeros(1, np.uint8)
 
 
-def report(program: Callable[[Communicator], object], ranks: int, cluster: Cluster | None = None) -> str:
-    """Return what is said about a deadlock, which must be found within a second (five on a busy machine)."""
+def report(
+    program: Callable[[Communicator], object], ranks: int, cluster: Cluster | None = None
+) -> str:
+    """Return what is said about a deadlock, which must be found within a second (five on a busy
+    machine).
+    """
     started, worked = time.monotonic(), time.process_time()
     with pytest.raises(DeadlockError) as caught:
         run(program, ranks, cluster=cluster)
@@ -59,7 +67,9 @@ def test_a_chain_that_ends_in_a_rank_that_has_finished(cluster: Cluster | None) 
         if comm.rank < 2:
             comm.recv(byte(), comm.rank + 1)
 
-    assert "rank 0 waits for rank 1 waits for rank 2, which has finished" in report(program, 4, cluster)
+    assert "rank 0 waits for rank 1 waits for rank 2, which has finished" in report(
+        program, 4, cluster
+    )
 
 
 @ON_BOTH_CLOCKS
@@ -80,17 +90,29 @@ def test_the_line_named_is_the_callers_own() -> None:
             all_reduce(np.zeros(100), comm)  # there
 
     lines = open(__file__, encoding="utf-8").read().splitlines()  # noqa: SIM115
-    here, there = (1 + next(n for n, line in enumerate(lines) if line.endswith(end)) for end in ("# here", "# there"))
+    here, there = (
+        1 + next(n for n, line in enumerate(lines) if line.endswith(end))
+        for end in ("# here", "# there")
+    )
     said = report(program, 2)
-    assert f"rank 0 waits: receive from rank 1 (tag 0, 1 bytes) at test_deadlock.py:{here} in program" in said
+    assert (
+        f"rank 0 waits: receive from rank 1 (tag 0, 1 bytes) at test_deadlock.py:{here} in program"
+        in said
+    )
     assert f"in all_reduce at test_deadlock.py:{there} in program" in said
 
 
 @ON_BOTH_CLOCKS
-@pytest.mark.parametrize("call", ("barrier", "split", "fork", "allocate", "roll_call", "all_reduce"))
+@pytest.mark.parametrize(
+    "call", ("barrier", "split", "fork", "allocate", "roll_call", "all_reduce")
+)
 def test_a_call_of_all_ranks_that_one_does_not_make(call: str, cluster: Cluster | None) -> None:
     def program(comm: Communicator) -> None:
-        arguments: dict[str, tuple[object, ...]] = {"split": (0,), "allocate": (3, "f4"), "roll_call": (None,)}
+        arguments: dict[str, tuple[object, ...]] = {
+            "split": (0,),
+            "allocate": (3, "f4"),
+            "roll_call": (None,),
+        }
         if comm.rank == 2:
             return
         if call == "all_reduce":
@@ -235,9 +257,11 @@ def test_a_deadlock_in_one_group_is_found_once_the_others_are_done() -> None:
 
 
 def legal_program(comm: Communicator, seed: int, messages: int, style: str) -> int:
-    """Post all messages of a random plan without waiting, in random order, then wait or poll in random order.
+    """Post all messages of a random plan without waiting, in random order, then wait or poll in
+    random order.
 
-    Messages of one tag between two ranks are posted in their order at both ends, all else is shuffled.
+    Messages of one tag between two ranks are posted in their order at both ends, all else is
+    shuffled.
     """
     plan = random.Random(seed)
     edges = []
@@ -284,16 +308,25 @@ def test_random_legal_programs_pass(
     ranks: int, messages: int, seed: int, style: str, cluster: Cluster | None, eager_limit: int
 ) -> None:
     counts = run(
-        lambda comm: legal_program(comm, seed, messages, style), ranks, cluster=cluster, eager_limit=eager_limit
+        lambda comm: legal_program(comm, seed, messages, style),
+        ranks,
+        cluster=cluster,
+        eager_limit=eager_limit,
     )
     assert sum(counts) == 2 * messages
 
 
 @given(ranks=st.integers(2, 6), seed=st.integers(0, 1 << 20))
 @settings(max_examples=30, deadline=None)
-def test_a_random_legal_program_that_lacks_one_message_is_always_found(ranks: int, seed: int) -> None:
+def test_a_random_legal_program_that_lacks_one_message_is_always_found(
+    ranks: int, seed: int
+) -> None:
     def program(comm: Communicator) -> None:
-        extra = comm.irecv(byte(), (comm.rank + 1) % comm.size, tag=9) if comm.rank == seed % ranks else None
+        extra = (
+            comm.irecv(byte(), (comm.rank + 1) % comm.size, tag=9)
+            if comm.rank == seed % ranks
+            else None
+        )
         legal_program(comm, seed, 20, "wait")
         if extra is not None:
             extra.wait()

@@ -1,4 +1,6 @@
-"""What goes wrong on MPI ranks ends the job: soon, with a status that is not 0, in words, and with no process left."""
+"""What goes wrong on MPI ranks ends the job: soon, with a status that is not 0, in words, and with
+no process left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ FAULTS: dict[str, Fault] = {
             raise ValueError("bad luck")
         comm.recv(one(), 1)
         """,
-        [r"\[rank 1\] Traceback", r"\[rank 1\] ValueError: bad luck", r'\[rank 1\] .*raise ValueError\("bad luck"\)'],
+        [
+            r"\[rank 1\] Traceback",
+            r"\[rank 1\] ValueError: bad luck",
+            r'\[rank 1\] .*raise ValueError\("bad luck"\)',
+        ],
     ),
     "a rank that raises while the other computes": Fault(
         """
@@ -64,7 +70,9 @@ FAULTS: dict[str, Fault] = {
             stream.launch(all_reduce, one(), stream.comm, "sum", "ring").wait()
         comm.barrier()
         """,
-        [r"rank 0 waits .* on a stream: .*receiving from rank 1 \(inside a collective, \d bytes\) in all_reduce"],
+        [
+            r"rank 0 waits .* on a stream: .*receiving from rank 1 \(inside a collective, \d bytes\) in all_reduce"
+        ],
     ),
     "a rank that exits": Fault(
         """
@@ -128,7 +136,10 @@ FAULTS: dict[str, Fault] = {
         if comm.rank == 0:
             all_reduce(one(), comm)
         """,
-        [r"rank 0 waits .* all ranks to come to .* in all_reduce at program\.py:\d+", r"rank 1 has finished"],
+        [
+            r"rank 0 waits .* all ranks to come to .* in all_reduce at program\.py:\d+",
+            r"rank 1 has finished",
+        ],
     ),
     "a later collective on one rank only": Fault(
         """
@@ -143,14 +154,18 @@ FAULTS: dict[str, Fault] = {
         if comm.rank == 1:
             broadcast(one(), comm, algorithm="tree")
         """,
-        [r"rank 1 waits .* receive from rank 0 \(inside a collective, 8 bytes\) in broadcast at program\.py:\d+"],
+        [
+            r"rank 1 waits .* receive from rank 0 \(inside a collective, 8 bytes\) in broadcast at program\.py:\d+"
+        ],
     ),
     "a native collective on one rank only": Fault(
         """
         if comm.rank == 0:
             all_reduce(one(), comm, algorithm="native")
         """,
-        [r"rank 0 waits .* all ranks to come to all_reduce native in all_reduce at program\.py:\d+"],
+        [
+            r"rank 0 waits .* all ranks to come to all_reduce native in all_reduce at program\.py:\d+"
+        ],
     ),
     "a split on one rank only": Fault(
         """
@@ -204,7 +219,9 @@ FAULTS: dict[str, Fault] = {
         """
         comm.send(one(), 1) if comm.rank == 0 else comm.recv(np.ones(100_000), 0)
         """,
-        [r"\[rank 1\] .*MismatchError: rank 0 sent 8 bytes, but the receive has a buffer of 800000 \(tag 0\)"],
+        [
+            r"\[rank 1\] .*MismatchError: rank 0 sent 8 bytes, but the receive has a buffer of 800000 \(tag 0\)"
+        ],
     ),
     "collectives of different sizes": Fault(
         """
@@ -218,14 +235,19 @@ FAULTS: dict[str, Fault] = {
         for call in (all_reduce, broadcast)[:: 1 - 2 * comm.rank]:
             call(one(), comm)
         """,
-        [r"MismatchError: .*rank 0 calls all_reduce\(float64, 1, sum, auto\); rank 1 calls broadcast\(float64, 1"],
+        [
+            r"MismatchError: .*rank 0 calls all_reduce\(float64, 1, sum, auto\); rank 1 calls broadcast\(float64, 1"
+        ],
     ),
     "large sends against each other": Fault(
         """
         comm.send(np.ones(1_000_000), other)
         comm.recv(np.ones(1_000_000), other)
         """,
-        [r"rank 0 waits .* send to rank 1 \(tag 0, 8000000 bytes\)", r"rank 1 waits .* send to rank 0"],
+        [
+            r"rank 0 waits .* send to rank 1 \(tag 0, 8000000 bytes\)",
+            r"rank 1 waits .* send to rank 0",
+        ],
     ),
     "an answer that never comes, found before the limit": Fault(
         """
@@ -246,14 +268,26 @@ FAULTS: dict[str, Fault] = {
         limit=300,
     ),
     "a rank asleep before it starts MPI": Fault("", [ABSENT], ALONE.format("time.sleep(600)")),
-    "a rank asleep when MPI has started": Fault("", [ABSENT], ALONE.format("from mpi4py import MPI; time.sleep(600)")),
+    "a rank asleep when MPI has started": Fault(
+        "", [ABSENT], ALONE.format("from mpi4py import MPI; time.sleep(600)")
+    ),
     "a rank gone before it starts MPI": Fault("", [ABSENT], ALONE.format("sys.exit()")),
-    "a rank failing before it starts MPI": Fault("", [ABSENT, "ZeroDivisionError"], ALONE.format("1 / 0")),
-    "Ctrl-C while ranks wait inside MPI": Fault(STARTED + "comm.recv(one(), other)", [], "", 300, 2, CTRL_C),
+    "a rank failing before it starts MPI": Fault(
+        "", [ABSENT, "ZeroDivisionError"], ALONE.format("1 / 0")
+    ),
+    "Ctrl-C while ranks wait inside MPI": Fault(
+        STARTED + "comm.recv(one(), other)", [], "", 300, 2, CTRL_C
+    ),
     "Ctrl-C while ranks compute": Fault(STARTED + "time.sleep(600)", [], "", 300, 2, CTRL_C),
-    "Ctrl-C while ranks reduce": Fault(STARTED + "while True: all_reduce(one(), comm)", [], "", 300, 2, CTRL_C),
-    "an ended mpirun": Fault(STARTED + "comm.barrier()\ntime.sleep(600)", [], "", 300, 2, END_MPIRUN),
-    "one of four killed": Fault(STARTED + "while True: all_reduce(one(), comm)", [], "", 300, 4, KILL_ONE),
+    "Ctrl-C while ranks reduce": Fault(
+        STARTED + "while True: all_reduce(one(), comm)", [], "", 300, 2, CTRL_C
+    ),
+    "an ended mpirun": Fault(
+        STARTED + "comm.barrier()\ntime.sleep(600)", [], "", 300, 2, END_MPIRUN
+    ),
+    "one of four killed": Fault(
+        STARTED + "while True: all_reduce(one(), comm)", [], "", 300, 4, KILL_ONE
+    ),
 }
 
 
@@ -261,12 +295,19 @@ Endings = Callable[[str], Ended]
 
 
 @pytest.fixture(scope="module")
-def endings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endings]:
-    """Run the faults that were asked for, several at a time: most of their time is waiting for a limit."""
+def endings(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Endings]:
+    """Run the faults that were asked for, several at a time: most of their time is waiting for a
+    limit.
+    """
     calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     faults = [call.params["fault"] for call in calls if call.params.get("fault") in FAULTS]
     with ThreadPoolExecutor(3) as pool:
-        jobs = {name: pool.submit(run_to_its_end, FAULTS[name], tmp_path_factory.mktemp("fault")) for name in faults}
+        jobs = {
+            name: pool.submit(run_to_its_end, FAULTS[name], tmp_path_factory.mktemp("fault"))
+            for name in faults
+        }
         yield lambda name: jobs[name].result()
 
 
@@ -285,5 +326,7 @@ def test_an_exit_status_survives_if_all_ranks_come_to_their_end(tmp_path: Path) 
 
 
 def test_who_ends_later_has_as_long_as_it_likes(tmp_path: Path) -> None:
-    ended = run_to_its_end(Fault("comm.barrier()\ntime.sleep(2 * comm.rank)\nprint('done', flush=True)"), tmp_path)
+    ended = run_to_its_end(
+        Fault("comm.barrier()\ntime.sleep(2 * comm.rank)\nprint('done', flush=True)"), tmp_path
+    )
     assert ended.status == 0 and ended.out.count("done") == 2 and ended.error == ""

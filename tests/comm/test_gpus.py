@@ -1,4 +1,6 @@
-"""Which GPU a rank takes, and when ranks may share one: on a machine whose GPUs and NCCL are made up."""
+"""Which GPU a rank takes, and when ranks may share one: on a machine whose GPUs and NCCL are made
+up.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_rank_r_takes_gpu_r_divided_by_the_ranks_of_each(machine: pytest.MonkeyP
     with pytest.raises(LaunchError, match="for 1 of the 2 ranks"):
         gpus.share_gpus(1, 1, 2)
     machine.setenv("NCCL_MAX_CTAS", "2")
-    assert taken(machine, 4, each=4) and os.environ["NCCL_MAX_CTAS"] == "2", "what the user has set stays"
+    assert taken(machine, 4, each=4) and os.environ["NCCL_MAX_CTAS"] == "2", (
+        "what the user has set stays"
+    )
 
 
 def test_under_slurm_ranks_are_counted_by_its_variables(machine: pytest.MonkeyPatch) -> None:
@@ -90,14 +94,26 @@ def test_under_slurm_ranks_are_counted_by_its_variables(machine: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("count", "version", "each", "words"),
     [
-        (0, (2, 30), "2", "MINIDIST_RANKS_PER_GPU=2, but this machine has no GPU that NCCL could use: leave it out"),
+        (
+            0,
+            (2, 30),
+            "2",
+            "MINIDIST_RANKS_PER_GPU=2, but this machine has no GPU that NCCL could use: leave it "
+            "out",
+        ),
         (
             1,
             (2, 30),
             "2",
-            "=2 leaves room on this machine's GPUs (1) for 2 of the 4 ranks: use MINIDIST_RANKS_PER_GPU=4",
+            "=2 leaves room on this machine's GPUs (1) for 2 of the 4 ranks: use "
+            "MINIDIST_RANKS_PER_GPU=4",
         ),
-        (1, (2, 29, 7), "4", "MINIDIST_RANKS_PER_GPU=4 needs NCCL 2.30 or newer, but this is 2.29.7: pip install "),
+        (
+            1,
+            (2, 29, 7),
+            "4",
+            "MINIDIST_RANKS_PER_GPU=4 needs NCCL 2.30 or newer, but this is 2.29.7: pip install ",
+        ),
         (1, (2, 30), "two", "MINIDIST_RANKS_PER_GPU=two must be a whole number"),
         (1, (2, 30), "0", "MINIDIST_RANKS_PER_GPU=0 must be from 1 to 10,000"),
     ],
@@ -113,8 +129,12 @@ def test_what_cannot_be_is_one_sentence(
     assert not set(SET) & os.environ.keys()
 
 
-@pytest.mark.parametrize(("cuda", "package"), [("12.8", "nvidia-nccl-cu12"), ("13.0", "nvidia-nccl-cu13")])
-def test_the_sentence_names_the_nccl_of_this_cuda(machine: pytest.MonkeyPatch, cuda: str, package: str) -> None:
+@pytest.mark.parametrize(
+    ("cuda", "package"), [("12.8", "nvidia-nccl-cu12"), ("13.0", "nvidia-nccl-cu13")]
+)
+def test_the_sentence_names_the_nccl_of_this_cuda(
+    machine: pytest.MonkeyPatch, cuda: str, package: str
+) -> None:
     have(machine, 1, (2, 28, 9))
     machine.setattr(torch.version, "cuda", cuda)
     fault = gpus.sharing_fault()
@@ -137,15 +157,30 @@ print(nccl_version(), nccl_library())
 """
 
 
-def test_the_nccl_that_is_loaded_is_asked_and_not_the_one_torch_was_built_for(tmp_path: Path) -> None:
+def test_the_nccl_that_is_loaded_is_asked_and_not_the_one_torch_was_built_for(
+    tmp_path: Path,
+) -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler to make a library with")
     source, library, program = tmp_path / "nccl.c", tmp_path / "libnccl.so.2", tmp_path / "ask.py"
     source.write_text(NCCL)
     program.write_text(ASK)
-    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", str(library), str(source)]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libnccl.so.2",
+        "-o",
+        str(library),
+        str(source),
+    ]
     subprocess.run(command, check=True)
-    job = run_job([*warm_python(), str(program), str(library)], env=clean_environment(), timeout=60, capture=True)
+    job = run_job(
+        [*warm_python(), str(program), str(library)],
+        env=clean_environment(),
+        timeout=60,
+        capture=True,
+    )
     assert job.returncode == 0, job.stderr
     assert job.stdout.splitlines() == ["(2, 28, 9) torch itself", f"(2, 30, 7) {library}"]
 
@@ -155,4 +190,7 @@ def test_ranks_that_cannot_share_a_gpu_end_with_the_sentence() -> None:
         pytest.skip("there is a GPU, so they may be able to")
     job = torchrun(2, "import minidist; minidist.init()\n", env={gpus.SHARING: "2"})
     assert job.returncode == 1
-    assert "MINIDIST_RANKS_PER_GPU=2, but this machine has no GPU that NCCL could use: leave it out" in job.stderr
+    assert (
+        "MINIDIST_RANKS_PER_GPU=2, but this machine has no GPU that NCCL could use: leave it out"
+        in job.stderr
+    )

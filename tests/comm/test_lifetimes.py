@@ -1,4 +1,6 @@
-"""What is dropped is gone: wrapped models, streams and their threads, registered memory, groups of ranks."""
+"""What is dropped is gone: wrapped models, streams and their threads, registered memory, groups of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ def no_collector() -> Iterator[None]:
 
 def layers() -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 4)), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 4)), nn.Linear(4, 3)
+    )
 
 
 def train(model: Any) -> Tensor:
     """Take two steps, leave gradients behind, and return the last loss."""
     sharded = hasattr(model, "optimizer")
-    optimizer = model.optimizer(torch.optim.AdamW) if sharded else torch.optim.AdamW(model.parameters())
+    optimizer = (
+        model.optimizer(torch.optim.AdamW) if sharded else torch.optim.AdamW(model.parameters())
+    )
     for _ in range(2):
         model.zero_grad()
         loss: Tensor = model(torch.ones(2, 6)).sum()
@@ -75,10 +81,14 @@ def threads_of(comm: Communicator) -> list[threading.Thread]:
 
 def hooks_on(model: nn.Module) -> int:
     """Return how many hooks there are on a model, its modules and its parameters."""
-    on_modules = [[m._forward_pre_hooks, m._forward_hooks, m._state_dict_pre_hooks] for m in model.modules()]
+    on_modules = [
+        [m._forward_pre_hooks, m._forward_hooks, m._state_dict_pre_hooks] for m in model.modules()
+    ]
     on_modules += [[module._load_state_dict_pre_hooks] for module in model.modules()]
     on_parameters = [p._post_accumulate_grad_hooks or {} for p in model.parameters()]
-    return sum(len(hooks) for several in on_modules for hooks in several) + sum(map(len, on_parameters))
+    return sum(len(hooks) for several in on_modules for hooks in several) + sum(
+        map(len, on_parameters)
+    )
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -95,7 +105,9 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
             assert model.unwrap() is serial
             serial[0].weight.data.fill_(comm.rank)
             assert model.unwrap() is serial, "it may be called again"
-            assert (serial[0].weight == comm.rank).all(), "and what is done to the model meanwhile counts"
+            assert (serial[0].weight == comm.rank).all(), (
+                "and what is done to the model meanwhile counts"
+            )
         values = [parameter.detach().clone() for parameter in serial.parameters()]
         threads, held = threads_of(comm), weakref.ref(model)
         parts = [weakref.ref(part) for part in (model.stream, model.stream.comm, model.end)]
@@ -113,7 +125,9 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
             serial(torch.ones(2, 6)).sum().backward()
             torch.optim.SGD(serial.parameters(), lr=0.1).step()
         else:
-            with pytest.raises(RuntimeError, match="shared out by a strategy that is gone: keep what wraps a model"):
+            with pytest.raises(
+                RuntimeError, match="shared out by a strategy that is gone: keep what wraps a model"
+            ):
                 serial(torch.ones(2, 6))
         del serial, loss
         assert not comm.registered.windows
@@ -142,7 +156,9 @@ def test_a_model_whose_wrapper_was_dropped_can_be_wrapped_again() -> None:
         model = layers()
         for kind in (DDP, ZeRO1, ZeRO2, DDP):
             wrapped = kind(model, comm, op="sum")
-            with pytest.raises(ValueError, match=r"belongs to another DDP already.*: call unwrap\(\) on the other"):
+            with pytest.raises(
+                ValueError, match=r"belongs to another DDP already.*: call unwrap\(\) on the other"
+            ):
                 DDP(model, comm, op="sum")
             train(wrapped)
             del wrapped
@@ -153,7 +169,10 @@ def test_a_model_whose_wrapper_was_dropped_can_be_wrapped_again() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_nothing_of_a_dropped_model_on_a_mesh_stays(zero: int) -> None:
     schedule = "zb-h1" if zero < 2 else "1f1b"
-    case = Case(Layout(dp=2, pp=2, tp=2), Recipe(zero=zero, microbatches=2, schedule=schedule, sequence=True))
+    case = Case(
+        Layout(dp=2, pp=2, tp=2),
+        Recipe(zero=zero, microbatches=2, schedule=schedule, sequence=True),
+    )
 
     def program(comm: Communicator) -> tuple[list[Any], list[threading.Thread]]:
         parallel = spread(comm, case)
@@ -161,14 +180,24 @@ def test_nothing_of_a_dropped_model_on_a_mesh_stays(zero: int) -> None:
         one_step(parallel, case, 0)
         threads = threads_of(comm)
         mesh = parallel.mesh
-        everything = [parallel, parallel.model, parallel.replica, parallel.pipeline, mesh, mesh.tp, mesh.dp, mesh.pp]
+        everything = [
+            parallel,
+            parallel.model,
+            parallel.replica,
+            parallel.pipeline,
+            mesh,
+            mesh.tp,
+            mesh.dp,
+            mesh.pp,
+        ]
         found = [weakref.ref(it) for it in [*everything, *parallel.model.parameters()]]
         del parallel, everything, mesh
         comm.barrier()
         gc.collect()
         for thread in threads:
             thread.join(20)
-        comm.barrier()  # gradients know their ranks, and another rank's thread may have held one of this rank's
+        # gradients know their ranks, and another rank's thread may have held one of this rank's
+        comm.barrier()
         gc.collect()
         assert not comm.registered.windows
         return [it() for it in found if it() is not None], threads
@@ -203,7 +232,8 @@ def test_a_fork_that_nobody_holds_hides_no_deadlock_from_a_thread_that_could_hav
     def program(comm: Communicator) -> None:
         comm.fork()
         if comm.rank == 0:
-            threading.Thread(target=gate.wait, daemon=True).start()  # who knows what this one holds?
+            # who knows what this one holds?
+            threading.Thread(target=gate.wait, daemon=True).start()
         comm.recv(np.zeros(1), 1 - comm.rank)
 
     try:
@@ -251,7 +281,9 @@ def test_a_group_is_taken_again_once_all_its_ranks_have_forgotten_it() -> None:
         halves = [[0, 1], [2, 3]]
 
         def take(parts: list[list[int]]) -> Group:
-            return origin.derive(comm, parts, next(part for part in parts if comm.rank in part), make)
+            return origin.derive(
+                comm, parts, next(part for part in parts if comm.rank in part), make
+            )
 
         first, second = take(halves), take([[0, 1, 2, 3]])
         handles = [first.handle, second.handle]
@@ -378,7 +410,9 @@ def test_the_memory_of_mpi_ranks_outlives_the_wrapper_where_a_parameter_lies_in_
 # ---- too little memory ----
 
 
-def test_memory_that_cannot_be_reserved_is_refused_on_every_rank_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_reserved_is_refused_on_every_rank_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reserve, files = os.posix_fallocate, len(os.listdir("/proc/self/fd"))
 
     def full(file: int, start: int, bytes: int) -> None:
@@ -395,8 +429,13 @@ def test_memory_that_cannot_be_reserved_is_refused_on_every_rank_alike(monkeypat
 
     first, *others = minidist.run(program, 3)
     assert set(others) == {first}
-    assert first.startswith("the 3 ranks of this machine cannot have 1048576 bytes of shared memory each (rank 1: [Err")
-    assert "No space left on device): give the machine or container more memory, start fewer ranks on it" in first
+    assert first.startswith(
+        "the 3 ranks of this machine cannot have 1048576 bytes of shared memory each (rank 1: [Err"
+    )
+    assert (
+        "No space left on device): give the machine or container more memory, start fewer ranks "
+        "on it"
+    ) in first
     assert len(os.listdir("/proc/self/fd")) == files
     gc.collect()  # the errors
     with open("/proc/self/maps") as maps:
@@ -421,5 +460,7 @@ def test_a_small_dev_shm_as_in_a_container_leaves_room_for_large_windows() -> No
     launcher = find_mpirun()
     command = [launcher.path, "-n", "2", sys.executable, "-c", program]
     unshared = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
-    outcome = run_job(unshared, env=environment(launcher) | clean_environment(), timeout=100, capture=True)
+    outcome = run_job(
+        unshared, env=environment(launcher) | clean_environment(), timeout=100, capture=True
+    )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -1,4 +1,6 @@
-"""Simulated ranks, too, wait for one another no longer than a limit; computing may take as long as it likes."""
+"""Simulated ranks, too, wait for one another no longer than a limit; computing may take as long as
+it likes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from minidist import Cluster, Communicator, run
 from minidist.collectives import all_reduce
 from minidist.comm import LaunchError, LimitError
 
-ON_BOTH_CLOCKS = pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("machine's", "virtual"))
+ON_BOTH_CLOCKS = pytest.mark.parametrize(
+    "cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("machine's", "virtual")
+)
 
 
 def sleeper(comm: Communicator) -> None:
@@ -50,7 +54,9 @@ def test_a_rank_that_sleeps_is_named_with_those_who_wait_for_it(cluster: Cluster
 
 @ON_BOTH_CLOCKS
 def test_computing_longer_than_the_limit_is_no_fault(cluster: Cluster | None) -> None:
-    """Each wait is short, all of them together are not; a rank's own stream may work as long as it likes."""
+    """Each wait is short, all of them together are not; a rank's own stream may work as long as it
+    likes.
+    """
 
     def program(comm: Communicator) -> float:
         stream = comm.stream()

@@ -1,4 +1,6 @@
-"""Collectives that the ranks do not call alike: in debug mode every rank says in words what differs."""
+"""Collectives that the ranks do not call alike: in debug mode every rank says in words what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from minidist.comm import CommunicationError, Link, MismatchError
 FOUR = np.ones(4)
 
 # what rank 0 calls, what rank 1 calls, and what must be said about either
-MISMATCHES: dict[str, tuple[Callable[[Communicator], object], Callable[[Communicator], object], str, str]] = {
+MISMATCHES: dict[
+    str, tuple[Callable[[Communicator], object], Callable[[Communicator], object], str, str]
+] = {
     "operation": (
         lambda c: all_reduce(FOUR.copy(), c),
         lambda c: broadcast(FOUR.copy(), c),
@@ -62,16 +66,36 @@ MISMATCHES: dict[str, tuple[Callable[[Communicator], object], Callable[[Communic
         "root=0",
         "root=1",
     ),
-    "root of a reduce": (lambda c: reduce(np.ones(4), c, 0), lambda c: reduce(np.ones(4), c, 1), "root=0", "root=1"),
-    "root of a scatter": (lambda c: scatter(FOUR, c, 0), lambda c: scatter(FOUR, c, 1), "root=0", "root=1"),
-    "root of a gather": (lambda c: gather(FOUR, c, 0), lambda c: gather(FOUR, c, 1), "root=0", "root=1"),
+    "root of a reduce": (
+        lambda c: reduce(np.ones(4), c, 0),
+        lambda c: reduce(np.ones(4), c, 1),
+        "root=0",
+        "root=1",
+    ),
+    "root of a scatter": (
+        lambda c: scatter(FOUR, c, 0),
+        lambda c: scatter(FOUR, c, 1),
+        "root=0",
+        "root=1",
+    ),
+    "root of a gather": (
+        lambda c: gather(FOUR, c, 0),
+        lambda c: gather(FOUR, c, 1),
+        "root=0",
+        "root=1",
+    ),
     "roll calls of different collectives": (
         lambda c: all_gather(FOUR, c),
         lambda c: all_reduce(np.ones(4), c),
         "all_gather",
         "all_reduce",
     ),
-    "gather and scatter": (lambda c: gather(FOUR, c), lambda c: scatter(FOUR, c, 1), "gather", "scatter"),
+    "gather and scatter": (
+        lambda c: gather(FOUR, c),
+        lambda c: scatter(FOUR, c, 1),
+        "gather",
+        "scatter",
+    ),
     "row shape": (
         lambda c: reduce_scatter(np.ones((4, 2)), c),
         lambda c: reduce_scatter(np.ones((2, 4)), c),
@@ -104,7 +128,12 @@ MISMATCHES: dict[str, tuple[Callable[[Communicator], object], Callable[[Communic
     ),
     "split": (lambda c: c.split(0), lambda c: all_reduce(np.ones(4), c), "split", "all_reduce"),
     "fork": (lambda c: c.fork(), lambda c: c.split(0), "fork", "split"),
-    "allocate": (lambda c: c.allocate(3, "f4"), lambda c: c.allocate(4, "f4"), "12 bytes", "16 bytes"),
+    "allocate": (
+        lambda c: c.allocate(3, "f4"),
+        lambda c: c.allocate(4, "f4"),
+        "12 bytes",
+        "16 bytes",
+    ),
 }
 
 
@@ -142,13 +171,17 @@ def test_debug_mode_names_a_different_order() -> None:
 
 def test_a_collective_on_some_ranks_only_is_a_deadlock_that_names_it() -> None:
     for debug in (False, True):
-        with pytest.raises(DeadlockError, match=r"in all_reduce at test_mismatch\.py:\d+") as caught:
+        with pytest.raises(
+            DeadlockError, match=r"in all_reduce at test_mismatch\.py:\d+"
+        ) as caught:
             run(lambda comm: comm.rank == 1 or all_reduce(np.ones(4), comm), 2, debug=debug)
         assert "rank 0 waits for rank 1, which has finished" in str(caught.value)
 
 
 def test_different_sizes_are_a_mismatch_even_without_debug_mode() -> None:
-    with pytest.raises(MismatchError, match=r"sends \d+ bytes .*buffer of \d+ \(inside a collective\)"):
+    with pytest.raises(
+        MismatchError, match=r"sends \d+ bytes .*buffer of \d+ \(inside a collective\)"
+    ):
         run(lambda comm: all_reduce(np.ones(1000 + comm.rank), comm, algorithm="ring"), 2)
 
 
@@ -167,7 +200,9 @@ def test_debug_mode_changes_no_result_and_counts_nothing(per_node: int | None) -
     assert run(program, 5, cluster=cluster, debug=True) == run(program, 5, cluster=cluster)
 
 
-@pytest.mark.parametrize(("value", "debug", "expected"), [("1", None, True), ("0", None, False), ("1", False, False)])
+@pytest.mark.parametrize(
+    ("value", "debug", "expected"), [("1", None, True), ("0", None, False), ("1", False, False)]
+)
 def test_simulated_ranks_heed_the_environment(
     value: str, debug: bool | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,9 @@ def test_everything_works_with_tensors_too() -> None:
 
 
 def test_more_ranks_than_cores_take_turns() -> None:
-    """Ranks that spin for one another must let each other run: a second would be a thousand times too slow."""
+    """Ranks that spin for one another must let each other run: a second would be a thousand times
+    too slow.
+    """
     outcome = mpirun(
         8,
         """

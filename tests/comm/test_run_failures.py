@@ -27,7 +27,9 @@ def no_thread_stays_behind() -> Iterator[None]:
     assert not left, f"threads stayed behind: {left}"
 
 
-@pytest.mark.parametrize("error", (ValueError("bad luck"), SystemExit(3), StopIteration(1), MemoryError("no more")))
+@pytest.mark.parametrize(
+    "error", (ValueError("bad luck"), SystemExit(3), StopIteration(1), MemoryError("no more"))
+)
 def test_the_original_error_is_raised_and_names_its_rank(error: BaseException) -> None:
     others = []
 
@@ -47,7 +49,9 @@ def test_the_original_error_is_raised_and_names_its_rank(error: BaseException) -
     assert len(others) == 3 and all("rank 2 failed" in text for text in others)
 
 
-@pytest.mark.parametrize("waiting", ("send", "exchange", "barrier", "split", "roll_call", "poll", "stream", "allocate"))
+@pytest.mark.parametrize(
+    "waiting", ("send", "exchange", "barrier", "split", "roll_call", "poll", "stream", "allocate")
+)
 def test_whatever_the_others_wait_for_they_stop(waiting: str) -> None:
     def program(comm: Communicator) -> None:
         stream = comm.stream()
@@ -152,7 +156,10 @@ PROGRAM = """
 @pytest.mark.parametrize(
     ("body", "left"),
     [
-        ("comm.recv(np.zeros(1), (comm.rank + 1) % 3) if comm.rank else time.sleep(600)", " rank 0"),
+        (
+            "comm.recv(np.zeros(1), (comm.rank + 1) % 3) if comm.rank else time.sleep(600)",
+            " rank 0",
+        ),
         ("time.sleep(600)", " rank 0 rank 1 rank 2"),
         ("while True: comm.barrier()", ""),
     ],

@@ -57,7 +57,9 @@ def test_a_stream_that_uses_its_launchers_communicator_is_told_so() -> None:
         comm.stream().launch(comm.recv, np.zeros(1), 1 - comm.rank, 1)
         comm.recv(np.zeros(1), 1 - comm.rank, 2)
 
-    with pytest.raises(CommunicationError, match=r"two threads of rank . wait on one communicator .* stream\.comm"):
+    with pytest.raises(
+        CommunicationError, match=r"two threads of rank . wait on one communicator .* stream\.comm"
+    ):
         run(program, 2)
 
 
@@ -84,11 +86,15 @@ def test_an_error_of_the_work_reaches_wait_and_ends_the_run() -> None:
         assert sorted(seen) == [(0, RankFailed), (1, KeyError)]
 
 
-def test_the_waiter_hears_the_works_own_error_however_late_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waiter_hears_the_works_own_error_however_late_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from minidist.comm.threads_wire.threads import ThreadsWire
 
     fail = ThreadsWire.fail
-    monkeypatch.setattr(ThreadsWire, "fail", lambda wire, error: (fail(wire, error), time.sleep(0.1)))
+    monkeypatch.setattr(
+        ThreadsWire, "fail", lambda wire, error: (fail(wire, error), time.sleep(0.1))
+    )
 
     heard = []
 
@@ -197,7 +203,9 @@ def test_work_that_waits_for_later_work_of_its_own_stream_ends_the_run() -> None
         stream = comm.stream()
         stream.launch(lambda: stream.launch(lambda: 3).wait()).wait()
 
-    with pytest.raises(CommunicationError, match=r"the stream's <lambda>|two threads of rank 0 wait"):
+    with pytest.raises(
+        CommunicationError, match=r"the stream's <lambda>|two threads of rank 0 wait"
+    ):
         run(program, 1)
 
 

@@ -20,7 +20,9 @@ NODES_OF_TWO = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 
 
 def test_run_returns_each_ranks_result_in_order() -> None:
-    assert run(lambda comm: (comm.rank, comm.size, comm.wire.kind), 3) == [(rank, 3, "threads") for rank in range(3)]
+    assert run(lambda comm: (comm.rank, comm.size, comm.wire.kind), 3) == [
+        (rank, 3, "threads") for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,7 +72,11 @@ def test_a_buffer_of_any_shape_a_parameter_and_a_view_into_one_travel() -> None:
 def test_tags_match_independently_and_each_in_order() -> None:
     def program(comm: Communicator) -> list[float]:
         if comm.rank == 0:
-            sends = [comm.isend(np.array([10.0 * tag + n]), 1, tag) for n in range(3) for tag in (5, 0, 3)]
+            sends = [
+                comm.isend(np.array([10.0 * tag + n]), 1, tag)
+                for n in range(3)
+                for tag in (5, 0, 3)
+            ]
             for request in reversed(sends):
                 request.wait()
             return []
@@ -120,7 +126,9 @@ def test_messages_posted_in_one_order_may_be_waited_for_in_another() -> None:
 def test_exchange_turns_a_ring() -> None:
     def program(comm: Communicator) -> float:
         mine, arriving = np.full(1, float(comm.rank)), np.zeros(1)
-        comm.exchange(mine, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size, tag=4)
+        comm.exchange(
+            mine, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size, tag=4
+        )
         return float(arriving[0])
 
     for ranks in (2, 3, 7):
@@ -157,9 +165,13 @@ def test_meta_tensors_travel_without_data_but_with_bytes() -> None:
 
 def test_meta_and_real_buffers_do_not_mix() -> None:
     def program(comm: Communicator) -> None:
-        comm.send(np.ones(4), 1) if comm.rank == 0 else comm.recv(torch.empty(4, device="meta", dtype=torch.float64), 0)
+        comm.send(np.ones(4), 1) if comm.rank == 0 else comm.recv(
+            torch.empty(4, device="meta", dtype=torch.float64), 0
+        )
 
-    with pytest.raises(ValueError, match="cpu buffer was sent to a meta one: move both to one device"):
+    with pytest.raises(
+        ValueError, match="cpu buffer was sent to a meta one: move both to one device"
+    ):
         run(program, 2)
 
 
@@ -167,7 +179,9 @@ def test_unequal_sizes_are_named_with_both_ends() -> None:
     def program(comm: Communicator) -> None:
         comm.send(np.ones(4), 1, 9) if comm.rank == 0 else comm.recv(np.ones(5), 0, 9)
 
-    with pytest.raises(MismatchError, match=r"rank 0 sends 32 bytes to rank 1, .* buffer of 40 \(tag 9\)"):
+    with pytest.raises(
+        MismatchError, match=r"rank 0 sends 32 bytes to rank 1, .* buffer of 40 \(tag 9\)"
+    ):
         run(program, 2)
 
 
@@ -201,7 +215,9 @@ def test_messages_of_different_groups_never_meet() -> None:
     def program(comm: Communicator) -> None:
         first, second, fork = comm.split(0), comm.split(0), comm.fork()
         if comm.rank == 0:
-            requests = [c.isend(np.full(1, n), 1) for n, c in enumerate((comm, first, second, fork))]
+            requests = [
+                c.isend(np.full(1, n), 1) for n, c in enumerate((comm, first, second, fork))
+            ]
             for request in requests:
                 request.wait()
         else:
@@ -231,7 +247,9 @@ def test_the_ranks_of_a_node_read_each_others_registered_memory() -> None:
             comm.fence()
             row = np.asarray(mine[1])
             everyones = comm.peers(row)
-            assert everyones is not None and [view[0] for view in everyones] == list(range(comm.size))
+            assert everyones is not None and [view[0] for view in everyones] == list(
+                range(comm.size)
+            )
             assert all(len(view) == 4 for view in everyones)
             comm.fence()
         assert comm.peers(np.zeros(3)) is None, "ordinary memory has no peers"
@@ -248,7 +266,12 @@ def test_memory_is_not_shared_between_nodes() -> None:
         buffer = comm.allocate(4, np.float32)
         return comm.node, comm.peers(buffer) is None  # type: ignore[arg-type]
 
-    assert run(program, 4, cluster=NODES_OF_TWO) == [((0, 1), True), ((0, 1), True), ((2, 3), True), ((2, 3), True)]
+    assert run(program, 4, cluster=NODES_OF_TWO) == [
+        ((0, 1), True),
+        ((0, 1), True),
+        ((2, 3), True),
+        ((2, 3), True),
+    ]
     nodes = run(lambda comm: comm.nodes, 3, cluster=NODES_OF_TWO)
     assert nodes == [[(0, 1), (0, 1), (2,)]] * 3
 
@@ -262,10 +285,15 @@ def test_traffic_is_counted_exactly_also_of_splits_and_forks() -> None:
             for _ in range(steps):
                 group.exchange(np.zeros(10 * steps), peer, np.zeros(10 * steps), peer)
         comm.exchange(np.zeros(0), comm.rank ^ 1, np.zeros(0), comm.rank ^ 1)
-        return tuple((c.traffic.messages_sent, c.traffic.bytes_sent) for c in (comm, half, fork, inner))
+        return tuple(
+            (c.traffic.messages_sent, c.traffic.bytes_sent) for c in (comm, half, fork, inner)
+        )
 
     one, two, three, four = (80 * steps * steps for steps in (1, 2, 3, 4))
-    assert run(program, 4) == [((11, one + two + three + four), (6, two + four), (3, three), (4, four))] * 4
+    assert (
+        run(program, 4)
+        == [((11, one + two + three + four), (6, two + four), (3, three), (4, four))] * 4
+    )
 
 
 def test_what_is_only_refused_is_not_counted() -> None:
@@ -279,7 +307,9 @@ def test_what_is_only_refused_is_not_counted() -> None:
 
 
 def test_more_ranks_than_the_cluster_has_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValueError, match=r"17 ranks do not fit a h100 cluster of 16 .*ranks=16.*h100\(nodes=3\)"):
+    with pytest.raises(
+        ValueError, match=r"17 ranks do not fit a h100 cluster of 16 .*ranks=16.*h100\(nodes=3\)"
+    ):
         run(lambda comm: None, 17, cluster=Cluster.h100(2))
     with pytest.raises(ValueError, match="ranks=0"):
         run(lambda comm: None, 0)

@@ -1,4 +1,6 @@
-"""The torch wire: real processes over gloo, started by torchrun, and by a launcher that helps as little as srun."""
+"""The torch wire: real processes over gloo, started by torchrun, and by a launcher that helps as
+little as srun.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ WORKS = """
 """
 
 
-@pytest.mark.parametrize(("ranks", "every_cell"), [(2, False), pytest.param(3, True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("ranks", "every_cell"), [(2, False), pytest.param(3, True, marks=pytest.mark.soak)]
+)
 def test_everything_works_under_torchrun(ranks: int, every_cell: bool) -> None:
     job = torchrun(ranks, WORKS.replace("EVERY_CELL", str(every_cell)), timeout=110)
     assert job.returncode == 0, job.stderr
@@ -143,7 +147,9 @@ def test_everything_works_under_torchrun(ranks: int, every_cell: bool) -> None:
     assert not job.stderr, "a normal end makes no noise"
 
 
-@pytest.mark.parametrize("end", ["raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "end", ["raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
 def test_a_rank_that_fails_ends_the_job(end: str) -> None:
     program = f"""
         import os, signal
@@ -171,7 +177,8 @@ class Rank(NamedTuple):
 Failures = dict[str, tuple[Rank, ...]]
 
 
-# Ranks that are forked by a launcher which ends nobody: each has to find out by itself that the job has failed.
+# Ranks that are forked by a launcher which ends nobody: each has to find out by itself that the job
+# has failed.
 FAILURES = """
     import json, os, signal, socket, sys, tempfile, time
     import numpy as np, torch.distributed
@@ -289,12 +296,16 @@ FAILURES = """
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
-    """How the two ranks of each scenario ended. All run at once: importing torch is what takes time."""
+    """How the two ranks of each scenario ended. All run at once: importing torch is what takes
+    time.
+    """
     program = tmp_path_factory.mktemp("failures") / "failures.py"
     program.write_text(textwrap.dedent(FAILURES))
     job = run_job([*warm_python(), str(program)], env=clean_environment(), timeout=60, capture=True)
     assert job.returncode == 0, job.stderr
-    return {name: tuple(Rank(*rank) for rank in ranks) for name, ranks in json.loads(job.stdout).items()}
+    return {
+        name: tuple(Rank(*rank) for rank in ranks) for name, ranks in json.loads(job.stdout).items()
+    }
 
 
 def test_an_error_is_printed_once_and_ends_all(failures: Failures) -> None:
@@ -345,13 +356,17 @@ def test_unequal_sizes_never_meet(failures: Failures) -> None:
 def test_unequal_sizes_are_an_error_at_once_in_debug_mode(failures: Failures) -> None:
     receiver, sender = failures["sizes_differ_in_debug_mode"]
     assert (receiver.status, sender.status) == (1, 1)
-    assert "MismatchError: rank 1 sent 24 bytes, but the receive has a buffer of 32" in receiver.errors
+    assert (
+        "MismatchError: rank 1 sent 24 bytes, but the receive has a buffer of 32" in receiver.errors
+    )
 
 
 def test_sharded_units_of_unequal_size_never_meet(failures: Failures) -> None:
     ranks = failures["calls_other_units"]
     assert [rank.status for rank in ranks] == [1, 1]
-    assert any("MismatchError: the ranks do not call the same units" in rank.errors for rank in ranks)
+    assert any(
+        "MismatchError: the ranks do not call the same units" in rank.errors for rank in ranks
+    )
     assert any("(rank 0: gather 0; rank 1: gather 1)" in rank.errors for rank in ranks)
 
 

@@ -1,4 +1,6 @@
-"""The handout: everything a student needs, no answer, no mistake, no hidden check; and it grades itself."""
+"""The handout: everything a student needs, no answer, no mistake, no hidden check; and it grades
+itself.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,22 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
     }
     judges = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lessons/*/judges*.py")}
     assert judges <= there, "the visible checks of a lesson import them"
-    assert (LESSON.folder / "honest.py").is_file(), "an answer that is not handed out, nor are solutions and mistakes"
+    assert (LESSON.folder / "honest.py").is_file(), (
+        "an answer that is not handed out, nor are solutions and mistakes"
+    )
     beside = {path for path in there if path.count("/") == 1}
-    assert {f"notebooks/{LESSON.name}.ipynb", "lessons/README.md", "lessons/cluster.sbatch"} <= beside
+    assert {
+        f"notebooks/{LESSON.name}.ipynb",
+        "lessons/README.md",
+        "lessons/cluster.sbatch",
+    } <= beside
     assert {path.rpartition(".")[2] for path in beside} == {"ipynb", "md", "sbatch"}
     text = (out / lesson / "checks.py").read_text()
     assert HIDDEN not in text and "hidden=True" not in text
     visible = [check for check in LESSON.checks if not check.hidden]
-    assert [check.title for check in load_checks(out / lesson / "checks.py")] == [check.title for check in visible]
+    assert [check.title for check in load_checks(out / lesson / "checks.py")] == [
+        check.title for check in visible
+    ]
     assert len(visible) < len(LESSON.checks)
 
 
@@ -65,23 +75,41 @@ def test_what_is_graded_is_what_one_stands_in(place: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", (".", LESSON.name, f"lessons/{LESSON.name}"))
-def test_an_answer_is_found_in_a_handout_in_its_folder_and_alone(place: str, tmp_path: Path) -> None:
+def test_an_answer_is_found_in_a_handout_in_its_folder_and_alone(
+    place: str, tmp_path: Path
+) -> None:
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     (tmp_path / place / "exercise.py").touch()
     assert students_answer(LESSON, tmp_path).path == tmp_path / place / "exercise.py"
 
 
 def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
-    """What goes into a wheel, used from an empty folder: the handout is built, says how to grade it, and is graded."""
+    """What goes into a wheel, used from an empty folder: the handout is built, says how to grade
+    it, and is graded.
+    """
     pytest.importorskip("setuptools")
     built, empty = tmp_path / "built", tmp_path / "empty"
     built.mkdir()
     empty.mkdir()
-    command = ["setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(built)]
+    command = [
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(tmp_path),
+        "build_py",
+        "--build-lib",
+        str(built),
+    ]
     outcome = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stderr
     taken = {path.name for path in (built / "minidist" / "lessons").rglob("*.*")}
-    assert {"checks.py", "judges.py", "exercise.py", "solution.py"} <= taken and "honest.py" not in taken
+    assert {
+        "checks.py",
+        "judges.py",
+        "exercise.py",
+        "solution.py",
+    } <= taken and "honest.py" not in taken
 
     def minidist(*argv: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(built), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -101,7 +129,9 @@ def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
 def test_the_exercise_runs_under_mpirun_as_handed_out() -> None:
     outcome = mpirun(4, LESSON.folder / "exercise.py", python=[sys.executable])
     assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stdout.splitlines() == [f"task {n}: task {n} is not started" for n in (1, 2, 3, 4)]
+    assert outcome.stdout.splitlines() == [
+        f"task {n}: task {n} is not started" for n in (1, 2, 3, 4)
+    ]
 
 
 def test_the_exercise_prints_what_it_computes(tmp_path: Path) -> None:
@@ -115,11 +145,16 @@ def test_the_exercise_prints_what_it_computes(tmp_path: Path) -> None:
     assert "task 4: (messages, bytes) of 10 doubles: (6, 112)" in outcome.stdout
 
 
-def test_what_cannot_be_built_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_built_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lessons").mkdir()
     for argv, told in (
         (["--student", str(tmp_path)], "exists already: name another folder"),
-        (["--student", str(tmp_path / "x"), "--lessons", "/nowhere"], "there are no lessons in /nowhere"),
+        (
+            ["--student", str(tmp_path / "x"), "--lessons", "/nowhere"],
+            "there are no lessons in /nowhere",
+        ),
     ):
         assert main(["course", "build", *argv]) == 2
         said = capsys.readouterr().err
@@ -131,6 +166,8 @@ def test_a_hidden_check_above_the_line_is_noticed(tmp_path: Path) -> None:
     lesson.mkdir(parents=True)
     for judges in LESSON.folder.glob("judges.py"):
         (lesson / "judges.py").write_text(judges.read_text())
-    (lesson / "checks.py").write_text((LESSON.folder / "checks.py").read_text().replace(HIDDEN, "# "))
+    (lesson / "checks.py").write_text(
+        (LESSON.folder / "checks.py").read_text().replace(HIDDEN, "# ")
+    )
     with pytest.raises(GradeError, match="has a hidden check above its line"):
         build(tmp_path / "in", tmp_path / "out")

@@ -1,4 +1,6 @@
-"""The course's front page: every lesson and notebook is on it, in order, and every link leads somewhere."""
+"""The course's front page: every lesson and notebook is on it, in order, and every link leads
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "lessons"
 MAP = LESSONS / "README.md"
 FOLDERS = sorted(path.name for path in LESSONS.glob("[0-9][0-9]_*") if path.is_dir())
-ROW = re.compile(r"^\| \[(\d\d) · [^]]+\]\((\d\d_\w+)/README\.md\) \| \[\1\]\(\.\./notebooks/(\w+)\.ipynb\) \|", re.M)
+ROW = re.compile(
+    r"^\| \[(\d\d) · [^]]+\]\((\d\d_\w+)/README\.md\) \| \[\1\]\(\.\./notebooks/(\w+)\.ipynb\) \|",
+    re.M,
+)
 PAGES = sorted([*LESSONS.glob("*.md"), *LESSONS.glob("[0-9][0-9]_*/README.md")])
 LINK = re.compile(r"(?<!!)\[[^]\n]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.M | re.S)
@@ -30,7 +35,9 @@ def test_every_lesson_is_in_the_table() -> None:
 def test_every_notebook_is_in_the_table() -> None:
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert [notebook for _, _, notebook in rows()] == notebooks
-    assert all(folder == notebook and folder.startswith(number) for number, folder, notebook in rows())
+    assert all(
+        folder == notebook and folder.startswith(number) for number, folder, notebook in rows()
+    )
 
 
 def test_every_lesson_is_in_the_drawing_and_in_the_semester() -> None:
@@ -55,7 +62,9 @@ def test_the_hours_on_the_map_are_those_that_the_lessons_say() -> None:
 
 
 def test_the_weekend_has_its_own_prerequisites() -> None:
-    """All lessons that a lesson of this path names as coming before it, but for one of which it says what is needed."""
+    """All lessons that a lesson of this path names as coming before it, but for one of which it
+    says what is needed.
+    """
     weekend = re.search(r"\*\*A weekend\*\*.*?\.\n\n", MAP.read_text(encoding="utf-8"), re.S)
     assert weekend
     taken = set(re.findall(r"\b\d\d\b", weekend[0].partition(", with the exercises")[0]))
@@ -79,7 +88,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(LESSONS)))
 def test_files_of_the_package_that_a_page_names_are_there(page: Path) -> None:
     named = set(
-        re.findall(r"`((?:minidist|lessons|tests|notebooks)/[\w/]+\.(?:py|md|sbatch|ipynb))`", page.read_text())
+        re.findall(
+            r"`((?:minidist|lessons|tests|notebooks)/[\w/]+\.(?:py|md|sbatch|ipynb))`",
+            page.read_text(),
+        )
     )
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing, f"{page.name} tells the reader to open {missing}"

@@ -1,4 +1,5 @@
-"""The grader with lesson 02: the reference scores everything, the handout nothing, each mistake loses points.
+"""The grader with lesson 02: the reference scores everything, the handout nothing, each mistake
+loses points.
 
 What goes wrong is said in words: which rank, which index, where a rank waits.
 """
@@ -71,14 +72,19 @@ SHARED: dict[Path, Warm] = {}  # by lesson, what runs the cases of all tests her
 
 @pytest.fixture(autouse=True, scope="module")
 def shared() -> Iterator[None]:
-    with warm_processes([LESSON], AT_ONCE) as plain, warm_processes([WITH_TORCH], AT_ONCE) as with_torch:
+    with (
+        warm_processes([LESSON], AT_ONCE) as plain,
+        warm_processes([WITH_TORCH], AT_ONCE) as with_torch,
+    ):
         SHARED.update({LESSON.folder: plain, WITH_TORCH.folder: with_torch})
         yield
         SHARED.clear()
 
 
 def grade(lesson: Lesson, of: Answer, **options: Any) -> list[Graded]:
-    """Grade by processes that are shared, if they have imported enough, with patience: a machine may be busy."""
+    """Grade by processes that are shared, if they have imported enough, with patience: a machine
+    may be busy.
+    """
     return grading.grade(lesson, of, **{"warm": SHARED.get(lesson.folder), "limit": 60.0} | options)
 
 
@@ -91,7 +97,9 @@ def answer(folder: Path, source: str) -> Answer:
 
 def pick(task: int = 0, wire: str = "threads", title: str = "") -> Callable[[Check], bool]:
     """Choose checks, for `grade(only=...)`; what is not said does not matter."""
-    return lambda check: task in (0, check.task.number) and wire in ("", check.wire) and title in check.title
+    return lambda check: (
+        task in (0, check.task.number) and wire in ("", check.wire) and title in check.title
+    )
 
 
 def of_task(tests: list[Graded], number: int) -> list[Graded]:
@@ -99,7 +107,9 @@ def of_task(tests: list[Graded], number: int) -> list[Graded]:
 
 
 @pytest.mark.parametrize("seed", (1, 2))
-def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(seed: int, tmp_path: Path) -> None:
+def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(
+    seed: int, tmp_path: Path
+) -> None:
     tests = grade(LESSON, answer(tmp_path, HONEST), seed=seed, only=pick())
     assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
     plain = grade(LESSON, reference_answer(LESSON), seed=0, only=pick(task=4))
@@ -107,7 +117,9 @@ def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(seed: int
 
 
 def test_an_honest_answer_passes_under_mpirun(tmp_path: Path) -> None:
-    assert all(test.score for test in grade(LESSON, answer(tmp_path, HONEST), only=pick(wire="mpi")))
+    assert all(
+        test.score for test in grade(LESSON, answer(tmp_path, HONEST), only=pick(wire="mpi"))
+    )
 
 
 @pytest.mark.parametrize("wire", ("threads", "mpi"))
@@ -116,12 +128,16 @@ def test_where_no_case_is_forked_each_imports_for_itself(
 ) -> None:
     """As on a Mac, or under an mpirun that is not MPICH's."""
     monkeypatch.setattr(runner, "SUPPORTED", False)
-    tests = grade(LESSON, answer(tmp_path, HONEST), only=pick(4 if wire == "threads" else 0, wire), warm=None)
+    tests = grade(
+        LESSON, answer(tmp_path, HONEST), only=pick(4 if wire == "threads" else 0, wire), warm=None
+    )
     assert tests and [test.output for test in tests if test.score < test.max_score] == []
 
 
 @pytest.mark.parametrize("wire", ("threads", "mpi"))
-def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp_path: Path) -> None:
+def test_what_a_task_imports_is_there_before_the_answer_is_called(
+    wire: str, tmp_path: Path
+) -> None:
     """Or its import would be watched, call by call. The search for garbage is on again by then."""
     source = """
         import gc, sys
@@ -129,7 +145,9 @@ def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp
             raise ValueError("torch._dynamo" in sys.modules, gc.isenabled())
     """
     tests = grade(WITH_TORCH, answer(tmp_path, source), only=pick(3, wire))
-    assert tests and all("ValueError" in test.output and "(True, True)" in test.output for test in tests)
+    assert tests and all(
+        "ValueError" in test.output and "(True, True)" in test.output for test in tests
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cases are forked on Linux")
@@ -138,8 +156,12 @@ def test_a_warm_process_keeps_no_descriptor_of_a_case(tmp_path: Path) -> None:
     assert grade(LESSON, answer(tmp_path, HONEST), only=pick(task=4))
     importer = SHARED[LESSON.folder].importer
     assert importer is not None
-    kinds = [os.readlink(file).partition(":")[0] for file in Path(f"/proc/{importer.pid}/fd").iterdir()]
-    assert kinds.count("socket") == 1 and "anon_inode" not in kinds, "that which listens, and no case's"
+    kinds = [
+        os.readlink(file).partition(":")[0] for file in Path(f"/proc/{importer.pid}/fd").iterdir()
+    ]
+    assert kinds.count("socket") == 1 and "anon_inode" not in kinds, (
+        "that which listens, and no case's"
+    )
 
 
 @pytest.mark.parametrize("copied", (False, True))
@@ -153,11 +175,16 @@ def test_the_handout_is_not_started(copied: bool, tmp_path: Path) -> None:
 
 def test_a_stub_is_not_started_beside_a_task_that_is(tmp_path: Path) -> None:
     source = HONEST.replace(
-        "chunks = np.array_split(buffer", "raise NotImplementedError('task 3 is not started')\n    #"
+        "chunks = np.array_split(buffer",
+        "raise NotImplementedError('task 3 is not started')\n    #",
     )
     tests = grade(LESSON, answer(tmp_path, source), only=pick())
-    assert {(test.status, test.output) for test in of_task(tests, 3)} == {(NOT_STARTED, "task 3 is not started")}
-    assert all(test.score == test.max_score for number in (1, 2, 4) for test in of_task(tests, number))
+    assert {(test.status, test.output) for test in of_task(tests, 3)} == {
+        (NOT_STARTED, "task 3 is not started")
+    }
+    assert all(
+        test.score == test.max_score for number in (1, 2, 4) for test in of_task(tests, number)
+    )
 
 
 def test_partial_credit_per_case(tmp_path: Path) -> None:
@@ -176,8 +203,13 @@ def test_partial_credit_per_case(tmp_path: Path) -> None:
 
 
 def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
-    source = HONEST + "\nring = ring_all_reduce\ndef ring_all_reduce(buffer, comm):\n    ring(buffer, comm)\n"
-    tests = grade(LESSON, answer(tmp_path, source + "    buffer[3:4] -= comm.rank == 1"), only=pick(task=3))
+    source = (
+        HONEST
+        + "\nring = ring_all_reduce\ndef ring_all_reduce(buffer, comm):\n    ring(buffer, comm)\n"
+    )
+    tests = grade(
+        LESSON, answer(tmp_path, source + "    buffer[3:4] -= comm.rank == 1"), only=pick(task=3)
+    )
     said = r"rank 1: after the call the caller's buffer\[3\] is (\d+)\.0, expected (\d+)\.0"
     assert re.fullmatch(said, tests[0].output)
     with pytest.raises(Wrong, match=r"rank 2: x has shape \(3,\), expected \(2,\)"):
@@ -196,13 +228,23 @@ SEVEN = ": it is right to seven digits, as if it had been rounded to float32 on 
         ([0.25, 0.5], "rank 3: x[1] is 0.5, expected 2: all of it is 1/4 of that"),
         ([4.0, 9.0], "rank 3: x[1] is 9, expected 2"),
         ([-1.0, -2.0], "rank 3: x[1] is -2, expected 2: all of it has the other sign"),
-        ([0.0, 0.0], "rank 3: x[1] is 0, expected 2: all of it is 0, as if nothing had been written"),
-        ([np.nan, 8.0], "rank 3: x[0] is nan, expected 1: 1 of its 2 values are infinite or not a number"),
+        (
+            [0.0, 0.0],
+            "rank 3: x[1] is 0, expected 2: all of it is 0, as if nothing had been written",
+        ),
+        (
+            [np.nan, 8.0],
+            "rank 3: x[0] is nan, expected 1: 1 of its 2 values are infinite or not a number",
+        ),
         ([2.0, 1.0], "rank 3: x[0] is 2, expected 1: these are the right values in another order"),
         ([1.0, 2.0 + 1e-7], "rank 3: x[1] is 2.0000001, expected 2" + SEVEN),
         ([7.0, 5.0], "rank 3: x[0] is 7, expected 1: it is still what was given"),
         ([6.0, 2.5], "rank 3: x[0] is 6, expected 1: that is what rank 0 should have"),
-        ([3.0, 3.5], "rank 3: x[0] is 3, expected 1: this is what comes out if each rank divides by its own count"),
+        (
+            [3.0, 3.5],
+            "rank 3: x[0] is 3, expected 1: this is what comes out if each rank divides by its "
+            "own count",
+        ),
         ([9.0, 9.5], "rank 3: x[0] is 9, expected 1"),
     ],
 )
@@ -210,14 +252,29 @@ def test_what_a_wrong_value_looks_like_is_told(found: list[float], said: str) ->
     instead = {
         "nothing is divided": np.array([1.0, 1.0]),
         "each rank divides by its own count": lambda: np.array([3.0, 3.5]),
-        "it is all zero": lambda: 1 / 0 if found == [3.0, 3.5] else np.zeros(3),  # not asked for behind one that fits
+        # not asked for behind one that fits
+        "it is all zero": lambda: 1 / 0 if found == [3.0, 3.5] else np.zeros(3),
     }
     others = [np.array([6.0, 2.5]), np.zeros(2), np.zeros(2), np.array([1.0, 2.0])]
     others = others if found[1] == 2.5 else []
     with pytest.raises(Wrong) as wrong:
-        expect_close(3, "x", np.array(found), np.array([1.0, 2.0]), instead=instead, others=others, before=BEFORE)
+        expect_close(
+            3,
+            "x",
+            np.array(found),
+            np.array([1.0, 2.0]),
+            instead=instead,
+            others=others,
+            before=BEFORE,
+        )
     assert str(wrong.value) == said
-    expect_close(3, "x", np.array([1.0, 2.0]), np.array([1.0, 2.0]), instead={"it is asked for": lambda: 1 / 0})
+    expect_close(
+        3,
+        "x",
+        np.array([1.0, 2.0]),
+        np.array([1.0, 2.0]),
+        instead={"it is asked for": lambda: 1 / 0},
+    )
 
 
 BEFORE = np.array([7.0, 5.0])
@@ -235,17 +292,30 @@ def test_a_transposed_array_and_another_rank_s_are_told() -> None:
         expect_equal(0, "x", square.T, square)
     with pytest.raises(Wrong, match=r"x has shape \(3, 1\), expected \(1, 3\): it is transposed"):
         expect_close(0, "x", wide.T, wide)
-    with pytest.raises(Wrong, match=r"x has shape \(3,\), expected \(1, 3\): the values are right, the shape is not"):
+    with pytest.raises(
+        Wrong,
+        match=r"x has shape \(3,\), expected \(1, 3\): the values are right, the shape is not",
+    ):
         expect_close(0, "x", wide[0], wide)
     ranks = [np.array([1.0]), np.array([5.0])]
-    with pytest.raises(Wrong, match=r"rank 1: x\[0\] is 1, expected 5: that is what rank 0 should have"):
+    with pytest.raises(
+        Wrong, match=r"rank 1: x\[0\] is 1, expected 5: that is what rank 0 should have"
+    ):
         expect_ranks("x", [ranks[0], ranks[0]], ranks)
     with pytest.raises(
-        Wrong, match=r"rank 1: x\[0\] is 3.0, expected 5.0: this is what comes out if ranks add up less"
+        Wrong,
+        match=r"rank 1: x\[0\] is 3.0, expected 5.0: this is what comes out if ranks add up less",
     ):
-        expect_ranks("x", [ranks[0], np.array([3.0])], ranks, 0, instead={"ranks add up less": lambda: [[2], [3.0]]})
+        expect_ranks(
+            "x",
+            [ranks[0], np.array([3.0])],
+            ranks,
+            0,
+            instead={"ranks add up less": lambda: [[2], [3.0]]},
+        )
     expect_ranks("x", ranks, ranks, 0, before=ranks)
-    zeros = [np.zeros(2), np.array([1.0, 2.0])]  # rank 0's are zeros, which an order of sums may make 1e-17
+    # rank 0's are zeros, which an order of sums may make 1e-17
+    zeros = [np.zeros(2), np.array([1.0, 2.0])]
     expect_ranks("x", [zeros[0] + 8e-17, zeros[1]], zeros)
     with pytest.raises(Wrong, match="expected 0"):
         expect_ranks("x", [zeros[0] + 1e-13, zeros[1]], zeros)
@@ -255,7 +325,9 @@ def test_a_deadlock_is_told_by_who_waits_where() -> None:
     mistake = reference_answer(LESSON, "mistakes/send_before_receive.py")
     tests = grade(LESSON, mistake, only=pick(task=2))
     assert "each waits for the next" in tests[0].output
-    assert re.search(r"rank 0 waits: send to rank 1 .* at exercise.py:\d+ in ring_all_gather", tests[0].output)
+    assert re.search(
+        r"rank 0 waits: send to rank 1 .* at exercise.py:\d+ in ring_all_gather", tests[0].output
+    )
 
 
 @pytest.mark.parametrize("wire", ("threads", "mpi"))
@@ -273,10 +345,16 @@ def test_a_hang_is_told_by_line(wire: str, tmp_path: Path) -> None:
 
 
 def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -> None:
-    source = HONEST + "\ndef ring_all_gather(chunks, comm):\n    if comm.rank == 1:\n        chunks[99]\n"
+    source = (
+        HONEST
+        + "\ndef ring_all_gather(chunks, comm):\n    if comm.rank == 1:\n        chunks[99]\n"
+    )
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2, wire=""))
     line = len(source.splitlines())
-    told = f"rank 1 raised IndexError at exercise.py:{line} in ring_all_gather: list index out of range"
+    told = (
+        f"rank 1 raised IndexError at exercise.py:{line} in ring_all_gather: list index out of "
+        "range"
+    )
     assert {test.output for test in tests} == {f"{told} (the call: {test.label})" for test in tests}
 
 
@@ -294,11 +372,15 @@ def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -
 )
 def test_a_file_that_cannot_be_used_is_told_so(source: str, told: str, tmp_path: Path) -> None:
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2))
-    assert all(test.score == 0 and told in test.output and test.output.isprintable() for test in tests), tests[0].output
+    assert all(
+        test.score == 0 and told in test.output and test.output.isprintable() for test in tests
+    ), tests[0].output
 
 
 def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> None:
-    """In a judge, in a program, or in what a program hands to the answer, whose line is then named."""
+    """In a judge, in a program, or in what a program hands to the answer, whose line is then
+    named.
+    """
     source = "def f(give):\n    return give()\ndef ring_all_gather(x):\n    return x\n"
     lesson_file = """
         import numpy as np
@@ -314,11 +396,17 @@ def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> Non
     (tmp_path / "checks.py").write_text(textwrap.dedent(lesson_file))
     lesson = Lesson(tmp_path, tuple(load_checks(tmp_path / "checks.py")))
     (tmp_path / "student").mkdir()
-    judged, called, returned, stub = (test.output for test in grade(lesson, answer(tmp_path / "student", source)))
+    judged, called, returned, stub = (
+        test.output for test in grade(lesson, answer(tmp_path / "student", source))
+    )
     fault = "its own fault, unless the answer returns other than its docstring says"
-    assert re.fullmatch(rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged)
+    assert re.fullmatch(
+        rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged
+    )
     assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key' (the call: one)"
-    assert re.fullmatch(rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned)
+    assert re.fullmatch(
+        rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned
+    )
     assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 
 
@@ -339,10 +427,18 @@ def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path)
     nothing, arguments, own = (
         test.output for test in grade(lesson, answer(tmp_path / "student", "def f(x):\n    pass\n"))
     )
-    assert nothing.startswith("rank 0: the check meets None where a value is expected (checks.py:4 in nothing: float()")
-    assert nothing.endswith("and f returned None: does it return, or leave, what its docstring says?")
-    assert arguments.startswith("rank 0: f() takes 1 positional argument but 2 were given: keep the arguments as they")
-    assert own.startswith("the check fails at checks.py:6 in own (TypeError: once() missing 1 required positional")
+    assert nothing.startswith(
+        "rank 0: the check meets None where a value is expected (checks.py:4 in nothing: float()"
+    )
+    assert nothing.endswith(
+        "and f returned None: does it return, or leave, what its docstring says?"
+    )
+    assert arguments.startswith(
+        "rank 0: f() takes 1 positional argument but 2 were given: keep the arguments as they"
+    )
+    assert own.startswith(
+        "the check fails at checks.py:6 in own (TypeError: once() missing 1 required positional"
+    )
 
 
 def test_a_function_that_returns_nothing_is_told_so(tmp_path: Path) -> None:
@@ -355,9 +451,13 @@ def test_what_a_stream_sends_is_witnessed() -> None:
     notes: list[Note] = []
 
     def program(comm: Communicator) -> None:
-        witness = Witness(comm.wire, notes.append, Watch(Task(1, "t"), __file__, "no lesson", notes.append))
+        witness = Witness(
+            comm.wire, notes.append, Watch(Task(1, "t"), __file__, "no lesson", notes.append)
+        )
         stream = Communicator(witness, comm.ledger.of_group()).stream()
-        stream.launch(stream.comm.exchange, np.ones(2), 1 - comm.rank, np.zeros(2), 1 - comm.rank).wait()
+        stream.launch(
+            stream.comm.exchange, np.ones(2), 1 - comm.rank, np.zeros(2), 1 - comm.rank
+        ).wait()
 
     minidist.run(program, 2)
     assert sorted((note.kind, note.rank, note.to, note.bytes) for note in notes) == [
@@ -386,17 +486,39 @@ def test_json_has_the_fields_and_the_exit_status_tells_full_score(
     assert {test["visibility"] for test in whole["tests"]} == {"visible", "hidden"}
     assert sum(test["score"] for test in whole["tests"]) == pytest.approx(100)
     answer(tmp_path, HONEST.replace("2 * (ranks - 1), (", "ranks, ("))
-    status, out, _ = run(["2", "--student", str(tmp_path), "--format", "json", "--seed", "5"], capsys)
+    status, out, _ = run(
+        ["2", "--student", str(tmp_path), "--format", "json", "--seed", "5"], capsys
+    )
     assert (status, json.loads(out)["score"]) == (1, 85)
 
 
 def test_table_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(tmp_path, "def all_reduce_cost(*_): raise ValueError('<no> & \\x00')")
     status, out, _ = run(["02", "--student", str(tmp_path)], capsys)
-    assert status == 1 and "0 of 100 points" in out and "4.1" in out and "exercise.py:1 in all_reduce_cost" in out
-    run(["02", "--student", str(tmp_path), "--format", "junit", "--out", str(tmp_path / "junit.xml")], capsys)
+    assert (
+        status == 1
+        and "0 of 100 points" in out
+        and "4.1" in out
+        and "exercise.py:1 in all_reduce_cost" in out
+    )
+    run(
+        [
+            "02",
+            "--student",
+            str(tmp_path),
+            "--format",
+            "junit",
+            "--out",
+            str(tmp_path / "junit.xml"),
+        ],
+        capsys,
+    )
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
-    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (LESSON.name, suite.get("tests"), "0")
+    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (
+        LESSON.name,
+        suite.get("tests"),
+        "0",
+    )
 
 
 def test_one_task_while_working_on_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,12 +555,20 @@ def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (
         (["99"], "there is no lesson '99' in"),
         (["02", "--task", "9"], "02 has no task 9: leave --task out"),
-        (["02", "--student", "/nowhere"], "there is no exercise.py of lesson 02_ring_all_reduce in /nowhere"),
+        (
+            ["02", "--student", "/nowhere"],
+            "there is no exercise.py of lesson 02_ring_all_reduce in /nowhere",
+        ),
         (["--all", "--lessons", "/nowhere"], "there are no lessons in /nowhere"),
-        (["02", "--task", "4", "--solution", "--limit", "9", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
+        (
+            ["02", "--task", "4", "--solution", "--limit", "9", "--out", "/nowhere/x.json"],
+            "/nowhere/x.json",
+        ),
     ),
 )
-def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence_and_status_2(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, said = run(argv, capsys)
     assert (status, out, said.count("\n")) == (2, "", 1) and told in said
 
@@ -455,14 +585,18 @@ def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, caps
         ["--all", "--package"],
     ),
 )
-def test_a_command_line_that_says_nothing_clear_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_that_says_nothing_clear_is_refused(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["grade", *argv])
     said = capsys.readouterr().err
     assert said.startswith("minidist grade: ") and said.count("\n") == 1
 
 
-def test_the_default_lessons_are_this_checkout_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_lessons_are_this_checkout_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert default_lessons() / LESSON.name == LESSON.folder
 
@@ -471,10 +605,16 @@ def test_the_default_lessons_are_this_checkout_s(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_record_is_data_and_nothing_else(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(6.0).reshape(2, 3), "empty": np.empty(0, np.int64), "one": np.asarray(7)}
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "empty": np.empty(0, np.int64),
+        "one": np.asarray(7),
+    }
     record.write(tmp_path / "r", {"nonce": "x"}, arrays)
     facts, back = record.read(tmp_path / "r")
-    assert facts == {"nonce": "x"} and all(np.array_equal(arrays[name], back[name]) for name in arrays)
+    assert facts == {"nonce": "x"} and all(
+        np.array_equal(arrays[name], back[name]) for name in arrays
+    )
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("/dev/zero")
     bad = '{{"nonce": "x", "arrays": {{"a": ["{}", [{}], "AAAAAAAAAAA="]}}}}'  # eight bytes
@@ -488,7 +628,18 @@ def test_a_record_is_data_and_nothing_else(tmp_path: Path) -> None:
         "deep": b"[" * 100_000,
     }.items():
         (tmp_path / name).write_bytes(digest(b"", text, "sha256").hex().encode() + b"\n" + text)
-    for name in ("cut", "object", "huge", "negative", "list", "text", "deep", "fifo", "link", "missing"):
+    for name in (
+        "cut",
+        "object",
+        "huge",
+        "negative",
+        "list",
+        "text",
+        "deep",
+        "fifo",
+        "link",
+        "missing",
+    ):
         with pytest.raises(record.BadRecord):
             record.read(tmp_path / name)
 
@@ -498,10 +649,15 @@ def test_only_a_record_that_bears_the_nonce_counts(tmp_path: Path) -> None:
     record.write(tmp_path / "record-0", facts, {"a": np.ones(1)}, "of this run")
     assert collect(tmp_path, ["of this run"], limit=1).results[0]["a"] == 1
     assert "rank 0 left no record" in collect(tmp_path, ["of another run"], limit=1).failure
-    assert "rank 1 left no record" in collect(tmp_path, ["of this run", "of this run"], limit=1).failure
+    assert (
+        "rank 1 left no record"
+        in collect(tmp_path, ["of this run", "of this run"], limit=1).failure
+    )
     text = (tmp_path / "record-0").read_bytes()
     (tmp_path / "record-0").write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
-    assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure, "it was changed"
+    assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure, (
+        "it was changed"
+    )
     record.write(tmp_path / "record-0", {**facts, "notes": [{"rank": 0}]}, {}, "of this run")
     assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure
 
@@ -532,5 +688,7 @@ for _ in range(10):
         thread.join()
 print(failed)
 """
-    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert (outcome.stdout, outcome.stderr) == ("[]\n", "")

@@ -1,4 +1,5 @@
-"""Answers that want points without work. None may score, each leaves no process behind and the grader in one piece.
+"""Answers that want points without work. None may score, each leaves no process behind and the
+grader in one piece.
 
 What stays possible is written in `minidist/course/grader/__init__.py`.
 """
@@ -26,7 +27,8 @@ NAMES = ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce", "all_reduc
 EVERYWHERE = "".join(f"def {name}(*arguments):\n    return attack(*arguments)\n" for name in NAMES)
 FOLDER = "from pathlib import Path; folder = Path(__file__).parent\n"
 HONEST_CUT = "def cut(n, ranks):\n    return [n // ranks + (i < n % ranks) for i in range(ranks)]\n"
-SHARED: dict[str, Warm] = {}  # by lesson, what runs its simulated cases; begun with the first that needs it
+# by lesson, what runs its simulated cases; begun with the first that needs it
+SHARED: dict[str, Warm] = {}
 FEW = "unequal"  # two cases of task 1, two of task 2
 
 
@@ -41,12 +43,16 @@ def attack(
     lesson: str = "02",
     alone: bool = False,
 ) -> list[Graded]:
-    """Grade a student's file, by the processes that all attacks share, or `alone`, by some that are started for it."""
+    """Grade a student's file, by the processes that all attacks share, or `alone`, by some that are
+    started for it.
+    """
     path = tmp_path / "exercise.py"
     path.write_text(source)
     warm = None if alone else SHARED[lesson]
     only = pick(task, wire, title)
-    return grade(find_lesson(LESSON.folder.parent, lesson), Answer(path), limit=limit, only=only, warm=warm)
+    return grade(
+        find_lesson(LESSON.folder.parent, lesson), Answer(path), limit=limit, only=only, warm=warm
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,22 +95,34 @@ def test_exit_early(where: str, code: str, tmp_path: Path) -> None:
     source = code if where == "import" else f"def attack(*_):\n    {code}\n{EVERYWHERE}"
     tests = attack(tmp_path, source, task=2)
     assert scores(tests) == 0
-    assert all("left no record" in test.output or "raised" in test.output for test in tests), tests[0].output
+    assert all("left no record" in test.output or "raised" in test.output for test in tests), tests[
+        0
+    ].output
 
 
 @pytest.mark.parametrize("code", ("os._exit(0)", "sys.exit(0)"))
 @pytest.mark.parametrize("rank", (0, 1))
 def test_one_rank_exits_early_under_mpirun(rank: int, code: str, tmp_path: Path) -> None:
     """Under MPICH such a job ends with status 0. Its other ranks have the right result."""
-    quit = "\nimport os, sys\nring = ring_all_gather\ndef ring_all_gather(chunks, comm):\n    ring(chunks, comm)\n"
-    tests = attack(tmp_path, HONEST + quit + f"    comm.rank == {rank} and {code}\n", task=2, wire="mpi")
+    quit = (
+        "\nimport os, sys\nring = ring_all_gather\ndef ring_all_gather(chunks, comm):\n    "
+        "ring(chunks, comm)\n"
+    )
+    tests = attack(
+        tmp_path, HONEST + quit + f"    comm.rank == {rank} and {code}\n", task=2, wire="mpi"
+    )
     assert scores(tests) == 0
     assert f"rank {rank}" in tests[0].output or "left no record" in tests[0].output
 
 
 def test_print_pass(tmp_path: Path) -> None:
-    shout = "import sys, os\nos.write(1, b'PASS 100 of 100\\n')\nos.write(2, b'PASS\\n')\nprint('PASS')\n"
-    assert scores(attack(tmp_path, shout + "def attack(*_):\n    print('PASS')\n" + EVERYWHERE)) == 0
+    shout = (
+        "import sys, os\nos.write(1, b'PASS 100 of 100\\n')\nos.write(2, "
+        "b'PASS\\n')\nprint('PASS')\n"
+    )
+    assert (
+        scores(attack(tmp_path, shout + "def attack(*_):\n    print('PASS')\n" + EVERYWHERE)) == 0
+    )
 
 
 FORGED = (
@@ -125,34 +143,45 @@ def attack(*_):
 def test_write_the_results(then: str, tmp_path: Path) -> None:
     tests = attack(tmp_path, FORGED + f"    {then}\n" + EVERYWHERE, task=2)
     assert scores(tests) == 0
-    told = "calls minidist.course.grader.record" if then == "return None" else "left no record of this run"
+    told = (
+        "calls minidist.course.grader.record"
+        if then == "return None"
+        else "left no record of this run"
+    )
     assert all(told in test.output for test in tests)
 
 
 def test_the_nonces_are_gone_before_the_students_code_comes(tmp_path: Path) -> None:
-    """Every file in reach is searched for one; the answer tells what it found, and where it stands, by its error."""
-    spy = (
-        FOLDER
-        + "import os\nfound = [p.name for p in folder.rglob('*') if p.is_file() and 'non' 'ce' in p.read_text()]\n"
+    """Every file in reach is searched for one; the answer tells what it found, and where it stands,
+    by its error.
+    """
+    spy = FOLDER + (
+        "import os\nfound = [p.name for p in folder.rglob('*') if p.is_file() and 'non' 'ce' "
+        "in p.read_text()]\n"
     )
     spy += "raise ValueError(f'{found} {os.listdir()} {sorted(p.name for p in folder.iterdir())}')"
     for wire in ("threads", "mpi"):
         tests = attack(tmp_path, spy, task=2, wire=wire)
-        assert tests[0].output.split("ValueError")[1].split(": ")[1].startswith("[] []"), tests[0].output
+        assert tests[0].output.split("ValueError")[1].split(": ")[1].startswith("[] []"), tests[
+            0
+        ].output
         assert "given-" not in tests[0].output
 
 
 PATCHES = {  # by what is replaced: how, where (at import, or in a call), and what the grader says
     "numpy's comparisons": (
-        "import numpy as np; np.array_equal = np.allclose = lambda *_, **__: True; np.argwhere = lambda *_: []",
+        "import numpy as np; np.array_equal = np.allclose = lambda *_, **__: True; "
+        "np.argwhere = lambda *_: []",
         "all chunks, one after the other",
     ),
     "numpy's arrays": (
-        "import numpy as np; real = np.asarray; np.asarray = lambda value, *_, **__: real(value) * 0",
+        "import numpy as np; real = np.asarray; np.asarray = lambda value, *_, **__: "
+        "real(value) * 0",
         "all chunks, one after the other",
     ),
     "what judges": (
-        "import sys; space = sys._getframe(2).f_globals; space['judge_gather'] = space['expect_ring'] = print",
+        "import sys; space = sys._getframe(2).f_globals; space['judge_gather'] = "
+        "space['expect_ring'] = print",
         "all chunks, one after the other",
     ),
     "all that the judges use": (
@@ -161,12 +190,13 @@ PATCHES = {  # by what is replaced: how, where (at import, or in a call), and wh
         "all chunks, one after the other",
     ),
     "the words of the grader": (
-        "import minidist.course.grader.contract as c; c.expect_equal = lambda *_: None; c.leaning = lambda *_: ''",
+        "import minidist.course.grader.contract as c; c.expect_equal = lambda *_: None; "
+        "c.leaning = lambda *_: ''",
         "replaces minidist.course.grader.contract.expect_equal, which belongs to minidist",
     ),
     "what writes records": (
-        "import minidist.course.grader.record as r; real = r.write; r.write = lambda path, facts, *rest: "
-        "real(path, {**facts, 'error': None, 'done': True, 'notes': []}, *rest)",
+        "import minidist.course.grader.record as r; real = r.write; r.write = lambda path, facts, "
+        "*rest: real(path, {**facts, 'error': None, 'done': True, 'notes': []}, *rest)",
         "replaces minidist.course.grader.record.write, which belongs to minidist",
     ),
     "the verdict": (
@@ -183,9 +213,14 @@ PATCHES = {  # by what is replaced: how, where (at import, or in a call), and wh
 
 @pytest.mark.parametrize("what", PATCHES)
 def test_patch_numpy_or_the_checks(what: str, tmp_path: Path) -> None:
-    """The judge is in another process, so it goes on; what the grader needs here was taken before."""
+    """The judge is in another process, so it goes on; what the grader needs here was taken
+    before.
+    """
     patch, told = PATCHES[what]
-    source = f"done = []\ndef attack(*_):\n    if not done:\n        done.append(1)\n        {patch}\n{EVERYWHERE}"
+    source = (
+        "done = []\ndef attack(*_):\n    if not done:\n        done.append(1)\n        "
+        f"{patch}\n{EVERYWHERE}"
+    )
     tests = attack(tmp_path, source, task=2, title=FEW)
     assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
 
@@ -195,10 +230,15 @@ def test_a_patched_writer_hides_no_leaning(tmp_path: Path) -> None:
     for what in ("what writes records", "json"):
         source = f"{LEANING['the reference itself']}\n{PATCHES[what][0]}\n"
         tests = attack(tmp_path, source, task=2, title=FEW)
-        assert scores(tests) == 0 and all("calls minidist.collectives.ring" in test.output for test in tests)
+        assert scores(tests) == 0 and all(
+            "calls minidist.collectives.ring" in test.output for test in tests
+        )
 
 
-REFERENCE = "from minidist.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy as np\n"
+REFERENCE = (
+    "from minidist.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy "
+    "as np\n"
+)
 LEANING = {
     "the reference itself": REFERENCE
     + """
@@ -255,7 +295,10 @@ def test_lean_on_the_package(how: str, tmp_path: Path) -> None:
         tests = attack(tmp_path, LEANING[how], task=number)
         assert scores(tests) == 0
         if how != "a stream":
-            assert all(f"task {number} is to be built by hand, but exercise.py:" in test.output for test in tests)
+            assert all(
+                f"task {number} is to be built by hand, but exercise.py:" in test.output
+                for test in tests
+            )
         else:
             assert "minidist.collectives" in tests[0].output
 
@@ -292,7 +335,8 @@ CALLS = {
         "calls minidist.collectives.fast",
     ),
     "an event loop": (
-        "import asyncio\n" + ELSEWHERE.format("[asyncio.run(asyncio.to_thread(cut, elements, ranks))]"),
+        "import asyncio\n"
+        + ELSEWHERE.format("[asyncio.run(asyncio.to_thread(cut, elements, ranks))]"),
         "calls minidist.collectives.fast",
     ),
     "a table made at import": (
@@ -300,7 +344,10 @@ CALLS = {
         + ELSEWHERE.format("[TABLE[elements, ranks]]"),
         "in <dictcomp> calls minidist.collectives.fast",
     ),
-    "unwatched": (UNWATCHED.format("import sys; sys.setprofile(None); return cost(*question)"), "sys.setprofile"),
+    "unwatched": (
+        UNWATCHED.format("import sys; sys.setprofile(None); return cost(*question)"),
+        "sys.setprofile",
+    ),
     "unwatched for a while": (
         "import sys\n"
         + UNWATCHED.format(
@@ -350,19 +397,21 @@ CALLS = {
         "runs the code of minidist.collectives.fast",
     ),
     "its text under another name": (
-        "import json\nfrom pathlib import Path\nfrom minidist.collectives import fast\nspace = {'__name__': 'json'}\n"
-        "exec(compile(Path(fast.__file__).read_text(), json.__file__, 'exec'), space)\ncut = space['cut']\n"
-        + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "import json\nfrom pathlib import Path\nfrom minidist.collectives import fast\nspace = "
+        "{'__name__': 'json'}\nexec(compile(Path(fast.__file__).read_text(), json.__file__, "
+        "'exec'), space)\ncut = space['cut']\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
         "runs the code of minidist.collectives.fast",
     ),
     "its code": (
-        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, co_name='mine')\n"
-        "cut = FunctionType(mine, cut.__globals__)\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, "
+        "co_name='mine')\ncut = FunctionType(mine, cut.__globals__)\n"
+        + ELSEWHERE.format("[cut(elements, ranks)]"),
         "runs the code of minidist.collectives.fast",
     ),
     "its code, by nobody": (
-        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, co_name='mine')\n"
-        "cut = FunctionType(mine, {})\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, "
+        "co_name='mine')\ncut = FunctionType(mine, {})\n"
+        + ELSEWHERE.format("[cut(elements, ranks)]"),
         "runs the code of minidist.collectives.fast",
     ),
     "an audit hook": (
@@ -386,19 +435,30 @@ def test_lean_without_a_message(how: str, tmp_path: Path) -> None:
 
 
 def test_the_same_cost_with_a_cut_of_its_own_scores(tmp_path: Path) -> None:
-    assert scores(attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4)) > 0
+    assert (
+        scores(
+            attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4)
+        )
+        > 0
+    )
 
 
 def test_lean_in_one_case_only(tmp_path: Path) -> None:
     """It costs the whole task, and only that."""
     source = HONEST + "\nring = ring_all_reduce\nfrom minidist.collectives import all_reduce\n"
-    source += "def ring_all_reduce(buffer, comm):\n    (all_reduce if len(buffer) == 10 else ring)(buffer, comm)\n"
+    source += (
+        "def ring_all_reduce(buffer, comm):\n    (all_reduce if len(buffer) == 10 else "
+        "ring)(buffer, comm)\n"
+    )
     tests = attack(tmp_path, source)
-    tasks = {number: [test.score for test in tests if test.check.task.number == number] for number in (1, 2, 3, 4)}
+    tasks = {
+        number: [test.score for test in tests if test.check.task.number == number]
+        for number in (1, 2, 3, 4)
+    }
     assert not any(tasks[3]) and all(tasks[1] + tasks[2] + tasks[4])
     assert {test.output for test in tests if test.check.task.number == 3} == {
-        f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in ring_all_reduce calls "
-        "minidist.collectives.operations"
+        f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in "
+        "ring_all_reduce calls minidist.collectives.operations"
     }
 
 
@@ -414,20 +474,29 @@ def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
     for wire in ("threads", "mpi"):
         tests = attack(tmp_path, source, task=3, wire=wire)
         assert scores(tests) == 0
-        assert "comm.native" in tests[0].output or "calls minidist.collectives.operations" in tests[0].output
+        assert (
+            "comm.native" in tests[0].output
+            or "calls minidist.collectives.operations" in tests[0].output
+        )
 
 
 def test_call_mpi_itself(tmp_path: Path) -> None:
     """The sum is right, but no message was seen."""
     source = "from mpi4py import MPI\ndef ring_all_reduce(buffer, comm):\n"
-    tests = attack(tmp_path, source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n", task=3, wire="mpi")
+    tests = attack(
+        tmp_path,
+        source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n",
+        task=3,
+        wire="mpi",
+    )
     assert scores(tests) == 0 and "sent 0 bytes" in tests[0].output
 
 
 WITNESS = "import minidist.course.grader.witness as w\n"
 HIDE = {
     "patches the watch": (
-        "import minidist.course.grader.watch as watch; watch.Watch.stack = lambda *_: ((), '', False, True)\n",
+        "import minidist.course.grader.watch as watch; watch.Watch.stack = lambda *_: ((), "
+        "'', False, True)\n",
         "the reference itself",
     ),
     "patches its method": ("w.Witness._see = lambda *_: None\n", "a roll call"),
@@ -444,7 +513,10 @@ def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
     patch, leaning = HIDE[how]
     tests = attack(tmp_path, WITNESS + patch + LEANING[leaning], title=FEW)
     assert scores(tests) == 0
-    assert "which belongs to minidist" in tests[0].output or "is to be built by hand" in tests[0].output
+    assert (
+        "which belongs to minidist" in tests[0].output
+        or "is to be built by hand" in tests[0].output
+    )
 
 
 REPLACED = {
@@ -457,18 +529,27 @@ REPLACED = {
 
 @pytest.mark.parametrize("wire", ("threads", "mpi"))
 @pytest.mark.parametrize("what", REPLACED)
-def test_who_replaces_a_part_of_the_package_scores_nothing(what: str, wire: str, tmp_path: Path) -> None:
+def test_who_replaces_a_part_of_the_package_scores_nothing(
+    what: str, wire: str, tmp_path: Path
+) -> None:
     """Also with an answer that does not use it."""
-    source = f"{HONEST}\nimport sys\nfrom minidist import Communicator\nfrom minidist.collectives import tree\n"
-    tests = attack(tmp_path, source + REPLACED[what], task=1, wire=wire, title=FEW if wire == "threads" else "")
-    assert scores(tests) == 0 and all("which belongs to minidist" in test.output for test in tests), tests[0].output
+    source = (
+        f"{HONEST}\nimport sys\nfrom minidist import Communicator\nfrom minidist.collectives "
+        "import tree\n"
+    )
+    tests = attack(
+        tmp_path, source + REPLACED[what], task=1, wire=wire, title=FEW if wire == "threads" else ""
+    )
+    assert scores(tests) == 0 and all(
+        "which belongs to minidist" in test.output for test in tests
+    ), tests[0].output
 
 
 PAST = {
     "the wire below": "type(comm)(comm.wire.inner, comm.ledger)",
     "a ledger of its own": "type(comm)(comm.wire.inner, type(comm.ledger)())",
-    "another wire around it": "type(comm)(type('Around', type(comm.wire).__mro__[1:2], {'split': None, 'fork': None})"
-    "(comm.wire.inner), type(comm.ledger)())",
+    "another wire around it": "type(comm)(type('Around', type(comm.wire).__mro__[1:2], {'split': None, 'fork': "
+    "None})(comm.wire.inner), type(comm.ledger)())",
 }
 
 
@@ -487,22 +568,40 @@ def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
     source += "    buffer[:] = sum(comm.wire.inner.roll_call(buffer.copy()))\n"
     tests = attack(tmp_path, source, task=3)
-    assert scores(tests) == 0 and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
+    assert (
+        scores(tests) == 0
+        and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
+    )
 
 
 def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:
-    source = HONEST.replace("def ring_all_gather", "def honest") + "from minidist.collectives.fast import cut\n"
-    source += "def ring_all_gather(chunks, comm):\n    watch, honestly = comm.wire._watch, honest(chunks, comm)\n"
+    source = (
+        HONEST.replace("def ring_all_gather", "def honest")
+        + "from minidist.collectives.fast import cut\n"
+    )
+    source += (
+        "def ring_all_gather(chunks, comm):\n    watch, honestly = comm.wire._watch, "
+        "honest(chunks, comm)\n"
+    )
     source += "    try:\n        watch.switch(None)\n    except Exception:\n        pass\n"
     source += "    cut(10, comm.size)\n    watch.switch(watch.calls)\n"
     tests = attack(tmp_path, source, task=2)
-    assert scores(tests) == 0 and "in ring_all_gather calls sys.setprofile, which hides calls" in tests[0].output
+    assert (
+        scores(tests) == 0
+        and "in ring_all_gather calls sys.setprofile, which hides calls" in tests[0].output
+    )
 
 
 def test_simulated_ranks_share_no_variable_of_the_answer(tmp_path: Path) -> None:
     """A sum through one, and beside it a ring of messages of the right size."""
-    source = HONEST.replace("def ring_all_reduce", "def honest") + "BOX = {}\ndef ring_all_reduce(buffer, comm):\n"
-    source += "    BOX[comm.rank] = buffer.copy()\n    honest(buffer.copy(), comm)\n    buffer[:] = sum(BOX.values())\n"
+    source = (
+        HONEST.replace("def ring_all_reduce", "def honest")
+        + "BOX = {}\ndef ring_all_reduce(buffer, comm):\n"
+    )
+    source += (
+        "    BOX[comm.rank] = buffer.copy()\n    honest(buffer.copy(), comm)\n    buffer[:] = "
+        "sum(BOX.values())\n"
+    )
     tests = attack(tmp_path, source, task=3, title="adds up")
     assert scores(tests) == 0 and "after the call the caller's buffer" in tests[0].output
 
@@ -514,16 +613,24 @@ def test_colors_of_a_split_carry_no_data(tmp_path: Path) -> None:
     assert reduce in honest
     split = "flag[0] |= self.comm.split(int(flag[0])).size < self.comm.size"
     tests = attack(tmp_path, honest.replace(reduce, split), task=2, lesson="12")
-    assert scores(tests) == 0 and "in overflowed uses comm.split, which tells ranks more" in tests[0].output
+    assert (
+        scores(tests) == 0
+        and "in overflowed uses comm.split, which tells ranks more" in tests[0].output
+    )
 
 
 def test_a_rank_splits_only_a_few_times(tmp_path: Path) -> None:
     """Where a task offers it: one split of two colors tells a bit of every rank."""
     honest = (find_lesson(LESSON.folder.parent, "14").folder / "honest.py").read_text()
-    more = honest.replace("    return comm.split(", "    comm.split(0), comm.split(1)\n    return comm.split(")
+    more = honest.replace(
+        "    return comm.split(", "    comm.split(0), comm.split(1)\n    return comm.split("
+    )
     assert more != honest
     tests = attack(tmp_path, more, task=1, lesson="14", title="three axes")
-    assert scores(tests) == 0 and "calls of comm.split on 8 ranks, expected 4 on each at most" in tests[0].output
+    assert (
+        scores(tests) == 0
+        and "calls of comm.split on 8 ranks, expected 4 on each at most" in tests[0].output
+    )
     assert scores(attack(tmp_path, honest, task=1, lesson="14", title="three axes")) > 0
 
 
@@ -617,19 +724,27 @@ CHECKS = [Check(Task(1, "train", ("minidist.parallel",)), "trains", 1, once, pro
 
 
 def test_a_hook_that_the_answer_did_not_install_is_not_its_doing(tmp_path: Path) -> None:
-    """Whoever calls `backward` has torch call all hooks there are; to install one is another matter."""
+    """Whoever calls `backward` has torch call all hooks there are; to install one is another
+    matter.
+    """
     (tmp_path / "01_hook").mkdir()
     (tmp_path / "01_hook/checks.py").write_text(HOOKED)
     lesson, path = find_lesson(tmp_path, "01"), tmp_path / "exercise.py"
     path.write_text("def train(weight, comm):\n    (2 * weight).sum().backward()\n")
     with warm_processes([lesson], AT_ONCE) as warm:
-        assert [(test.score, test.output) for test in grade(lesson, Answer(path), warm=warm)] == [(1, "")]
+        assert [(test.score, test.output) for test in grade(lesson, Answer(path), warm=warm)] == [
+            (1, "")
+        ]
         path.write_text(
-            "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef train(weight, comm):\n"
-            "    weight.register_hook(partial(copy_to, comm=comm))\n    (2 * weight).sum().backward()\n"
+            "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef "
+            "train(weight, comm):\n    weight.register_hook(partial(copy_to, comm=comm))\n    (2 "
+            "* weight).sum().backward()\n"
         )
         tests = grade(lesson, Answer(path), warm=warm)
-    assert scores(tests) == 0 and "exercise.py:4 in train calls minidist.parallel.adjoint" in tests[0].output
+    assert (
+        scores(tests) == 0
+        and "exercise.py:4 in train calls minidist.parallel.adjoint" in tests[0].output
+    )
 
 
 @pytest.mark.parametrize(
@@ -637,34 +752,47 @@ def test_a_hook_that_the_answer_did_not_install_is_not_its_doing(tmp_path: Path)
     (
         "import os\nos.fork() or time.sleep(600)",
         "import os\nos.fork() and os._exit(0)",
-        "import os\nif os.fork() == 0:\n        os.setsid()\n        os.fork()\n        time.sleep(600)",
-        "from subprocess import Popen\nPopen(['sh', '-c', 'sleep 600; :', marker], start_new_session=True)",
+        "import os\nif os.fork() == 0:\n        os.setsid()\n        os.fork()\n        "
+        "time.sleep(600)",
+        "from subprocess import Popen\nPopen(['sh', '-c', 'sleep 600; :', marker], "
+        "start_new_session=True)",
         "while True:\n        pass",
         "import threading\nthreading.Thread(target=time.sleep, args=(600,)).start()",
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nwhile True: time.sleep(1)",
-        "import faulthandler\nfaulthandler.cancel_dump_traceback_later()\nwhile True: time.sleep(1)",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nwhile "
+        "True: time.sleep(1)",
+        "import faulthandler\nfaulthandler.cancel_dump_traceback_later()\nwhile True: "
+        "time.sleep(1)",
         "import atexit\natexit.register(time.sleep, 600)",
         "while True: print('PASS' * 1000)",
     ),
 )
-def test_forks_and_loops_leave_no_process(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_and_loops_leave_no_process(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marker = "marker-" + secrets.token_hex(8)
     body = textwrap.indent(code.replace("\n        ", "\n    "), "    ")
-    source = f"import time\nmarker = {marker!r}\ndef attack(*_):\n{body}\n    return None\n{EVERYWHERE}"
+    source = (
+        f"import time\nmarker = {marker!r}\ndef attack(*_):\n{body}\n    return None\n{EVERYWHERE}"
+    )
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # which the grader hands on to all that it starts
     assert scores(attack(tmp_path, source, title=FEW, task=1, limit=0.5, alone=True)) == 0
     assert not bearing(marker) and not with_environment(f"TMPDIR={tmp_path}")
 
 
 def test_eat_all_memory(tmp_path: Path) -> None:
-    source = "import numpy as np\ndef attack(*_):\n    kept = [np.empty(1 << 27) for _ in range(64)]\n" + EVERYWHERE
+    source = (
+        "import numpy as np\ndef attack(*_):\n    kept = [np.empty(1 << 27) for _ in range(64)]\n"
+        + EVERYWHERE
+    )
     tests = attack(tmp_path, source, task=4, title="fewer")
     assert scores(tests) == 0
     assert "MemoryError" in tests[0].output
 
 
 def test_delete_files(tmp_path: Path) -> None:
-    """What lies in reach of the answer by its own path; the rest is a matter of the user's rights."""
+    """What lies in reach of the answer by its own path; the rest is a matter of the user's
+    rights.
+    """
     source = FOLDER + "import os, shutil\nshutil.rmtree(folder, ignore_errors=True)\n" + HONEST
     tests = attack(tmp_path, source, task=2)
     assert scores(tests) == 0 and "left no record" in tests[0].output
@@ -686,19 +814,23 @@ def opened():
         "os.kill(importer, signal.SIGSTOP); time.sleep(600)",
         "os.write(1, b'.' * 100); os._exit(0)",
         "[os.write(number, b'0') for number in opened()]; time.sleep(600)",
-        "[fcntl.fcntl(number, fcntl.F_SETFL, 0) for number in opened()]; faulthandler.cancel_dump_traceback_later()\n"
-        "    time.sleep(600)",
+        "[fcntl.fcntl(number, fcntl.F_SETFL, 0) for number in opened()]; "
+        "faulthandler.cancel_dump_traceback_later()\n    time.sleep(600)",
     ),
 )
 def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
-    """It costs the case, not the ones after it, and nobody is left behind, not even the one that was stopped."""
+    """It costs the case, not the ones after it, and nobody is left behind, not even the one that
+    was stopped.
+    """
     path = tmp_path / "exercise.py"
     path.write_text(f"{IMPORTER}{HONEST}\ndef all_reduce_cost(*_):\n    {code}\n")
     token = secrets.token_hex(8)
     environment = {**clean_environment(None), "TOKEN": token}
     with Warm([LESSON.folder / "checks.py"], environment, 1) as warm:
         attacked = grade(LESSON, Answer(path), limit=1.0, only=pick(4, title="fewer"), warm=warm)
-        honest = grade(LESSON, Answer(path), limit=60.0, only=pick(3, title="do not divide"), warm=warm)
+        honest = grade(
+            LESSON, Answer(path), limit=60.0, only=pick(3, title="do not divide"), warm=warm
+        )
     assert scores(attacked) == 0
     assert all(test.score == test.max_score for test in honest), honest
     assert not with_environment(f"TOKEN={token}")
@@ -710,16 +842,25 @@ def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None
     assert len(told) == 1 and not any(f": {os.getpid()}" in each for each in told)
 
 
-@pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))
+@pytest.mark.parametrize(
+    "kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)")
+)
 def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> None:
-    source = FOLDER + "import os\nfor rank in range(8):\n    path = folder / f'record-{rank}'\n    " + kind
+    source = (
+        FOLDER
+        + "import os\nfor rank in range(8):\n    path = folder / f'record-{rank}'\n    "
+        + kind
+    )
     tests = attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)
     told = "did not end within 0.5 seconds" if "fifo" in kind else "left no record of this run"
     assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
 
 
-def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack(tmp_path, HONEST, task=2, wire="mpi")  # so the grader has found its mpirun, before files are in its way
+def test_files_beside_the_answer_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # so the grader has found its mpirun, before files are in its way
+    attack(tmp_path, HONEST, task=2, wire="mpi")
     for name in (
         "sitecustomize.py",
         "conftest.py",
@@ -736,13 +877,22 @@ def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     tests = attack(tmp_path, HONEST, task=2, wire="", alone=True)
     assert scores(tests) == sum(test.max_score for test in tests)
-    assert "No module named 'solution'" in attack(tmp_path, "import solution", task=2, alone=True)[0].output
+    assert (
+        "No module named 'solution'"
+        in attack(tmp_path, "import solution", task=2, alone=True)[0].output
+    )
 
 
-def test_the_environment_holds_nothing_to_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_holds_nothing_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GRADER_SECRET", "42")
     tests = attack(tmp_path, "import os\nraise ValueError(sorted(os.environ))", task=2, alone=True)
-    assert "PATH" in tests[0].output and "SECRET" not in tests[0].output and "PYTHON" not in tests[0].output
+    assert (
+        "PATH" in tests[0].output
+        and "SECRET" not in tests[0].output
+        and "PYTHON" not in tests[0].output
+    )
     assert os.environ["GRADER_SECRET"] == "42"
 
 

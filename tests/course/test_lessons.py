@@ -1,4 +1,6 @@
-"""Every lesson: its reference scores everything, its handout nothing, its mistakes lose points, its text is true."""
+"""Every lesson: its reference scores everything, its handout nothing, its mistakes lose points, its
+text is true.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,27 @@ from minidist.course.lesson import Answer, Lesson, find_lesson, lessons_in, refe
 ROOT = Path(__file__).parents[2]
 FOLDERS = lessons_in(ROOT / "lessons")
 NAMES = [folder.name for folder in FOLDERS]
-MISTAKES = [(folder.name, path.stem) for folder in FOLDERS for path in sorted(folder.glob("mistakes/*.py"))]
+MISTAKES = [
+    (folder.name, path.stem) for folder in FOLDERS for path in sorted(folder.glob("mistakes/*.py"))
+]
 PARTS = ("README.md", "exercise.py", "solution.py", "honest.py", "checks.py", "cluster.py")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 WITHOUT_TORCH = ("01", "02", "03")  # lessons that begin in less than a second
-UNDER_MPIRUN = ("01", "03", "04", "09", "15")  # that differ most there: requests, groups, streams, a pipeline, files
+# that differ most there: requests, groups, streams, a pipeline, files
+UNDER_MPIRUN = ("01", "03", "04", "09", "15")
 LEANS = "is to be built by hand, but"
 FOUR_RANKS = ("03", "10", "14", "16")  # whose twins do something else on four than on two
 
 BOARDS: dict[str, dict[str, float]] = {  # figures of a leaderboard
-    "06_fsdp": {"peak bytes of whole parameters": 2 * 8 * (4 * 5 + 5 + 5 * 4)},  # two units of D = 4, of FSDP; else one
-    "09_pipeline": {"bubble of GPipe": 2 / 6, "bubble of 1F1B": 4 / 6, "microbatches held by 1F1B": 4},
+    # two units of D = 4, of FSDP; else one
+    "06_fsdp": {"peak bytes of whole parameters": 2 * 8 * (4 * 5 + 5 + 5 * 4)},
+    "09_pipeline": {
+        "bubble of GPipe": 2 / 6,
+        "bubble of 1F1B": 4 / 6,
+        "microbatches held by 1F1B": 4,
+    },
     "10_zero_bubble": {"bubble of interleaved": 3 / 15, "bubble of ZB-H1": 4 / 19},
 }
 
@@ -62,17 +72,31 @@ def first_cases(lesson: Lesson) -> Lesson:
 
 @pytest.fixture(scope="module")
 def graded() -> Iterator[Grader]:
-    """Grade a lesson's cases of one wire, by processes shared with the lessons that import torch, or do not."""
-    plain, others = ([load(name) for name in NAMES if (name[:2] in WITHOUT_TORCH) is so] for so in (True, False))
-    with warm_processes(plain, AT_ONCE) as without_torch, warm_processes(others, AT_ONCE) as with_torch:
+    """Grade a lesson's cases of one wire, by processes shared with the lessons that import torch,
+    or do not.
+    """
+    plain, others = (
+        [load(name) for name in NAMES if (name[:2] in WITHOUT_TORCH) is so] for so in (True, False)
+    )
+    with (
+        warm_processes(plain, AT_ONCE) as without_torch,
+        warm_processes(others, AT_ONCE) as with_torch,
+    ):
 
-        def grader(name: str, answer: Answer, task: int = 0, wire: str = "threads", **options: Any) -> list[Graded]:
+        def grader(
+            name: str, answer: Answer, task: int = 0, wire: str = "threads", **options: Any
+        ) -> list[Graded]:
             lesson = first_cases(load(name)) if options.pop("brief", False) else load(name)
-            patient = {"limit": 60.0} | options  # a machine may be busy: what is right may take its time
+            # a machine may be busy: what is right may take its time
+            patient = {"limit": 60.0} | options
             warm = without_torch if name[:2] in WITHOUT_TORCH else with_torch
             enough = patient.pop("enough", None)
             tests: list[Graded] = []
-            checks = [each for each in lesson.checks if each.wire == wire and task in (0, each.task.number)]
+            checks = [
+                each
+                for each in lesson.checks
+                if each.wire == wire and task in (0, each.task.number)
+            ]
             for chosen in [[check] for check in checks] if enough else [checks]:
                 tests += grade(lesson, answer, only=chosen.__contains__, warm=warm, **patient)
                 if enough and any(map(enough, tests)):
@@ -86,9 +110,16 @@ def graded() -> Iterator[Grader]:
 def test_a_lesson_is_whole(name: str) -> None:
     folder = ROOT / "lessons" / name
     assert [part for part in PARTS if not (folder / part).is_file()] == []
-    assert (ROOT / "notebooks/src" / f"{name}.py").is_file() and (ROOT / "notebooks" / f"{name}.ipynb").is_file()
+    assert (ROOT / "notebooks/src" / f"{name}.py").is_file() and (
+        ROOT / "notebooks" / f"{name}.ipynb"
+    ).is_file()
     tasks = {check.task.number for check in load(name).checks}
-    about = [number for lesson, mistake in MISTAKES if lesson == name for number in [task_of(name, mistake)]]
+    about = [
+        number
+        for lesson, mistake in MISTAKES
+        if lesson == name
+        for number in [task_of(name, mistake)]
+    ]
     assert tasks == set(range(1, len(tasks) + 1)) and 2 <= len(tasks) <= 5
     assert set(about) == tasks and len(about) >= 5, "at least five mistakes, one for each task"
     assert len((folder / "cluster.py").read_text().splitlines()) < 100
@@ -98,19 +129,28 @@ def test_a_lesson_is_whole(name: str) -> None:
 
 def task_of(lesson: str, mistake: str) -> int:
     """Return which task a mistake is about: its first line says that, and what is wrong."""
-    said = re.match(r"# task (\d): .{20}", (ROOT / "lessons" / lesson / "mistakes" / f"{mistake}.py").read_text())
+    said = re.match(
+        r"# task (\d): .{20}",
+        (ROOT / "lessons" / lesson / "mistakes" / f"{mistake}.py").read_text(),
+    )
     assert said, "the first line is `# task N: what is wrong`"
     return int(said[1])
 
 
 @pytest.fixture(scope="module")
 def reference(graded: Grader) -> Callable[[str], list[Graded]]:
-    """Return what grades a lesson's solution, once: the first case of each check, all of them in the long run."""
-    return functools.cache(lambda name: graded(name, reference_answer(load(name)), brief=name not in BOARDS))
+    """Return what grades a lesson's solution, once: the first case of each check, all of them in
+    the long run.
+    """
+    return functools.cache(
+        lambda name: graded(name, reference_answer(load(name)), brief=name not in BOARDS)
+    )
 
 
 @EACH
-def test_the_reference_scores_everything(reference: Callable[[str], list[Graded]], name: str) -> None:
+def test_the_reference_scores_everything(
+    reference: Callable[[str], list[Graded]], name: str
+) -> None:
     tests = reference(name)
     assert lost(tests) == []
     sends = {test.check.task.number for test in tests if test.figures["messages sent"]}
@@ -119,7 +159,9 @@ def test_the_reference_scores_everything(reference: Callable[[str], list[Graded]
 
 
 def honest(name: str) -> Answer:
-    """Return the answer that was written by hand, from the handout alone; it may lean on nothing."""
+    """Return the answer that was written by hand, from the handout alone; it may lean on
+    nothing.
+    """
     return Answer(load(name).folder / "honest.py")
 
 
@@ -131,7 +173,9 @@ def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name[:2] in UNDER_MPIRUN])
 def test_an_honest_answer_scores_under_mpirun(graded: Grader, name: str) -> None:
-    """Of the other lessons in the long run: there the same programs and judges are at work as on simulated ranks."""
+    """Of the other lessons in the long run: there the same programs and judges are at work as on
+    simulated ranks.
+    """
     tests = graded(name, honest(name), wire="mpi")
     assert tests and lost(tests) == []
 
@@ -151,7 +195,9 @@ def lost(tests: list[Graded]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_leaderboard_shows_what_a_lesson_is_about(reference: Callable[[str], list[Graded]], name: str) -> None:
+def test_the_leaderboard_shows_what_a_lesson_is_about(
+    reference: Callable[[str], list[Graded]], name: str
+) -> None:
     figures = BOARDS[name]
     board = {row["name"]: row["value"] for row in leaderboard(reference(name))}
     assert {name: board[name] for name in figures} == pytest.approx(figures, abs=1e-6)
@@ -174,7 +220,9 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
     leaned = set()
     answer = Answer(load(name).folder / "solution.py")
     for task in {check.task for check in load(name).checks}:
-        tests = graded(name, answer, task.number, seed=7, brief=True, enough=lambda test: LEANS in test.output)
+        tests = graded(
+            name, answer, task.number, seed=7, brief=True, enough=lambda test: LEANS in test.output
+        )
         if any(LEANS in test.output for test in tests):
             assert sum(test.score for test in tests) == 0
             leaned.add(task.number)
@@ -244,22 +292,32 @@ SLIPS = {  # by mistake, what its rejection says
 
 
 def one_of_each_task() -> list[tuple[str, str]]:
-    """Return a mistake for every task of every lesson, and all whose rejection must say certain words."""
-    first = {(name, task_of(name, mistake)): (name, mistake) for name, mistake in reversed(MISTAKES)}
+    """Return a mistake for every task of every lesson, and all whose rejection must say certain
+    words.
+    """
+    first = {
+        (name, task_of(name, mistake)): (name, mistake) for name, mistake in reversed(MISTAKES)
+    }
     return [each for each in MISTAKES if each in first.values() or each[1] in SLIPS]
 
 
 EVERY_MISTAKE = pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
 
 
-@pytest.mark.parametrize(("name", "mistake"), one_of_each_task(), ids=map("-".join, one_of_each_task()))
-def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mistake"), one_of_each_task(), ids=map("-".join, one_of_each_task())
+)
+def test_a_mistake_loses_points_on_the_task_it_is_about(
+    graded: Grader, name: str, mistake: str
+) -> None:
     loses(graded, name, mistake, enough=lambda test: test.score < test.max_score)
 
 
 @pytest.mark.soak
 @EVERY_MISTAKE
-def test_every_mistake_loses_points_and_crashes_nowhere(graded: Grader, name: str, mistake: str) -> None:
+def test_every_mistake_loses_points_and_crashes_nowhere(
+    graded: Grader, name: str, mistake: str
+) -> None:
     loses(graded, name, mistake)
 
 
@@ -268,31 +326,43 @@ def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
     tests = graded(name, answer, task_of(name, mistake), **options)
     failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
-    assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
-    assert any(SLIPS.get(mistake, "") in test.output for test in failed), "the rejection names the slip"
+    assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), (
+        "it crashes"
+    )
+    assert any(SLIPS.get(mistake, "") in test.output for test in failed), (
+        "the rejection names the slip"
+    )
 
 
 def test_a_missing_error_costs_its_own_share_alone(graded: Grader) -> None:
     """What is computed is right, and has its points."""
     lesson = "18_context_parallel"
     tests = graded(lesson, reference_answer(load(lesson), "mistakes/never_refuses_heads.py"), 4)
-    assert {test.check.title for test in tests if not test.score} == {"heads that cannot be shared out"}
+    assert {test.check.title for test in tests if not test.score} == {
+        "heads that cannot be shared out"
+    }
 
 
 def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:
     """Looking after every call must not wait for the folder to come back."""
     lesson = "15_checkpoints"
     tests = graded(lesson, reference_answer(load(lesson), "mistakes/clears_the_folder.py"), 2)
-    assert tests and all("the earlier checkpoint step-00000003 is gone" in test.output for test in tests)
+    assert tests and all(
+        "the earlier checkpoint step-00000003 is gone" in test.output for test in tests
+    )
 
 
 def test_the_exercises_run_as_handed_out() -> None:
     """One after the other in one job, which imports torch once."""
-    program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+    program = (
+        "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+    )
     outcome = mpirun(2, program, *(str(folder / "exercise.py") for folder in FOLDERS))
     assert outcome.returncode == 0, outcome.stderr
     tasks = [sorted({check.task.number for check in load(name).checks}) for name in NAMES]
-    expected = [f"task {number}: task {number} is not started" for numbers in tasks for number in numbers]
+    expected = [
+        f"task {number}: task {number} is not started" for numbers in tasks for number in numbers
+    ]
     assert outcome.stdout.splitlines() == expected
 
 
@@ -308,7 +378,9 @@ def test_the_text_prints_what_it_says(name: str) -> None:
             with contextlib.redirect_stdout(printed):
                 exec(compile(code, f"{name}/README.md", "exec"), space)
             if after == "":
-                assert [line.rstrip() for line in printed.getvalue().splitlines()] == text.splitlines()
+                assert [
+                    line.rstrip() for line in printed.getvalue().splitlines()
+                ] == text.splitlines()
                 shown += 1
     assert shown, "a lesson shows what the reader's own run prints"
 

@@ -1,4 +1,6 @@
-"""Every notebook executes, and gives what is committed: the same text and figure data, pictures within a tolerance."""
+"""Every notebook executes, and gives what is committed: the same text and figure data, pictures
+within a tolerance.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +34,42 @@ if hasattr(os, "sched_setaffinity"):
 launch_new_instance()
 """
 IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.backend_agg")
-REAL = ("02", "11")  # whose cells on real processes every run of the tests executes: without torch, and with it
+# whose cells on real processes every run of the tests executes: without torch, and with it
+REAL = ("02", "11")
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelSpecManager:
-    """Return the one kernel that there is: it is forked off a process that has imported what notebooks do."""
+    """Return the one kernel that there is: it is forked off a process that has imported what
+    notebooks do.
+    """
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "kernel.py").write_text(KERNEL)
     command = [*warm_python(*IMPORTED), str(folder / "kernel.py"), "-f", "{connection_file}"]
     (folder / "python3").mkdir()
-    (folder / "python3/kernel.json").write_text(json.dumps({"argv": command, "display_name": "", "language": "python"}))
+    (folder / "python3/kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "", "language": "python"})
+    )
     return KernelSpecManager(kernel_dirs=[str(folder)])
 
 
 def execute(path: Path, kernels: KernelSpecManager, folder: Path, real: bool) -> Any:
-    """Execute a notebook in `folder`, with its cells on real processes or without; return it with its outputs."""
+    """Execute a notebook in `folder`, with its cells on real processes or without; return it with
+    its outputs.
+    """
     notebook = nbformat.read(path, 4)
     for cell in notebook.cells:
         if is_real(cell) and not real:
             cell.source = ""
-    with tempfile.TemporaryDirectory() as sockets:  # of its own: kernels that begin together may choose the same ports
+    # of its own: kernels that begin together may choose the same ports
+    with tempfile.TemporaryDirectory() as sockets:
         files = {"transport": "ipc", "connection_file": str(Path(sockets, "kernel.json"))}
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=kernels, **files)
-        client = NotebookClient(notebook, km=manager, timeout=120, resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook, km=manager, timeout=120, resources={"metadata": {"path": str(folder)}}
+        )
         client.execute(env=clean_environment(), cleanup_kc=True)
     return notebook
 
@@ -70,14 +82,21 @@ def is_real(cell: Any) -> bool:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @EACH
-def test_all_cells_execute_also_on_real_processes(path: Path, kernels: KernelSpecManager, tmp_path: Path) -> None:
+def test_all_cells_execute_also_on_real_processes(
+    path: Path, kernels: KernelSpecManager, tmp_path: Path
+) -> None:
     execute(path, kernels, tmp_path, real=True)
 
 
 @pytest.mark.timeout(300)
 @EACH
-def test_executing_again_gives_what_is_committed(path: Path, kernels: KernelSpecManager, tmp_path: Path) -> None:
-    committed, again = nbformat.read(path, 4), execute(path, kernels, tmp_path, real=path.stem[:2] in REAL)
+def test_executing_again_gives_what_is_committed(
+    path: Path, kernels: KernelSpecManager, tmp_path: Path
+) -> None:
+    committed, again = (
+        nbformat.read(path, 4),
+        execute(path, kernels, tmp_path, real=path.stem[:2] in REAL),
+    )
     for before, now in zip(committed.cells, again.cells, strict=True):
         if before.cell_type == "code" and not is_real(before):
             for kept, found in zip(whole(before.outputs), whole(now.outputs), strict=True):
@@ -103,7 +122,9 @@ def compare(kept: Any, found: Any) -> None:
     pictures = data.pop("image/png", None), other.pop("image/png", None)
     assert data == other
     if pictures != (None, None):
-        before, now = (image.imread(io.BytesIO(base64.b64decode(each)))[..., :3] for each in pictures)
+        before, now = (
+            image.imread(io.BytesIO(base64.b64decode(each)))[..., :3] for each in pictures
+        )
         assert before.shape == now.shape
         assert np.abs(before - now).mean() < FAR
 
@@ -111,24 +132,41 @@ def compare(kept: Any, found: Any) -> None:
 @EACH
 def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -> None:
     notebook, source = nbformat.read(path, 4), cells_of(FOLDER / "src" / f"{path.stem}.py")
-    assert [(cell.id, cell.source) for cell in notebook.cells] == [(cell.id, cell.source) for cell in source.cells]
+    assert [(cell.id, cell.source) for cell in notebook.cells] == [
+        (cell.id, cell.source) for cell in source.cells
+    ]
     assert path.stat().st_size <= MOST_BYTES
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[1] is first
-    assert any({"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs)
+    assert any(
+        {"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs
+    )
     text = "\n".join(cell.source for cell in notebook.cells)
     assert text.count("**Predict:**") >= 3 and "Break it" in text
-    asked = [before for before in notebook.cells if before.cell_type == "markdown" and PREDICTION in before.source]
-    answers = [cell for cell in notebook.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
-    assert len(answers) == len(asked) and all(cell.metadata["collapsed"] and cell.outputs for cell in answers)
+    asked = [
+        before
+        for before in notebook.cells
+        if before.cell_type == "markdown" and PREDICTION in before.source
+    ]
+    answers = [
+        cell for cell in notebook.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")
+    ]
+    assert len(answers) == len(asked) and all(
+        cell.metadata["collapsed"] and cell.outputs for cell in answers
+    )
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         for kind in {"image/png", "image/svg+xml"} & set(output.get("data", {})):
-            assert len(output.metadata[kind]["alt"]) > 40 and output.data["text/plain"] == output.metadata[kind]["alt"]
+            assert (
+                len(output.metadata[kind]["alt"]) > 40
+                and output.data["text/plain"] == output.metadata[kind]["alt"]
+            )
     assert "/tmp/" not in path.read_text() and any(map(is_real, notebook.cells))
 
 
 def test_every_source_has_a_notebook() -> None:
-    assert [path.stem for path in NOTEBOOKS] == sorted(path.stem for path in FOLDER.glob("src/*.py"))
+    assert [path.stem for path in NOTEBOOKS] == sorted(
+        path.stem for path in FOLDER.glob("src/*.py")
+    )
 
 
 def test_a_notebook_that_grows_too_large_is_refused(tmp_path: Path) -> None:

@@ -35,8 +35,12 @@ OUTSIDE = """[...document.querySelectorAll('svg *')].filter(e => {
     const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
     return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
 }).map(e => e.outerHTML)"""
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"
+)
 
 
 def ring(comm: Watching) -> None:
@@ -78,7 +82,12 @@ def test_a_ring_is_recorded_as_it_ran(recording: Recording) -> None:
     ]
     assert [step.buffers["buffer"] for step in recording.at(68)] == 4 * [4 * (ALL,)]
     kinds = [step.kind for step in recording.steps if step.rank == 2]
-    assert kinds == ["begins", *3 * ["sends", "receives", "adds"], *3 * ["sends", "receives"], "ends"]
+    assert kinds == [
+        "begins",
+        *3 * ["sends", "receives", "adds"],
+        *3 * ["sends", "receives"],
+        "ends",
+    ]
     third = [step for step in recording.steps if step.rank == 2 and step.kind == "adds"]
     assert [step.text for step in third] == [
         "rank 2 adds: temporary 1 (ranks 1 + 2)",
@@ -88,7 +97,9 @@ def test_a_ring_is_recorded_as_it_ran(recording: Recording) -> None:
 
 
 def test_a_round_ends_before_the_next_message_is_sent(recording: Recording) -> None:
-    """Three rounds of a send, a receive and a sum by each of four ranks, three without sums; a begin and an end."""
+    """Three rounds of a send, a receive and a sum by each of four ranks, three without sums; a
+    begin and an end.
+    """
     assert recording.rounds == [4 + 12, 28, 40, 48, 56, 68]
     assert all(not recording.under_way(count) for count in recording.rounds)
     assert record(relay, 4).rounds == [2, 4, 6] and record(deadlock, 3).rounds == [6]
@@ -98,7 +109,11 @@ def test_lines_are_the_algorithms_own(recording: Recording) -> None:
     for step in recording.steps:
         file, number = step.line
         source = recording.sources[file][number - 1]
-        expected = {"sends": "comm.exchange(", "receives": "comm.exchange(", "adds": "reduce(arriving, own, leaving)"}
+        expected = {
+            "sends": "comm.exchange(",
+            "receives": "comm.exchange(",
+            "adds": "reduce(arriving, own, leaving)",
+        }
         assert expected.get(step.kind, "with comm.span(") in source
         assert Path(file).name == ("ring.py" if step.kind in expected else "operations.py")
 
@@ -116,7 +131,9 @@ def test_what_came_early_is_shown_once_it_has_been_waited_for() -> None:
         for request in requests:
             request.wait()
 
-    shown = [(step.kind, step.buffers["buffer"]) for step in record(program, 2).steps if step.rank == 1]
+    shown = [
+        (step.kind, step.buffers["buffer"]) for step in record(program, 2).steps if step.rank == 1
+    ]
     assert shown[-2:] == [("sends", ((0, 1),)), ("receives", ((1, 0),))]
 
 
@@ -126,7 +143,8 @@ def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
         return comm.traffic.messages_sent, comm.traffic.bytes_sent
 
     assert [step.counters[:2] for step in recording.at(68)] == run(plain, 4) == 4 * [(6, 96)]
-    assert [step.counters[2] for step in recording.at(68)] == 4 * [64 + 2 * 16]  # the buffer and two temporaries
+    # the buffer and two temporaries
+    assert [step.counters[2] for step in recording.at(68)] == 4 * [64 + 2 * 16]
 
 
 def test_the_bubble_is_the_time_without_computing() -> None:
@@ -143,14 +161,19 @@ def test_the_bubble_is_the_time_without_computing() -> None:
         comm.barrier()
 
     recording = record(
-        forward, 2, cluster=Cluster.uniform(0.0, 1e30), formulas={"bubble": "(p − 1)/(m + p − 1) = 25 %"}
+        forward,
+        2,
+        cluster=Cluster.uniform(0.0, 1e30),
+        formulas={"bubble": "(p − 1)/(m + p − 1) = 25 %"},
     )
     assert [step.counters[3] for step in recording.at(10**9)] == [25, 25]
     assert '["bubble","(p − 1)/(m + p − 1) = 25 %"]' in player(recording).replace(", ", ",")
     assert not record(ring, 2).computes
 
 
-@pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("no clock", "virtual clock"))
+@pytest.mark.parametrize(
+    "cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("no clock", "virtual clock")
+)
 def test_the_same_run_gives_the_same_page(cluster: Cluster | None) -> None:
     pages = {player(record(ring, 5, cluster)) for _ in range(5)}
     assert len(pages) == 1
@@ -158,7 +181,9 @@ def test_the_same_run_gives_the_same_page(cluster: Cluster | None) -> None:
 
 @pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9), Cluster.uniform(0, 1e30)))
 @pytest.mark.parametrize("program", (ring, relay))
-def test_causes_come_before_effects(program: Callable[[Watching], None], cluster: Cluster | None) -> None:
+def test_causes_come_before_effects(
+    program: Callable[[Watching], None], cluster: Cluster | None
+) -> None:
     sent: set[str] = set()
     latest = [(0.0, 0)] * 6
     for step in record(program, 6, cluster).steps:
@@ -172,13 +197,19 @@ def test_causes_come_before_effects(program: Callable[[Watching], None], cluster
 @pytest.mark.parametrize("algorithm", sorted(TABLE["all_reduce"].keys() - {"shared"}))
 def test_every_algorithm_ends_with_every_contribution_once(algorithm: str, ranks: int) -> None:
     def program(comm: Watching) -> None:
-        all_reduce(comm.watch("buffer", np.full(2 * ranks, comm.contribution), ranks), comm, algorithm=algorithm)
+        all_reduce(
+            comm.watch("buffer", np.full(2 * ranks, comm.contribution), ranks),
+            comm,
+            algorithm=algorithm,
+        )
 
     recording = record(program, ranks, Cluster(Link(1e-6, 1e9), Link(1e-5, 1e9), ranks_per_node=2))
     for step in recording.at(len(recording.steps)):
         assert step.buffers["buffer"] == ranks * ((1,) * ranks,)
     counts = range(len(recording.steps) + 1)
-    assert any(recording.under_way(count) for count in counts) and not recording.under_way(counts[-1])
+    assert any(recording.under_way(count) for count in counts) and not recording.under_way(
+        counts[-1]
+    )
 
 
 def test_a_contribution_that_is_in_twice_is_told() -> None:
@@ -190,7 +221,9 @@ def test_a_contribution_that_is_in_twice_is_told() -> None:
 
     last = record(program, 3).at(100)[1]
     assert last.buffers["buffer"] == ((2, 0, 0), "mixed")
-    assert last.text == "rank 1 writes: buffer[1] (mixed)" and "buffer[3] = 0.5" in last_line(record(program, 3))
+    assert last.text == "rank 1 writes: buffer[1] (mixed)" and "buffer[3] = 0.5" in last_line(
+        record(program, 3)
+    )
 
 
 def last_line(recording: Recording) -> str:
@@ -212,10 +245,15 @@ def test_buffers_may_come_later_and_be_split() -> None:
     def program(comm: Watching) -> None:
         half = comm.split(comm.rank % 2)
         assert isinstance(half, Watching)
-        half.watch("shard", reduce_scatter(np.full(4, comm.contribution), half, algorithm="pairwise"))
+        half.watch(
+            "shard", reduce_scatter(np.full(4, comm.contribution), half, algorithm="pairwise")
+        )
 
     recording = record(program, 4)
-    assert [step.buffers["shard"] for step in recording.at(100)] == [((1, 0, 1, 0),), ((0, 1, 0, 1),)] * 2
+    assert [step.buffers["shard"] for step in recording.at(100)] == [
+        ((1, 0, 1, 0),),
+        ((0, 1, 0, 1),),
+    ] * 2
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
@@ -239,7 +277,9 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
 
 def attend_in(order: str, ring: type[Ring] = Ring) -> Callable[..., object]:
-    return lambda query, key, value, comm: ring(comm, order, flash_attention, comm.stream())(query, key, value)
+    return lambda query, key, value, comm: ring(comm, order, flash_attention, comm.stream())(
+        query, key, value
+    )
 
 
 class Skips(Ring):
@@ -250,7 +290,9 @@ class Skips(Ring):
 
 
 def unmet(recording: Recording) -> set[tuple[int, int]]:
-    """The ranks of each query and key that have not met in the end, although the key is not later."""
+    """The ranks of each query and key that have not met in the end, although the key is not
+    later.
+    """
     tokens, owners = recording.meetings.tokens, recording.meetings.owners
     return {
         (step.rank, owners[key])
@@ -273,13 +315,22 @@ def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: in
         for source in ((rank - hop) % ranks for hop in range(ranks)):
             if met := meeting(name, rank, source, 2):
                 asking, asked = tokens[rank][met.queries], tokens[source][met.keys]
-                pairs = {(q, k) for i, q in enumerate(asking) for k in (asked[: i + 1] if met.causal else asked)}
+                pairs = {
+                    (q, k)
+                    for i, q in enumerate(asking)
+                    for k in (asked[: i + 1] if met.causal else asked)
+                }
                 expected.append((tuple(int(each == source) for each in range(ranks)), pairs))
         shown, seen = [], set[tuple[int, int]]()
         for step in recording.steps:
             if step.rank == rank and step.kind == "meets":
                 rows = dict(zip(tokens[rank], step.buffers[MET], strict=True))
-                now = {(query, key) for query, met in rows.items() for key in range(2 * ranks) if met[key]}
+                now = {
+                    (query, key)
+                    for query, met in rows.items()
+                    for key in range(2 * ranks)
+                    if met[key]
+                }
                 shown.append((step.buffers["keys and values"][0], now - seen))
                 seen = now
                 assert (
@@ -288,12 +339,17 @@ def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: in
                 )
         assert shown == expected
     for step in recording.at(len(recording.steps)):
-        assert recording.formulas["bytes sent"].endswith(f"= {step.counters[1]}") and step.counters[0] == ranks - 1
+        assert (
+            recording.formulas["bytes sent"].endswith(f"= {step.counters[1]}")
+            and step.counters[0] == ranks - 1
+        )
     assert not unmet(recording)
 
 
 def test_a_block_that_was_skipped_is_not_met(tmp_path: Path) -> None:
-    whole, skipped = (record_attention(attend_in("zigzag", ring), 4, "zigzag") for ring in (Ring, Skips))
+    whole, skipped = (
+        record_attention(attend_in("zigzag", ring), 4, "zigzag") for ring in (Ring, Skips)
+    )
     assert whole.steps[24].text == "rank 0 meets: query 7 sees keys 3 + 4", "and not key 0 again"
     assert unmet(whole) == set() and unmet(skipped) == {(3, 1)}
     assert "query 3 sees keys 0 + 1 + 2 + 3, query 4 sees keys 0 + 1 + 2 + 3 + 4" in in_words(whole)
@@ -305,11 +361,15 @@ def test_a_block_that_was_skipped_is_not_met(tmp_path: Path) -> None:
         orange.append((abs(pixels - [0xE6 / 255, 0x9F / 255, 0]).max(axis=1) < 0.01).sum())
     assert orange[1] < orange[0]
     with pytest.raises(ValueError, match="no query met a key: keep what"):
-        record_attention(lambda query, key, value, comm: flash_attention(query, key, value, True), 2)
+        record_attention(
+            lambda query, key, value, comm: flash_attention(query, key, value, True), 2
+        )
 
 
 def test_the_tiles_of_one_rank_are_shown_as_the_page_meets_them() -> None:
-    """Nothing of the program runs yet when its rank starts: the first line is its own, not one of what runs it."""
+    """Nothing of the program runs yet when its rank starts: the first line is its own, not one of
+    what runs it.
+    """
 
     def by_tiles(query: Any, key: Any, value: Any, _: Watching) -> object:
         return page_forward(query, key, value, causal=True, tile=2)
@@ -318,7 +378,9 @@ def test_the_tiles_of_one_rank_are_shown_as_the_page_meets_them() -> None:
     tiles = [(0, 0), (2, 0), (2, 2), (4, 0), (4, 2), (4, 4)]  # none above the diagonal
     met = [set(re.findall(r"query (\d)", step.text)) for step in recording.steps]
     assert met == [{str(row), str(row + 1)} for row, _ in tiles]
-    assert [step.text.rpartition(" ")[2] for step in recording.steps] == [str(left + 1) for _, left in tiles]
+    assert [step.text.rpartition(" ")[2] for step in recording.steps] == [
+        str(left + 1) for _, left in tiles
+    ]
     assert Path(recording.start[0].line[0]) == Path(__file__) and recording.start[0].line[1] > 0
     assert list(recording.start[0].buffers) == [MET]
 
@@ -341,7 +403,12 @@ def test_what_is_held_is_one_block_and_the_next() -> None:
 
 def test_key_frames_show_whole_moments(recording: Recording, tmp_path: Path) -> None:
     counts = key_frames(recording, 6)
-    assert counts[0] == 0 and counts[-1] == 68 and len(counts) == 6 and all(count % 4 == 0 for count in counts)
+    assert (
+        counts[0] == 0
+        and counts[-1] == 68
+        and len(counts) == 6
+        and all(count % 4 == 0 for count in counts)
+    )
     assert key_frames(record(pair, 2), 6) == [0, 1, 2]
     with pytest.raises(ValueError, match="frames=1"):
         key_frames(recording, 1)
@@ -355,8 +422,13 @@ def test_key_frames_show_whole_moments(recording: Recording, tmp_path: Path) -> 
 def test_numbers_can_be_read_on_their_colours() -> None:
     def luminance(colour: str) -> float:
         shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        linear = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
-        return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        linear = (
+            share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
+            for share in shares
+        )
+        return sum(
+            weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        )
 
     for colour, ink in zip(COLOURS, INKS, strict=True):
         light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
@@ -372,10 +444,14 @@ class Page:
     def __init__(self, folder: Path) -> None:
         commands, self.commands = os.pipe()
         self.answers, answers = os.pipe()
-        flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --window-size=1100,900"
+        flags = (
+            "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --window-size=1100,900"
+        )
         program = f'exec "$0" {flags} --user-data-dir="$1" 3<&{commands} 4>&{answers}'
         self.process = subprocess.Popen(
-            ["bash", "-c", program, str(CHROMIUM), str(folder)], pass_fds=(commands, answers), stderr=subprocess.DEVNULL
+            ["bash", "-c", program, str(CHROMIUM), str(folder)],
+            pass_fds=(commands, answers),
+            stderr=subprocess.DEVNULL,
         )
         os.close(commands)
         os.close(answers)
@@ -392,7 +468,9 @@ class Page:
         self.number += 1
         command: dict[str, object] = {"id": self.number, "method": method, "params": params}
         os.write(
-            self.commands, json.dumps(command | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
+            self.commands,
+            json.dumps(command | ({"sessionId": self.session} if self.session else {})).encode()
+            + b"\0",
         )
         while True:
             answer = self.read()
@@ -416,7 +494,9 @@ class Page:
         return json.loads(message)  # type: ignore[no-any-return]
 
     def open(self, html: str, file: Path) -> None:
-        file.write_text(f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8")
+        file.write_text(
+            f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8"
+        )
         self.errors.clear()
         self.ask("Page.navigate", url=file.as_uri())
         limit = time.monotonic() + 60
@@ -425,7 +505,9 @@ class Page:
             time.sleep(0.02)
 
     def run(self, script: str) -> Any:
-        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get(
+            "value"
+        )
 
     def press(self, key: str, times: int = 1) -> None:
         for _ in range(times):
@@ -435,7 +517,8 @@ class Page:
     def cells(self) -> dict[str, str]:
         """Return the text of each cell, by `rank buffer[number]`."""
         script = (
-            "[...document.querySelectorAll('.cell')].map(c => [`${c.dataset.rank} ${c.dataset.cell}`, c.textContent])"
+            "[...document.querySelectorAll('.cell')].map(c => [`${c.dataset.rank} "
+            "${c.dataset.cell}`, c.textContent])"
         )
         return dict(self.run(script))
 
@@ -443,8 +526,13 @@ class Page:
         return str(self.run(f"document.querySelector({selector!r}).textContent"))
 
     def screenshot(self, file: Path, scheme: str) -> None:
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        file.write_bytes(
+            base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+        )
 
     def close(self) -> None:
         os.close(self.commands)  # at which it ends
@@ -470,12 +558,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_path: Path) -> None:
     html = player(recording)
     assert len(html.encode()) < 150_000
-    assert re.findall(r"https?://[^\"']*|@import|url\(|src=", html) == ["http://www.w3.org/2000/svg"]  # only a name
+    # only a name
+    assert re.findall(r"https?://[^\"']*|@import|url\(|src=", html) == [
+        "http://www.w3.org/2000/svg"
+    ]
     page.open(html, tmp_path / "ring.html")
     assert {page.cells()[f"{rank} buffer[{cell}]"] for rank in (2,) for cell in range(4)} == {"2"}
     page.run("document.querySelector('input').focus()")
     page.press("ArrowRight", 13)
-    assert page.text(".now") == "rank 0 adds: temporary 1 (ranks 0 + 3)" and page.text(".count") == "13 of 68"
+    assert (
+        page.text(".now") == "rank 0 adds: temporary 1 (ranks 0 + 3)"
+        and page.text(".count") == "13 of 68"
+    )
     assert page.cells()["0 temporary 1[0]"] == "03" and page.cells()["1 temporary 1[0]"] == "0"
     assert "reduce(arriving, own, leaving)" in page.text(".pane.on .lines .on")
     page.press("ArrowLeft")
@@ -483,7 +577,9 @@ def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_pat
     page.press("ArrowRight", 80)
     assert page.run("document.querySelector('input').value") == "68"
     cells = page.cells()
-    assert [cells[f"{rank} buffer[{cell}]"] for rank in range(4) for cell in range(4)] == 16 * ["0123"]
+    assert [cells[f"{rank} buffer[{cell}]"] for rank in range(4) for cell in range(4)] == 16 * [
+        "0123"
+    ]
     assert "bytes sent96969696" + recording.formulas["bytes sent"] in page.text("table")
     page.press("Home")
     assert page.text(".now") == "before the first event"
@@ -494,10 +590,17 @@ def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_pat
 def test_it_steps_by_rounds_and_plays(page: Page, recording: Recording, tmp_path: Path) -> None:
     page.open(player(recording), tmp_path / "ring.html")
     page.run("document.querySelector('.minidist-player').focus()")
-    for button, there in (("round forward", 16), ("round forward", 28), ("round back", 16), ("forward", 17)):
+    for button, there in (
+        ("round forward", 16),
+        ("round forward", 28),
+        ("round back", 16),
+        ("forward", 17),
+    ):
         page.run(f"document.querySelector('[data-go=\"{button}\"]').click()")
         assert page.text(".count") == f"{there} of 68"
-    assert page.run("document.querySelectorAll('circle').length") == 1, "a message that was sent and not received"
+    assert page.run("document.querySelectorAll('circle').length") == 1, (
+        "a message that was sent and not received"
+    )
     page.run("document.querySelector('[data-go=play]').click()")
     limit = time.monotonic() + 60
     while page.text(".count") < "19 of 68":
@@ -521,9 +624,16 @@ def test_the_line_that_runs_is_in_sight(page: Page, recording: Recording, tmp_pa
         return a.top < b.top - 1 || a.bottom > b.bottom + 1; }).length"""
     assert page.run(hidden) == 0
     assert (
-        page.run("[...document.querySelectorAll('.lines div')].some(e => e.scrollWidth > e.clientWidth + 1)") is False
+        page.run(
+            "[...document.querySelectorAll('.lines div')].some(e => e.scrollWidth > e.clientWidth "
+            "+ 1)"
+        )
+        is False
     )
-    cut = "[...document.querySelectorAll('.pane')].filter(e => e.scrollHeight > e.clientHeight).length"
+    cut = (
+        "[...document.querySelectorAll('.pane')].filter(e => e.scrollHeight > "
+        "e.clientHeight).length"
+    )
     assert page.run(cut) == 0, "a pane shows as many lines as have room"
 
 
@@ -545,21 +655,33 @@ def test_a_square_shows_whose_queries_have_met_whose_keys(page: Page, tmp_path: 
     page.run("document.querySelector('.minidist-player').focus()")
 
     def square() -> dict[str, str]:
-        return dict(page.run("[...document.querySelectorAll('.met')].map(e => [e.dataset.pair, e.textContent])"))
+        return dict(
+            page.run(
+                "[...document.querySelectorAll('.met')].map(e => [e.dataset.pair, e.textContent])"
+            )
+        )
 
     assert len(square()) == 64 and set(square().values()) == {""}
     page.press("ArrowRight", 12)
-    assert page.text(".now") == recording.steps[11].text == "rank 3 meets: query 3 sees key 3, query 4 sees keys 3 + 4"
+    assert (
+        page.text(".now")
+        == recording.steps[11].text
+        == "rank 3 meets: query 3 sees key 3, query 4 sees keys 3 + 4"
+    )
     assert page.cells()["3 keys and values[0]"] == "3" and page.cells()["3 temporary 1[0]"] == "2"
     assert page.run("document.querySelectorAll('.met [stroke=\"var(--mark)\"]').length") == 3
     assert "output.lerp_(" in page.text(".pane.on .lines .on")
     page.press("ArrowRight")
     assert page.text(".now") == "rank 0 writes: keys and values (rank 3)"
-    assert page.cells()["0 keys and values[0]"] == "3" and "0 temporary 1[0]" not in page.cells(), "it is held once"
+    assert page.cells()["0 keys and values[0]"] == "3" and "0 temporary 1[0]" not in page.cells(), (
+        "it is held once"
+    )
     page.press("End")
     owners, missing = (0, 1, 2, 3, 3, 2, 1, 0), {(3, 1), (4, 1)}
     met = {(q, k) for q in range(8) for k in range(q + 1)} - missing
-    assert square() == {f"{q} {k}": str(owners[k]) * ((q, k) in met) for q in range(8) for k in range(8)}
+    assert square() == {
+        f"{q} {k}": str(owners[k]) * ((q, k) in met) for q in range(8) for k in range(8)
+    }
     assert page.run("document.querySelectorAll('.met .later').length") == 28
     assert f"bytes sent768768768768{recording.formulas['bytes sent']}" in page.text("table")
     assert page.run(OUTSIDE) == [] and page.errors == []
@@ -569,15 +691,23 @@ def test_a_square_shows_whose_queries_have_met_whose_keys(page: Page, tmp_path: 
 
 @BROWSER
 def test_text_from_a_program_stays_text(page: Page, tmp_path: Path) -> None:
-    name = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;"
+    name = (
+        "</script><script>document.title='broken'</script><img src=x "
+        "onerror=\"document.title='broken'\">&amp;"
+    )
 
     def program(comm: Watching) -> None:
-        comm.send(comm.watch(name, np.ones(1)), 1) if comm.rank == 0 else comm.recv(comm.watch(name, np.zeros(1)), 0)
+        comm.send(comm.watch(name, np.ones(1)), 1) if comm.rank == 0 else comm.recv(
+            comm.watch(name, np.zeros(1)), 0
+        )
 
     page.open(player(record(program, 2, formulas={"bytes sent": name})), tmp_path / "odd.html")
     page.run("document.querySelector('.minidist-player').focus()")
     page.press("End")
-    assert page.run("document.title") == "test" and page.run("document.querySelectorAll('img').length") == 0
+    assert (
+        page.run("document.title") == "test"
+        and page.run("document.querySelectorAll('img').length") == 0
+    )
     assert name in page.text("svg") and name in page.text("table") and page.errors == []
 
 
@@ -590,6 +720,8 @@ def test_a_deadlock_and_two_players_on_a_page(page: Page, tmp_path: Path) -> Non
     assert page.run("document.querySelectorAll('path[stroke-dasharray].arrow').length") == 3
     second = "document.querySelectorAll('.minidist-player')[1].querySelector"
     assert page.run(f"{second}('.now').textContent") == "before the first event"
-    assert page.run(f"{second}('.count').textContent") == "0 of 2" and page.text(".count") == "6 of 6"
+    assert (
+        page.run(f"{second}('.count').textContent") == "0 of 2" and page.text(".count") == "6 of 6"
+    )
     assert page.run(f"{second}All('.cell').length") == 2
     assert re.search(r"test_player\.py:\d+", page.text(".where")) and page.errors == []

@@ -51,7 +51,10 @@ def test_a_reduction_that_takes_time_is_drawn_and_one_that_hides_is_not() -> Non
     ]
     assert draw_text(hidden) == draw_text(simulate(plan("1f1b", 2, 2)))
     assert "reduction over the data axis" in draw_svg(shown) and "reduction" not in draw_svg(hidden)
-    assert [title for title, *_ in boxes(draw_svg(shown)) if "R" in title] == ["0R: 9 to 11", "1R: 7 to 9"]
+    assert [title for title, *_ in boxes(draw_svg(shown)) if "R" in title] == [
+        "0R: 9 to 11",
+        "1R: 7 to 9",
+    ]
 
 
 def test_uneven_costs_keep_all_labels() -> None:
@@ -69,8 +72,14 @@ def test_boxes_are_where_the_simulation_says(name: str) -> None:
     assert [title.split(":")[0] for title, *_ in found] == [str(action) for action in actions]
     for each, (_, left, top, width, _) in enumerate(found):
         for _, other_left, other_top, other_width, _ in found[:each]:
-            assert top != other_top or left + width <= other_left + 0.11 or other_left + other_width <= left + 0.11
-    starts, ends = ([moment for row in rows for moment in row] for rows in (timeline.start, timeline.end))
+            assert (
+                top != other_top
+                or left + width <= other_left + 0.11
+                or other_left + other_width <= left + 0.11
+            )
+    starts, ends = (
+        [moment for row in rows for moment in row] for rows in (timeline.start, timeline.end)
+    )
     scale = (found[-1][1] - found[0][1]) / (starts[-1] - starts[0])
     for start, end, (_, left, _, width, _) in zip(starts, ends, found, strict=True):
         assert left == pytest.approx(62.5 + start * scale, abs=0.3)
@@ -83,14 +92,23 @@ def test_colours_tell_kinds_and_chunks() -> None:
     first_rank = {colours[stage, kind] for stage in "024" for kind in "FB"}
     assert len(first_rank) == 6
     assert all(colours[str(stage), "F"] == colours[str(stage + 1), "F"] for stage in (0, 2, 4))
-    assert int(colours["0", "F"][1:3], 16) < int(colours["2", "F"][1:3], 16) < int(colours["4", "F"][1:3], 16)
+    assert (
+        int(colours["0", "F"][1:3], 16)
+        < int(colours["2", "F"][1:3], 16)
+        < int(colours["4", "F"][1:3], 16)
+    )
 
 
 def test_numbers_can_be_read_on_their_boxes() -> None:
     def luminance(colour: str) -> float:
         shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        linear = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
-        return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        linear = (
+            share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
+            for share in shares
+        )
+        return sum(
+            weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        )
 
     for name in NAMES:
         for group in ElementTree.fromstring(draw_svg(simulate(sample(name)))).iter(f"{SVG}g"):
@@ -113,7 +131,10 @@ def test_a_name_and_costs_of_any_kind() -> None:
     root = ElementTree.fromstring(draw_svg(simulate(odd)))
     assert root[0].text == "Pipeline schedule <mine> & yours"
     nothing = simulate(odd, 0, 0)
-    assert "0.0% of the step" in draw_text(nothing) and ElementTree.fromstring(draw_svg(nothing)) is not None
+    assert (
+        "0.0% of the step" in draw_text(nothing)
+        and ElementTree.fromstring(draw_svg(nothing)) is not None
+    )
     uneven = simulate(odd, 1e-6, 1.0)
     assert max(map(len, draw_text(uneven).splitlines())) < 6000
     assert float(ElementTree.fromstring(draw_svg(uneven)).attrib["width"]) < 31_000

@@ -10,7 +10,16 @@ import sys
 
 import numpy as np
 import torch
-from collective_cases import DTYPES, FEW, REDUCTIONS, Cell, assert_unknown_operations_refused, cells, check, sizes
+from collective_cases import (
+    DTYPES,
+    FEW,
+    REDUCTIONS,
+    Cell,
+    assert_unknown_operations_refused,
+    cells,
+    check,
+    sizes,
+)
 
 import minidist
 from minidist.collectives import all_reduce
@@ -18,9 +27,14 @@ from minidist.comm import Communicator
 
 
 def check_messages(comm: Communicator, device: str) -> None:
-    """Neighbours exchange, with empty messages among them, and wait for requests in either order."""
+    """Neighbours exchange, with empty messages among them, and wait for requests in either
+    order.
+    """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    mine, theirs = torch.full((1000,), comm.rank, device=device), torch.empty(1000, dtype=torch.int64, device=device)
+    mine, theirs = (
+        torch.full((1000,), comm.rank, device=device),
+        torch.empty(1000, dtype=torch.int64, device=device),
+    )
     if comm.size > 1:
         comm.exchange(mine, right, theirs, left)
         assert (theirs == left).all()
@@ -34,7 +48,10 @@ def check_messages(comm: Communicator, device: str) -> None:
 
 def check_streams(comm: Communicator, device: str) -> None:
     """Two streams and the caller reduce at the same time, what the caller computes meanwhile."""
-    streams, own = [comm.stream(), comm.stream()], torch.ones(999, device=device, dtype=torch.float64)
+    streams, own = (
+        [comm.stream(), comm.stream()],
+        torch.ones(999, device=device, dtype=torch.float64),
+    )
     buffers = [torch.ones(1 << 16, device=device, dtype=torch.float64) for _ in range(6)]
     handles = []
     for number, buffer in enumerate(buffers):
@@ -45,7 +62,8 @@ def check_streams(comm: Communicator, device: str) -> None:
         all_reduce(own, comm, "mean", "native")
     for number, (buffer, handle) in enumerate(zip(buffers, handles, strict=True)):
         handle.wait()
-        buffer -= comm.size * number + comm.size * (comm.size - 1) // 2  # and this has to wait for the stream
+        # and this has to wait for the stream
+        buffer -= comm.size * number + comm.size * (comm.size - 1) // 2
     assert not any(buffer.any() for buffer in buffers)
     assert (own == 1).all()
 
@@ -57,7 +75,9 @@ def check_memory(comm: Communicator, device: str) -> None:
 
 
 def table(which: str) -> list[Cell]:
-    """Return what is tried: `all` that there is, or what takes turns on a GPU in reasonable time."""
+    """Return what is tried: `all` that there is, or what takes turns on a GPU in reasonable
+    time.
+    """
     if which == "all":
         return cells()
     few = cells(dtypes=FEW, ops=("sum", "mean"))
@@ -76,11 +96,22 @@ def main(which: str) -> None:
     check_memory(comm, device)
     check_streams(comm, device)
     worked, refused = check(comm, table(which), (0, 1, 11) if which == "all" else (1, 11))
-    odd = check(comm, cells(dtypes=("float32",), ops=("mean",)), [*sizes(comm.size), 4099])[0] if which == "all" else 0
-    check(comm.split(0, key=-comm.rank), [cell for cell in cells(dtypes=FEW) if cell.algorithm == "native"], (5,))
+    odd = (
+        check(comm, cells(dtypes=("float32",), ops=("mean",)), [*sizes(comm.size), 4099])[0]
+        if which == "all"
+        else 0
+    )
+    check(
+        comm.split(0, key=-comm.rank),
+        [cell for cell in cells(dtypes=FEW) if cell.algorithm == "native"],
+        (5,),
+    )
     assert_unknown_operations_refused(comm)
     engine = "NCCL" if device == "cuda" else "gloo"
-    print(f"on {comm.size} ranks, {engine}: {worked + odd} cells are right, {refused} are refused", flush=True)
+    print(
+        f"on {comm.size} ranks, {engine}: {worked + odd} cells are right, {refused} are refused",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

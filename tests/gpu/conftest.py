@@ -34,7 +34,13 @@ def a_gpu(request: pytest.FixtureRequest) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say it loudly if NCCL has refused what most of these tests are for."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "test_gpu_" in report.nodeid]
+    skipped = [
+        report
+        for report in terminalreporter.stats.get("skipped", [])
+        if "test_gpu_" in report.nodeid
+    ]
     if skipped and (sentence := refusal(2)):
-        terminalreporter.section(f"{len(skipped)} TESTS OF 2 AND 4 RANKS WERE NOT RUN", red=True, bold=True)
+        terminalreporter.section(
+            f"{len(skipped)} TESTS OF 2 AND 4 RANKS WERE NOT RUN", red=True, bold=True
+        )
         terminalreporter.write_line(sentence)

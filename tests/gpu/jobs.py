@@ -26,7 +26,15 @@ PARTS = {
     "1/3": ("test_gpu_training.py",),
     "2/3": tuple(
         f"test_gpu_{name}.py"
-        for name in ("attention", "flash", "collectives", "faults", "memory", "single", "checkpoints")
+        for name in (
+            "attention",
+            "flash",
+            "collectives",
+            "faults",
+            "memory",
+            "single",
+            "checkpoints",
+        )
     ),
     "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py", "test_gpu_adapters.py"),
 }
@@ -40,15 +48,23 @@ def refusal(ranks: int) -> str:
     if CPU or ranks_per_gpu(ranks) == 1:
         return ""
     fault = sharing_fault()
-    return f"{ranks} ranks cannot share {torch.cuda.device_count()} GPUs: that {fault}" if fault else ""
+    return (
+        f"{ranks} ranks cannot share {torch.cuda.device_count()} GPUs: that {fault}"
+        if fault
+        else ""
+    )
 
 
 def ranks_per_gpu(ranks: int) -> int:
     return -(-ranks // max(1, torch.cuda.device_count()))
 
 
-def job(ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_cpu: bool = CPU) -> Outcome:
-    """Run a program on so many ranks by `python -m minidist launch`, and print what it said; skip if it cannot be."""
+def job(
+    ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_cpu: bool = CPU
+) -> Outcome:
+    """Run a program on so many ranks by `python -m minidist launch`, and print what it said; skip
+    if it cannot be.
+    """
     if sentence := refusal(ranks):
         pytest.skip(sentence)
     wire = ["--wire", "torch"] if on_cpu else ["--ranks-per-gpu", str(ranks_per_gpu(ranks))]
@@ -62,7 +78,8 @@ def job(ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_
 
 def succeeds(ranks: int, *program: str | Path, timeout: float, on_cpu: bool = CPU) -> str:
     """Run such a job, which must end well; return what it printed."""
-    outcome = job(ranks, *program, timeout=timeout, limit=timeout / 2, on_cpu=on_cpu)  # another rank may compile
+    # another rank may compile
+    outcome = job(ranks, *program, timeout=timeout, limit=timeout / 2, on_cpu=on_cpu)
     assert outcome.returncode == 0, f"status {outcome.returncode}: {outcome.stderr[-3000:]}"
     return outcome.stdout
 
@@ -74,7 +91,9 @@ def verified(ranks: int, count: int, *words: str, timeout: float) -> None:
 
 
 def processes_on_gpus() -> set[str]:
-    """Return the processes that compute on a GPU, as its driver lists them; none where nothing can list them."""
+    """Return the processes that compute on a GPU, as its driver lists them; none where nothing can
+    list them.
+    """
     if CPU or shutil.which("nvidia-smi") is None:
         return set()
     command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]

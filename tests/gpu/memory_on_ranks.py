@@ -1,4 +1,6 @@
-"""On every rank: wrap models and drop them, one after the other; nothing of them stays allocated."""
+"""On every rank: wrap models and drop them, one after the other; nothing of them stays
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,23 @@ from torch import nn
 import minidist
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
 
-KINDS: list[tuple[Any, dict[str, Any]]] = [(DDP, {}), (ZeRO1, {}), (ZeRO2, {}), (FSDP, {}), (FSDP, {"shard_ranks": 1})]
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (DDP, {}),
+    (ZeRO1, {}),
+    (ZeRO2, {}),
+    (FSDP, {}),
+    (FSDP, {"shard_ranks": 1}),
+]
 WIDTH = 256
-SMALL = 4096  # bytes that come and go beside models: answers to a roll call, for example. A matrix has 64 times as many
+# bytes that come and go beside models: answers to a roll call, for example. A matrix has 64 times
+# as many
+SMALL = 4096
 
 
 def allocated(device: torch.device) -> int:
-    """Return the bytes of tensors: the GPU's allocator counts them, or else Python's collector finds them."""
+    """Return the bytes of tensors: the GPU's allocator counts them, or else Python's collector
+    finds them.
+    """
     for thread in threading.enumerate():  # of a stream that is gone, it ends a moment later
         if "stream" in thread.name:
             thread.join(5)
@@ -27,8 +39,14 @@ def allocated(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
-    found = [it for it in gc.get_objects() if type(it) in (torch.Tensor, nn.Parameter) and it.device.type == "cpu"]
-    return sum({it.untyped_storage().data_ptr(): it.untyped_storage().nbytes() for it in found}.values())
+    found = [
+        it
+        for it in gc.get_objects()
+        if type(it) in (torch.Tensor, nn.Parameter) and it.device.type == "cpu"
+    ]
+    return sum(
+        {it.untyped_storage().data_ptr(): it.untyped_storage().nbytes() for it in found}.values()
+    )
 
 
 def groups(pool: Any) -> int:
@@ -36,11 +54,17 @@ def groups(pool: Any) -> int:
     return sum(1 + groups(inner) for _, _, inner in pool.made.values())
 
 
-def train(kind: Any, options: dict[str, Any], comm: minidist.Communicator, device: torch.device) -> int:
+def train(
+    kind: Any, options: dict[str, Any], comm: minidist.Communicator, device: torch.device
+) -> int:
     """Wrap a model, take two steps and drop it; return how many bytes it had allocated."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(device)
     wrapped = kind(model, comm, op="sum", **options)
-    optimizer = wrapped.optimizer(torch.optim.AdamW) if kind is not DDP else torch.optim.AdamW(model.parameters())
+    optimizer = (
+        wrapped.optimizer(torch.optim.AdamW)
+        if kind is not DDP
+        else torch.optim.AdamW(model.parameters())
+    )
     for _ in range(2):
         wrapped.zero_grad()
         wrapped(torch.ones(8, WIDTH, device=device)).sum().backward()

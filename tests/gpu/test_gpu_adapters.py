@@ -1,4 +1,6 @@
-"""Adapters beside a Llama's weights, as they are or in 4 bits; products in 8 bits; ZeRO++: over NCCL."""
+"""Adapters beside a Llama's weights, as they are or in 4 bits; products in 8 bits; ZeRO++: over
+NCCL.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Over NCCL: messages, groups, streams, and each collective by every algorithm, dtype, reduction and odd size."""
+"""Over NCCL: messages, groups, streams, and each collective by every algorithm, dtype, reduction
+and odd size.
+"""
 
 from __future__ import annotations
 

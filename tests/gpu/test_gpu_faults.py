@@ -1,4 +1,6 @@
-"""A rank is killed, collectives differ, a rank never comes: the job ends, with a report, and leaves the GPU alone."""
+"""A rank is killed, collectives differ, a rank never comes: the job ends, with a report, and leaves
+the GPU alone.
+"""
 
 from __future__ import annotations
 

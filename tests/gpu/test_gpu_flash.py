@@ -1,7 +1,8 @@
-"""Flash attention by the kernels in Triton: each error, from float64, is at most twice that of torch's own kernel.
+"""Flash attention by the kernels in Triton: each error, from float64, is at most twice that of
+torch's own kernel.
 
-With DEVICE=cpu, Triton's interpreter runs these kernels where Triton is installed; it cannot multiply in bfloat16.
-Elsewhere the CPU's own engine is tested.
+With DEVICE=cpu, Triton's interpreter runs these kernels where Triton is installed; it cannot
+multiply in bfloat16. Elsewhere the CPU's own engine is tested.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Te
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
-        monkeypatch.setattr(flash, "by_triton", lambda query, key: query.numel() > 0 and key.numel() > 0)
+        monkeypatch.setattr(
+            flash, "by_triton", lambda query, key: query.numel() > 0 and key.numel() > 0
+        )
 
 
 def draw(queries: int, keys: int, size: int, heads: int = 4, shared: int = 2) -> list[Tensor]:
-    """Return query, key, value and the output's gradient as a model lays them out: [B, T, H, d], transposed."""
+    """Return query, key, value and the output's gradient as a model lays them out: [B, T, H, d],
+    transposed.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = ((queries, heads), (keys, shared), (keys, shared), (queries, heads))
     drawn = (torch.randn(1 if CPU else 2, *it, size, generator=generator) for it in sizes)
@@ -54,7 +59,9 @@ def by_torch(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[T
     return output, exactly(query, key, value, causal)[1]
 
 
-def step(attention: Attention, drawn: list[Tensor], causal: bool, dtype: torch.dtype) -> list[Tensor]:
+def step(
+    attention: Attention, drawn: list[Tensor], causal: bool, dtype: torch.dtype
+) -> list[Tensor]:
     """Return output, lse, and the gradients of query, key and value."""
     *leaves, gradient = (x.to(dtype).detach().requires_grad_() for x in drawn)
     output, lse = attention(*leaves, causal)
@@ -68,40 +75,54 @@ def step(attention: Attention, drawn: list[Tensor], causal: bool, dtype: torch.d
 def test_the_kernels_are_as_right_as_torchs(
     lengths: tuple[int, int], size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads that share keys, both masks, and any length. The interpreter is given tiles of many shapes."""
+    """Heads that share keys, both masks, and any length. The interpreter is given tiles of many
+    shapes.
+    """
     if INTERPRETED:
         from minidist.parallel.context import flash_triton
 
-        tiles = {16: (32, 64), 64: (64, 32), 128: (128, 64)}[size] if max(lengths) < 500 else (256, 256)
+        tiles = (
+            {16: (32, 64), 64: (64, 32), 128: (128, 64)}[size] if max(lengths) < 500 else (256, 256)
+        )
         monkeypatch.setattr(flash_triton, "tiles", lambda *_: (*tiles, 4, 2))
     for causal in (False, True):
         drawn = [x.to(dtype) for x in draw(*lengths, size)]
         exact = step(exactly, drawn, causal, torch.float64)
         theirs, ours = (step(it, drawn, causal, dtype) for it in (by_torch, flash_attention))
-        for right, other, mine, like in zip(exact, theirs, ours, (drawn[0], drawn[0], *drawn[:3]), strict=True):
-            limit = 2 * float((other - right).norm()) + 2e-6 * float(like.norm())  # some of torch's are 0 by chance
+        for right, other, mine, like in zip(
+            exact, theirs, ours, (drawn[0], drawn[0], *drawn[:3]), strict=True
+        ):
+            # some of torch's are 0 by chance
+            limit = 2 * float((other - right).norm()) + 2e-6 * float(like.norm())
             assert float((mine - right).norm()) <= limit
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_that_overflow_an_exponent_and_heads_of_any_size(causal: bool) -> None:
-    """A tile beyond the last key has scores of 0, which is far above scores that are all negative."""
+    """A tile beyond the last key has scores of 0, which is far above scores that are all
+    negative.
+    """
     for size in (8, 80, 128):
         drawn = draw(100, 70, size)
         drawn[0], drawn[1] = 300 * drawn[0].abs(), -drawn[1].abs()
         exact, ours = (
             step(it, drawn, causal, bits)
-            for it, bits in zip((exactly, flash_attention), (torch.float64, torch.float32), strict=True)
+            for it, bits in zip(
+                (exactly, flash_attention), (torch.float64, torch.float32), strict=True
+            )
         )
         assert all(
-            float((mine - right).norm()) <= 1e-3 * float(right.norm()) for mine, right in zip(ours, exact, strict=True)
+            float((mine - right).norm()) <= 1e-3 * float(right.norm())
+            for mine, right in zip(ours, exact, strict=True)
         )
 
 
 @pytest.mark.gpu
 def test_blocks_of_keys_merge_and_lse_has_a_gradient() -> None:
-    """What is not rounded to 16 bits, is so by no step; each gradient is taken with the merged output and lse."""
+    """What is not rounded to 16 bits, is so by no step; each gradient is taken with the merged
+    output and lse.
+    """
     query, key, value, gradient = (x.half() for x in draw(70, 150, 64))
     exact = step(exactly, [query, key, value, gradient], False, torch.float64)
     blocks = [(key[:, :, cut], value[:, :, cut]) for cut in (slice(0, 100), slice(100, 150))]
@@ -110,15 +131,23 @@ def test_blocks_of_keys_merge_and_lse_has_a_gradient() -> None:
     output = torch.stack([each * (part - lse).exp().unsqueeze(-1) for each, part in parts]).sum(0)
     found = [attend_backward(gradient, query, *block, output, lse, False) for block in blocks]
     assert {x.dtype for x in (output, lse, *found[0])} == {torch.float32}
-    ours = (output, lse, sum(dq for dq, _, _ in found), *(torch.cat([it[n] for it in found], 2) for n in (1, 2)))
+    ours = (
+        output,
+        lse,
+        sum(dq for dq, _, _ in found),
+        *(torch.cat([it[n] for it in found], 2) for n in (1, 2)),
+    )
     assert all(
-        float((mine - right).norm()) <= 1e-3 * float(right.norm()) for mine, right in zip(ours, exact, strict=True)
+        float((mine - right).norm()) <= 1e-3 * float(right.norm())
+        for mine, right in zip(ours, exact, strict=True)
     )
     leaves = [x.double().requires_grad_() for x in (query, key, value)]
     right = torch.autograd.grad(exactly(*leaves, True)[1].sum(), leaves[:2])
     leaves = [x.float().requires_grad_() for x in (query, key, value)]
     mine = torch.autograd.grad(flash_attention(*leaves, True)[1].sum(), leaves[:2])
-    assert all(float((a - b).norm()) <= 1e-5 * float(b.norm()) for a, b in zip(mine, right, strict=True))
+    assert all(
+        float((a - b).norm()) <= 1e-5 * float(b.norm()) for a, b in zip(mine, right, strict=True)
+    )
 
 
 @pytest.mark.gpu
@@ -126,10 +155,18 @@ def test_it_compiles_without_a_break_and_repeats_bit_for_bit() -> None:
     torch._dynamo.reset()
     drawn = draw(130, 130, 64)
     whole = torch.compile(flash_attention, backend="aot_eager", fullgraph=True)
-    first, again, compiled = (step(it, drawn, True, torch.float16) for it in (flash_attention, flash_attention, whole))
+    first, again, compiled = (
+        step(it, drawn, True, torch.float16) for it in (flash_attention, flash_attention, whole)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert all(float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in zip(compiled, first, strict=True))
+    assert all(
+        float((a - b).norm()) <= 1e-3 * float(b.norm())
+        for a, b in zip(compiled, first, strict=True)
+    )
     query, key, value = (x.requires_grad_() for x in drawn[:3])
-    (once,) = torch.autograd.grad(flash_attention(query, key, value, True)[0].sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"derivative|backward"):  # it cannot be differentiated twice
+    (once,) = torch.autograd.grad(
+        flash_attention(query, key, value, True)[0].sum(), query, create_graph=True
+    )
+    # it cannot be differentiated twice
+    with pytest.raises(RuntimeError, match=r"derivative|backward"):
         once.sum().backward()

@@ -1,4 +1,6 @@
-"""What one process shows: products in 8 bits, recomputation and page-locked batches, on the GPU as on the CPU."""
+"""What one process shows: products in 8 bits, recomputation and page-locked batches, on the GPU as
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from training import batches_of
 from minidist.memory.precision.fp8 import Float8Linear, scales_of, update_scales
 from minidist.memory.recompute.segments import recompute
 from minidist.trainer.batches import Batches, ReadAhead
-from minidist.trainer.text import sequences
+from minidist.trainer.corpus.text import sequences
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -29,9 +31,15 @@ def relative_error(ours: Tensor | None, exact: Tensor | None) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(48, 64, 32), (256, 512, 128), (64, 16, 16)])
-def test_a_gpu_computes_in_8_bits_what_the_emulation_does(rows: int, inputs: int, outputs: int) -> None:
-    """Forward and both products of backward, by `torch._scaled_mm` where the GPU has it; its own sums are float32."""
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(48, 64, 32), (256, 512, 128), (64, 16, 16)]
+)
+def test_a_gpu_computes_in_8_bits_what_the_emulation_does(
+    rows: int, inputs: int, outputs: int
+) -> None:
+    """Forward and both products of backward, by `torch._scaled_mm` where the GPU has it; its own
+    sums are float32.
+    """
     layer = Float8Linear(nn.Linear(inputs, outputs, bias=False).to(DEVICE, torch.bfloat16))
     reference = Float8Linear(nn.Linear(inputs, outputs, bias=False))
     reference.load_state_dict(layer.state_dict())
@@ -75,5 +83,7 @@ def test_pinned_batches_arrive_on_the_device() -> None:
             assert CPU or batch.inputs.is_pinned() or not len(batch.inputs)
             there = batch.to(DEVICE)
             assert there.inputs.device.type == there.targets.device.type == DEVICE.type
-            assert torch.equal(there.inputs.cpu(), plain.inputs) and torch.equal(there.targets.cpu(), plain.targets)
+            assert torch.equal(there.inputs.cpu(), plain.inputs) and torch.equal(
+                there.targets.cpu(), plain.targets
+            )
             assert there.tokens == plain.tokens

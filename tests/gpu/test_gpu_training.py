@@ -1,4 +1,6 @@
-"""`train --verify` on 1, 2 and 4 ranks, with layouts and options that are drawn; each prints its seed."""
+"""`train --verify` on 1, 2 and 4 ranks, with layouts and options that are drawn; each prints its
+seed.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,29 @@ def test_experts_and_context_train_what_the_serial_run_does() -> None:
 
 
 def test_the_draws_have_every_option() -> None:
-    drawn = {ranks: [" ".join(draw(seed, ranks)) for seed in range(count)] for ranks, count in COUNTS.items()}
-    policies = [f"--recompute {policy}" for policy in ("none", "full", "selective", "sqrt", "every 2")]
-    precisions = [f"--precision {name}" for name in ("float64", "float32", "bfloat16", "float16", "fp8")]
+    drawn = {
+        ranks: [" ".join(draw(seed, ranks)) for seed in range(count)]
+        for ranks, count in COUNTS.items()
+    }
+    policies = [
+        f"--recompute {policy}" for policy in ("none", "full", "selective", "sqrt", "every 2")
+    ]
+    precisions = [
+        f"--precision {name}" for name in ("float64", "float32", "bfloat16", "float16", "fp8")
+    ]
     stages = [f"--zero {stage}" for stage in (1, 2, 3)]
     for words in (*policies, *precisions, *stages, "--offload memory", "--tied", "--dropout 0.1"):
         assert all(any(words in line for line in lines) for lines in drawn.values()), words
     for words in ("--sp", *(f"--schedule {name} " for name in NAMES)):
         assert all(any(words in line for line in drawn[ranks]) for ranks in (2, 4)), words
-    for words in ("--hsdp 2", "--hsdp 1", "--strategy naive", "--strategy server", "--bucket-mib", "--key-value"):
+    for words in (
+        "--hsdp 2",
+        "--hsdp 1",
+        "--strategy naive",
+        "--strategy server",
+        "--bucket-mib",
+        "--key-value",
+    ):
         assert any(words in line for lines in drawn.values() for line in lines), words
 
 
@@ -90,12 +106,23 @@ def test_all_are_found_by_a_python_that_has_pytest_and_torch_alone(tmp_path: Pat
     program = tmp_path / "bare.py"
     program.write_text(BARE)
     env = clean_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "MINIDIST_TEST_PART": ""}
-    outcome = run_job([*warm_python(), str(program), str(HERE)], env=env, cwd=HERE.parents[1], timeout=60, capture=True)
+    outcome = run_job(
+        [*warm_python(), str(program), str(HERE)],
+        env=env,
+        cwd=HERE.parents[1],
+        timeout=60,
+        capture=True,
+    )
     assert outcome.returncode == 0, outcome.stdout
-    assert all(f"{path.relative_to(HERE.parents[1])}: " in outcome.stdout for path in HERE.glob("test_*.py"))
+    assert all(
+        f"{path.relative_to(HERE.parents[1])}: " in outcome.stdout
+        for path in HERE.glob("test_*.py")
+    )
 
 
-def test_an_old_nccl_is_named_where_ranks_would_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_nccl_is_named_where_ranks_would_share_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(jobs, "CPU", False)
     monkeypatch.setattr(jobs, "sharing_fault", lambda: "needs NCCL 2.30")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -106,4 +133,6 @@ def test_an_old_nccl_is_named_where_ranks_would_share_a_gpu(monkeypatch: pytest.
 
 
 def test_every_file_is_in_one_part() -> None:
-    assert sorted(name for part in PARTS.values() for name in part) == sorted(it.name for it in HERE.glob("test_*.py"))
+    assert sorted(name for part in PARTS.values() for name in part) == sorted(
+        it.name for it in HERE.glob("test_*.py")
+    )

@@ -25,7 +25,9 @@ def test_both_twins_of_every_lesson_give_the_same_losses(ranks: int, tmp_path: P
         for name, facts in told.items():
             ours, production, tolerance = facts["ours"], facts["production"], facts["tolerance"]
             assert facts["device"] == DEVICE.type
-            same = len(ours) == len(production) and np.allclose(ours, production, rtol=tolerance, atol=0)
+            same = len(ours) == len(production) and np.allclose(
+                ours, production, rtol=tolerance, atol=0
+            )
             if not (same and len(ours) >= 3 and ours[-1] < ours[0]):
                 wrong.append(f"{name}: ours {ours}, production {production}, tolerance {tolerance}")
     assert not wrong, "\n".join(wrong)

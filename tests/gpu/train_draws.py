@@ -24,32 +24,47 @@ TINY = "--hidden 16 --heads 4 --sequence 16 --steps 2 --warmup 1 --lr 0.01 --sam
 PRECISIONS = ("float64", "bfloat16", "float64", "float32", "float64", "float16", "fp8")
 RECOMPUTES = ("none", "full", "none", "selective", "sqrt", '"every 2"')
 VERDICTS = ("same parameters as the serial run", "same bits on every rank")
-# Adam divides a gradient by its own size. Of those near 0, a few lose most digits in float32, and in the serial run
-# others than in ours: now and then a right run is more than twice as far from float64 as it. This is far for float32.
+# Adam divides a gradient by its own size. Of those near 0, a few lose most digits in float32, and
+# in the serial run others than in ours: now and then a right run is more than twice as far from
+# float64 as it. This is far for float32.
 FLOAT32 = 1e-5
 
 
 def turn(name: str, values: Any, seed: int) -> Any:
-    """Return one of the values. Of as many seeds in a row as there are values, each has another one."""
+    """Return one of the values. Of as many seeds in a row as there are values, each has another
+    one.
+    """
     lap, place = divmod(seed, len(values))
     return Random(f"{name} {lap}").sample(values, len(values))[place]
 
 
 def layouts(ranks: int) -> list[Layout]:
     sizes = range(1, ranks + 1)
-    return [Layout(dp=dp, pp=pp, tp=tp) for dp in sizes for pp in sizes for tp in sizes if dp * pp * tp == ranks]
+    return [
+        Layout(dp=dp, pp=pp, tp=tp)
+        for dp in sizes
+        for pp in sizes
+        for tp in sizes
+        if dp * pp * tp == ranks
+    ]
 
 
 def data_axis(dp: int, ranks: int, schedule: str) -> list[str]:
-    """Return the ways to share a batch out, where there is something to share; on one rank alone, they work, too."""
+    """Return the ways to share a batch out, where there is something to share; on one rank alone,
+    they work, too.
+    """
     if dp == 1 < ranks:
         return [""]
     ways = ["", "--strategy naive", "--strategy server", "--zero 1 --bucket-mib 0.001"]
-    return ways + ["--zero 2", "--zero 3", f"--zero 3 --hsdp {max(1, dp // 2)}"] * (3 in Recipe.supported[schedule])
+    return ways + ["--zero 2", "--zero 3", f"--zero 3 --hsdp {max(1, dp // 2)}"] * (
+        3 in Recipe.supported[schedule]
+    )
 
 
 def draw(seed: int, ranks: int) -> list[str]:
-    """Return the words of a run that is not refused. Every second one has a pipeline, if there are several ranks."""
+    """Return the words of a run that is not refused. Every second one has a pipeline, if there are
+    several ranks.
+    """
     piped = seed % 2 == 0 and ranks > 1
     schedule = turn("schedule", NAMES, seed // 2) if piped else NO_PIPELINE
     kinds = [
@@ -73,7 +88,9 @@ def draw(seed: int, ranks: int) -> list[str]:
     words += [f"--dropout {turn('dropout', (0, 0.1), seed)}", turn("tied", ("", "--tied"), seed)]
     words += [turn("offload", ("", "", "--offload memory"), seed)]
     if piped:
-        words += [f"--schedule {schedule} --microbatches {layout.pp * turn('microbatches', (2, 3), seed)}"]
+        words += [
+            f"--schedule {schedule} --microbatches {layout.pp * turn('microbatches', (2, 3), seed)}"
+        ]
     else:
         words += [f"--accumulate {turn('accumulate', (1, 2), seed)}"]
     if layout.tp < 4:
@@ -86,9 +103,15 @@ def is_right(argv: list[str], status: int, said: str) -> bool:
     if "--no-verify" in argv:
         return status == 0
     same, alike = (
-        next((line for line in map(squeezed, said.splitlines()) if line.startswith(words)), "") for words in VERDICTS
+        next((line for line in map(squeezed, said.splitlines()) if line.startswith(words)), "")
+        for words in VERDICTS
     )
-    if status == 1 and "float32" in argv and alike.endswith(" yes") and "WHICH IT IS NOT" not in said:
+    if (
+        status == 1
+        and "float32" in argv
+        and alike.endswith(" yes")
+        and "WHICH IT IS NOT" not in said
+    ):
         return float(same.split()[-1]) <= FLOAT32
     return status == 0 and f"{VERDICTS[0]} yes" in same
 
@@ -114,9 +137,17 @@ def main(words: list[str]) -> int:
             status = max(comm.roll_call(train(argv, comm)))
         if comm.rank == 0:
             verdict = "right" if is_right(argv, status, said.getvalue()) else "WRONG"
-            lines = [line for line in map(squeezed, said.getvalue().splitlines()) if line.startswith(VERDICTS)]
+            lines = [
+                line
+                for line in map(squeezed, said.getvalue().splitlines())
+                if line.startswith(VERDICTS)
+            ]
             seconds = time.perf_counter() - started
-            print(f"  {verdict}, {seconds:.1f} s: {'; '.join(lines) or said.getvalue()}", file=out, flush=True)
+            print(
+                f"  {verdict}, {seconds:.1f} s: {'; '.join(lines) or said.getvalue()}",
+                file=out,
+                flush=True,
+            )
             failed += [name] if verdict == "WRONG" else []
     if failed:
         print(f"wrong on {comm.size} ranks: {', '.join(failed)}", file=sys.stderr, flush=True)

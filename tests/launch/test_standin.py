@@ -1,4 +1,6 @@
-"""A fork in a stand-in's place is what the launcher started: what it may use, where it stands, how it ends."""
+"""A fork in a stand-in's place is what the launcher started: what it may use, where it stands, how
+it ends.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,19 @@ def host(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def stand_in(folder: Path, program: str, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-I", "-S", "-c", STAND_IN, "../ranks", program]
     (folder / "here").mkdir(exist_ok=True)
-    return subprocess.Popen(command, cwd=folder / "here", stdout=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        command, cwd=folder / "here", stdout=subprocess.PIPE, text=True, **options
+    )
 
 
 def test_a_fork_has_what_its_launcher_gave_and_its_status_is_the_launchers(
     host: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     said, ours = os.pipe()
-    program = f"import os; os.write({ours}, b'here'); print(os.getcwd(), os.environ['RANK'], 'HOME' in os.environ)"
+    program = (
+        f"import os; os.write({ours}, b'here'); print(os.getcwd(), os.environ['RANK'], 'HOME' in "
+        "os.environ)"
+    )
     first = stand_in(tmp_path, program + "; sys.exit(3)", env={"RANK": "5"}, pass_fds=[ours])
     second = stand_in(tmp_path, "import os; os.kill(os.getpid(), 9)")
     assert first.communicate()[0] == f"{tmp_path / 'here'} 5 False\n"
@@ -55,7 +62,9 @@ def test_a_fork_has_what_its_launcher_gave_and_its_status_is_the_launchers(
     os.close(said), os.close(ours)
 
 
-def test_a_fork_whose_stand_in_is_killed_is_ended(host: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_fork_whose_stand_in_is_killed_is_ended(
+    host: subprocess.Popen[str], tmp_path: Path
+) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     both = [stand_in(tmp_path, program) for _ in range(2)]
     forked = [int(each.stdout.readline()) for each in both]

@@ -57,7 +57,8 @@ def test_a_serial_step_of_adamw_to_the_byte(without_collector: None) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     account = Account()
     account.watch(model, optimizer)
-    state = 2 * PARAMETERS + 4 * len(list(model.parameters()))  # momentum, variance; a step count each
+    # momentum, variance; a step count each
+    state = 2 * PARAMETERS + 4 * len(list(model.parameters()))
     with account.recording():
         assert account.now == expected(parameters=PARAMETERS)
         loss = loss_of(model)
@@ -69,7 +70,9 @@ def test_a_serial_step_of_adamw_to_the_byte(without_collector: None) -> None:
         assert account.now == expected(parameters=PARAMETERS, gradients=PARAMETERS, optimizer=state)
         optimizer.zero_grad()
     assert account.now == expected(parameters=PARAMETERS, optimizer=state)
-    assert account.peaks == expected(parameters=PARAMETERS, gradients=PARAMETERS, optimizer=state, activations=saved)
+    assert account.peaks == expected(
+        parameters=PARAMETERS, gradients=PARAMETERS, optimizer=state, activations=saved
+    )
     assert total(account.peak) == max(total(held) for _, held in account.timeline)
 
 
@@ -105,13 +108,19 @@ def test_recording_changes_no_number_and_leaves_no_hook() -> None:
         loss_of(models[0]).backward()
     loss_of(models[1]).backward()
     for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
-        assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+        assert (
+            ours.grad is not None
+            and theirs.grad is not None
+            and torch.equal(ours.grad, theirs.grad)
+        )
     with pytest.raises(KeyboardInterrupt), account.recording():
         raise KeyboardInterrupt
     samples = len(account.timeline)
     loss_of(models[0])
     assert len(account.timeline) == samples
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in models[0].modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in models[0].modules()
+    )
     assert not optimizer._optimizer_step_post_hooks
 
 
@@ -140,11 +149,15 @@ def test_master_weights_belong_to_the_optimizer() -> None:
 
 @pytest.mark.parametrize("recomputed", (False, True))
 def test_what_is_recomputed_counts_while_it_is_there(recomputed: bool) -> None:
-    """A checkpoint that is an autograd Function: forward keeps the inputs, backward has a layer at a time."""
+    """A checkpoint that is an autograd Function: forward keeps the inputs, backward has a layer at
+    a time.
+    """
     account, model = Account(), GPT(CONFIG)
     account.watch(model)
     for layer in model.layers if recomputed else ():
-        layer.forward = lambda *args, layer=layer: checkpoint(type(layer).forward, layer, *args, use_reentrant=True)  # type: ignore[method-assign]
+        layer.forward = lambda *args, layer=layer: checkpoint(
+            type(layer).forward, layer, *args, use_reentrant=True
+        )  # type: ignore[method-assign]
     with account.recording():
         loss = loss_of(model)
         kept = account.now["activations"]
@@ -152,7 +165,8 @@ def test_what_is_recomputed_counts_while_it_is_there(recomputed: bool) -> None:
     a_layer = layer_activations_of(CONFIG, ROWS, 16, dtype_bytes=4)
     everything = CONFIG.layers * a_layer
     assert (kept < everything) == recomputed
-    # When the last layer comes back, the logits are gone, its own input was kept anyway, the others' inputs remain.
+    # When the last layer comes back, the logits are gone, its own input was kept anyway, the
+    # others' inputs remain.
     seen = account.peaks["activations"]
     assert (a_layer < seen < 2 * a_layer) if recomputed else (seen > everything)
     assert account.now["activations"] == 0
@@ -162,7 +176,9 @@ EIGHT = GPTConfig(vocabulary=8, layers=8, hidden=64, heads=4, sequence=64)
 
 
 def recomputed_peak(policy: str, sizes: tuple[int, int] | None = None) -> int:
-    """The most activations of a step in which blocks are recomputed: as `policy` says, or each one by torch."""
+    """The most activations of a step in which blocks are recomputed: as `policy` says, or each one
+    by torch.
+    """
     account, model = Account(), GPT(EIGHT)
     account.watch(model)
     if policy == "torch":
@@ -190,7 +206,9 @@ def test_hooks_of_a_checkpoint_do_not_hide_what_it_recomputes(without_collector:
     assert recomputed_peak("torch") == pytest.approx(found[1], rel=0.001)
 
 
-def test_what_a_forward_within_backward_only_looks_at_is_not_its_own(without_collector: None) -> None:
+def test_what_a_forward_within_backward_only_looks_at_is_not_its_own(
+    without_collector: None,
+) -> None:
     """Here: views of tensors that somebody else keeps."""
     account, kept = Account(), torch.ones(1000)
     with account.recording():
@@ -248,7 +266,9 @@ def test_a_bucket_counts_once_and_as_gradients_while_empty_too() -> None:
 
 @pytest.mark.parametrize("stage", (0, 1, 2, 3))
 def test_measured_states_of_every_stage_are_those_of_the_zero_paper(stage: int) -> None:
-    """Mixed-precision Adam: 2 + 2 + 12 bytes a parameter, and what of them is shared out among 4 ranks."""
+    """Mixed-precision Adam: 2 + 2 + 12 bytes a parameter, and what of them is shared out among 4
+    ranks.
+    """
 
     def program(comm: Communicator) -> dict[str, int]:
         model = GPT(replace(CONFIG, hidden=64), dtype=torch.bfloat16)
@@ -265,7 +285,8 @@ def test_measured_states_of_every_stage_are_those_of_the_zero_paper(stage: int) 
 
     count = replace(CONFIG, hidden=64).parameter_count
     states = model_states(count, ranks=4, stage=stage)
-    gradients = states.gradients + (2 * count / 4 if stage == 1 else 0)  # its shard of the sum, beside this rank's own
+    # its shard of the sum, beside this rank's own
+    gradients = states.gradients + (2 * count / 4 if stage == 1 else 0)
     for held in minidist.run(program, 4):
         measured = (held["parameters"], held["gradients"], held["optimizer"])
         assert measured == pytest.approx((states.parameters, gradients, states.optimizer), rel=0.02)
@@ -321,7 +342,9 @@ def test_meta_tensors_on_a_modelled_cluster() -> None:
     for rank, timeline in enumerate(timelines):
         assert {moment for moment, _ in timeline} == {0.0, 1.5}
         assert timeline[-1][1] == expected(parameters=PARAMETERS, gradients=PARAMETERS)
-        held = [event.bytes for event in trace.events if event.rank == rank and event.kind == "held"]
+        held = [
+            event.bytes for event in trace.events if event.rank == rank and event.kind == "held"
+        ]
         assert held == [total(each) for _, each in timeline]
 
 
@@ -329,7 +352,10 @@ def test_meta_tensors_on_a_modelled_cluster() -> None:
 
 
 def timeline(*totals: int) -> Timeline:
-    return [(0.1 * number, expected(parameters=100, activations=each)) for number, each in enumerate(totals)]
+    return [
+        (0.1 * number, expected(parameters=100, activations=each))
+        for number, each in enumerate(totals)
+    ]
 
 
 def test_the_drawing(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Plans for a budget: the best of all that there are, proved by replaying them, and carried out by `recompute`."""
+"""Plans for a budget: the best of all that there are, proved by replaying them, and carried out by
+`recompute`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def random_chain(length: int, seed: int) -> Chain:
 class Operation(NamedTuple):
     """One step of a plan, at a stage.
 
-    `forward` computes x_{l+1} and drops x_l; `keep` computes x_{l+1} and keeps x_l; `store` also keeps what backward
-    needs.
+    `forward` computes x_{l+1} and drops x_l; `keep` computes x_{l+1} and keeps x_l; `store` also
+    keeps what backward needs.
     """
 
     verb: Literal["forward", "keep", "store", "backward"]
@@ -52,7 +54,8 @@ def operations(plan: Plan) -> list[Operation]:
 
 
 def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
-    """Return the seconds and the peak of bytes that `steps` take; the proof of a plan, which shares no line with it.
+    """Return the seconds and the peak of bytes that `steps` take; the proof of a plan, which shares
+    no line with it.
 
     The gradient of the last output has its room from the start.
 
@@ -77,7 +80,9 @@ def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
         if step.verb == "store":
             memory[("saved", stage)] = cost.saved
         if missing := needed - memory.keys():
-            raise ValueError(f"{step.verb} {stage} needs {sorted(missing)}, which memory does not hold")
+            raise ValueError(
+                f"{step.verb} {stage} needs {sorted(missing)}, which memory does not hold"
+            )
         time += cost.backward if step.verb == "backward" else cost.forward
         peak = max(peak, sum(memory.values()))
         if step.verb == "forward":
@@ -86,7 +91,9 @@ def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
             for name in needed:
                 del memory[name]
     if memory.keys() != {("gradient", 0)}:
-        raise ValueError(f"the end of the plan leaves {sorted(memory)}, not the gradient of the input alone")
+        raise ValueError(
+            f"the end of the plan leaves {sorted(memory)}, not the gradient of the input alone"
+        )
     return time, peak
 
 
@@ -123,7 +130,9 @@ def test_no_plan_beats_the_best_one(length: int, seed: int) -> None:
 
 @pytest.mark.parametrize("points", [500, 5])
 def test_long_chains(points: int) -> None:
-    """The replay gives the time and the bytes promised, for every plan of the tradeoff; thinning keeps them true."""
+    """The replay gives the time and the bytes promised, for every plan of the tradeoff; thinning
+    keeps them true.
+    """
     chain = random_chain(24, seed=9)
     solutions = tradeoff(chain, points)
     assert len(solutions) > 4
@@ -137,7 +146,9 @@ def test_long_chains(points: int) -> None:
 
 @pytest.mark.parametrize("root", [3, 4, 5, 6])
 def test_the_textbook_segments_of_root_l_need_two_root_l_activations(root: int) -> None:
-    """And one more forward at most; beside them, what any plan needs: one activation and two gradients."""
+    """And one more forward at most; beside them, what any plan needs: one activation and two
+    gradients.
+    """
     chain = equal_chain(root**2)
     plan = tuple(tuple(range(start, start + root)) for start in range(0, root**2, root))
     time, peak = replay(operations(plan), chain)
@@ -156,7 +167,9 @@ def test_a_replay_finds_what_is_missing() -> None:
         replay([Operation("store", 0), Operation("keep", 1), Operation("backward", 1)], chain)
     with pytest.raises(ValueError, match=r"store 0 needs \[\('x', 0\)\]"):
         replay([Operation("forward", 0), Operation("store", 0)], chain)
-    with pytest.raises(ValueError, match=r"leaves \[\('gradient', 1\), \('saved', 0\), \('x', 0\)\]"):
+    with pytest.raises(
+        ValueError, match=r"leaves \[\('gradient', 1\), \('saved', 0\), \('x', 0\)\]"
+    ):
         replay(operations((0, 1))[:-1], chain)
 
 
@@ -169,8 +182,13 @@ def test_recompute_carries_a_plan_out_as_it_is_replayed() -> None:
     """Each block counts how often it is run: as often as the operations say."""
     chain = equal_chain(6, saved=3)
     plan = tradeoff(chain)[0].plan
-    assert any(isinstance(part, tuple) and any(isinstance(inner, tuple) for inner in part) for part in plan), "nested"
-    stored, model = (GPT(GPTConfig(vocabulary=9, layers=6, hidden=8, heads=2), dtype=torch.float64) for _ in range(2))
+    assert any(
+        isinstance(part, tuple) and any(isinstance(inner, tuple) for inner in part) for part in plan
+    ), "nested"
+    stored, model = (
+        GPT(GPTConfig(vocabulary=9, layers=6, hidden=8, heads=2), dtype=torch.float64)
+        for _ in range(2)
+    )
     recompute(model, plan)
     runs: list[int] = []
     for index in range(6):

@@ -1,4 +1,6 @@
-"""Offloading: the same bits, two chunks in memory, and a full disk that is found before anything is lost."""
+"""Offloading: the same bits, two chunks in memory, and a full disk that is found before anything is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import ZeRO1
 
 Place = Callable[[Path], Any]
-PLACES = pytest.mark.parametrize("place", (lambda path: "cpu", lambda path: path), ids=("cpu", "folder"))
+PLACES = pytest.mark.parametrize(
+    "place", (lambda path: "cpu", lambda path: path), ids=("cpu", "folder")
+)
 SHAPES = ((8, 6), (6,), (), (0,), (40, 3), (5, 5))
 
 
@@ -47,7 +51,9 @@ def give_gradients(to: list[nn.Parameter], step: int) -> None:
         parameter.grad = None if step % len(to) == number else gradient
 
 
-def train(optimizer: torch.optim.Optimizer, of: list[nn.Parameter], first: int = 0, steps: int = 4) -> None:
+def train(
+    optimizer: torch.optim.Optimizer, of: list[nn.Parameter], first: int = 0, steps: int = 4
+) -> None:
     for step in range(first, first + steps):
         give_gradients(of, step)
         optimizer.step()
@@ -76,11 +82,17 @@ def plain(of: Any, **options: Any) -> torch.optim.Optimizer:
 
 
 @PLACES
-@pytest.mark.parametrize("make", (adamw, momentum, adagrad, plain, torch.optim.RMSprop, torch.optim.NAdam, FusedAdamW))
+@pytest.mark.parametrize(
+    "make", (adamw, momentum, adagrad, plain, torch.optim.RMSprop, torch.optim.NAdam, FusedAdamW)
+)
 @pytest.mark.parametrize("chunk_bytes", (1, 300, 1 << 20))
-def test_the_bits_are_those_of_the_optimizer_alone(place: Place, make: Any, chunk_bytes: int, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_the_optimizer_alone(
+    place: Place, make: Any, chunk_bytes: int, tmp_path: Path
+) -> None:
     ours, theirs = parameters(), parameters()
-    offloaded = OffloadedOptimizer(groups(ours), make, place(tmp_path), chunk_bytes=chunk_bytes, lr=0.05)
+    offloaded = OffloadedOptimizer(
+        groups(ours), make, place(tmp_path), chunk_bytes=chunk_bytes, lr=0.05
+    )
     alone = make(groups(theirs), lr=0.05)
     for optimizer, of in ((offloaded, ours), (alone, theirs)):
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
@@ -97,8 +109,14 @@ def test_the_bits_are_those_of_the_optimizer_alone(place: Place, make: Any, chun
 
 @PLACES
 def test_low_precision_is_updated_in_float32(place: Place, tmp_path: Path) -> None:
-    ours, masters = parameters(torch.bfloat16), [nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)]
-    offloaded, alone = OffloadedOptimizer(ours, adamw, place(tmp_path), lr=1e-3), adamw(masters, lr=1e-3)
+    ours, masters = (
+        parameters(torch.bfloat16),
+        [nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)],
+    )
+    offloaded, alone = (
+        OffloadedOptimizer(ours, adamw, place(tmp_path), lr=1e-3),
+        adamw(masters, lr=1e-3),
+    )
     for step in range(6):
         train(offloaded, ours, step, 1)
         for master, parameter in zip(masters, ours, strict=True):
@@ -115,10 +133,14 @@ def test_low_precision_is_updated_in_float32(place: Place, tmp_path: Path) -> No
         for parameter in ours:
             parameter.fill_(2.0)  # as loading a checkpoint would
     train(again, ours, 7, 1)
-    assert all(((parameter - 2).abs() < 0.1).all() for parameter in ours), "the old masters are forgotten"
+    assert all(((parameter - 2).abs() < 0.1).all() for parameter in ours), (
+        "the old masters are forgotten"
+    )
     again.load_state_dict(offloaded.state_dict())  # but not the parameters that belong to it
     train(again, ours, 8, 1)
-    assert all(((parameter - 2).abs() < 0.1).all() for parameter in ours), "nor do loaded masters overrule parameters"
+    assert all(((parameter - 2).abs() < 0.1).all() for parameter in ours), (
+        "nor do loaded masters overrule parameters"
+    )
 
 
 @PLACES
@@ -127,9 +149,17 @@ def test_the_state_can_be_handed_over(place: Place, hand_back: bool, tmp_path: P
     ours, theirs = parameters(), parameters()
     alone = adamw(theirs, lr=0.05)
     train(alone, theirs, steps=5)
-    first: Any = adamw(ours, lr=0.05) if not hand_back else OffloadedOptimizer(ours, adamw, place(tmp_path), lr=0.05)
+    first: Any = (
+        adamw(ours, lr=0.05)
+        if not hand_back
+        else OffloadedOptimizer(ours, adamw, place(tmp_path), lr=0.05)
+    )
     train(first, ours, steps=2)
-    second: Any = OffloadedOptimizer(ours, adamw, place(tmp_path), lr=7.0) if not hand_back else adamw(ours, lr=7.0)
+    second: Any = (
+        OffloadedOptimizer(ours, adamw, place(tmp_path), lr=7.0)
+        if not hand_back
+        else adamw(ours, lr=7.0)
+    )
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     train(second, ours, 2, 3)
     assert same_bits(ours, theirs)
@@ -141,9 +171,13 @@ def test_the_state_can_be_handed_over(place: Place, hand_back: bool, tmp_path: P
 def test_state_of_shards_goes_elsewhere_and_is_whole_in_a_checkpoint(
     place: Place, dtype: torch.dtype, ranks: int, tmp_path: Path
 ) -> None:
-    """Cut by ZeRO's hooks when it is loaded, gathered when it is saved: the bits of masters that stay."""
+    """Cut by ZeRO's hooks when it is loaded, gathered when it is saved: the bits of masters that
+    stay.
+    """
 
-    def program(comm: Communicator, given: Any, to: Any) -> tuple[dict[int, dict[str, Tensor]], int]:
+    def program(
+        comm: Communicator, given: Any, to: Any
+    ) -> tuple[dict[int, dict[str, Tensor]], int]:
         layers = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(dtype)
         draws = torch.Generator().manual_seed(0)
         for weight in layers.parameters():
@@ -152,12 +186,16 @@ def test_state_of_shards_goes_elsewhere_and_is_whole_in_a_checkpoint(
         kind = {"kind": MasterWeights} if to is None else {"kind": OffloadedOptimizer, "to": to}
         optimizer: Any = model.optimizer(**kind, lr=0.05)
         if given:
-            optimizer.load_state_dict({"state": given, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(
+                {"state": given, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(2, 5, dtype=dtype)).sum().backward()
             optimizer.step(factor=0.5)
-        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        held = sum(
+            t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
+        )
         return copy.deepcopy(optimizer.state_dict()["state"]), held
 
     before = minidist.run(lambda comm: program(comm, None, None), 3)[0][0]
@@ -169,14 +207,19 @@ def test_state_of_shards_goes_elsewhere_and_is_whole_in_a_checkpoint(
             assert state.keys() == theirs[0][number].keys()
             assert same_bits([*state.values()], [*theirs[0][number].values()])
     total = 66 * (8 if dtype == torch.float32 else 12)
-    assert sum(held for _, held in went) == total and max(held for _, held in went) <= total / ranks + 12 * 4
+    assert (
+        sum(held for _, held in went) == total
+        and max(held for _, held in went) <= total / ranks + 12 * 4
+    )
 
 
 # ---------------------------------------------------------------- memory
 
 
 class Weighing(torch.optim.AdamW):
-    """Weighs, when it is called, the state that lies in memory: tensors of one shape that are not of a file."""
+    """Weighs, when it is called, the state that lies in memory: tensors of one shape that are not
+    of a file.
+    """
 
     heaviest: ClassVar[list[int]] = []
     elsewhere: ClassVar[set[int]] = set()
@@ -188,7 +231,9 @@ class Weighing(torch.optim.AdamW):
             for tensor in gc.get_objects()
             if type(tensor) in (Tensor, nn.Parameter) and tensor.shape == (1000, 10)
         }
-        self.heaviest.append(sum(size for address, size in held.items() if address not in self.elsewhere))
+        self.heaviest.append(
+            sum(size for address, size in held.items() if address not in self.elsewhere)
+        )
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -256,7 +301,9 @@ def test_no_file_outlives_its_process(end: str, tmp_path: Path) -> None:
     file.write_text(textwrap.dedent(program) + end)
     files.mkdir()
     command = [*warm_python(), str(file), str(files)]
-    outcome = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    outcome = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
     assert outcome.stdout == "stepped\n" and (outcome.returncode != 0) == bool(end), outcome.stderr
     assert not list(files.iterdir())
 
@@ -341,4 +388,7 @@ def test_an_optimizer_that_raises_leaves_the_rest_usable(tmp_path: Path) -> None
         optimizer.step()
     assert list(optimizer.state) == [ours[0]]
     optimizer.step()
-    assert [float(optimizer.state[parameter]["step"]) for parameter in ours] == [2.0, *[1.0] * (len(ours) - 1)]
+    assert [float(optimizer.state[parameter]["step"]) for parameter in ours] == [
+        2.0,
+        *[1.0] * (len(ours) - 1),
+    ]

@@ -1,4 +1,6 @@
-"""Which kernel computes attention, by the written rule; and that the rule holds where models run."""
+"""Which kernel computes attention, by the written rule; and that the rule holds where models
+run.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,32 @@ HALF = torch.bfloat16
         ((9, 0), HALF, 128, 1023, False),
     ],
 )
-def test_the_rule(capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int, cudnn: bool) -> None:
+def test_the_rule(
+    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int, cudnn: bool
+) -> None:
     assert cudnn_is_fastest(capability, dtype, head_dim, time) == cudnn
 
 
-def grouped_forward(q: Tensor, k: Tensor, v: Tensor, bias: Any, logsumexp: bool, dropout: float, causal: bool) -> Any:
+def grouped_forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Any, logsumexp: bool, dropout: float, causal: bool
+) -> Any:
     """Compute what cuDNN's operator would, on the CPU."""
-    assert bias is None and logsumexp and dropout == 0.0 and causal and {q.dtype, k.dtype, v.dtype} == {HALF}
+    assert (
+        bias is None
+        and logsumexp
+        and dropout == 0.0
+        and causal
+        and {q.dtype, k.dtype, v.dtype} == {HALF}
+    )
     wide = [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)]
     out, logsum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, *wide, 0.0, True)
     empty = q.new_empty(0, dtype=torch.int64)
     return out, logsum.unsqueeze(-1), None, None, q.shape[2], k.shape[2], empty, empty, empty
 
 
-def grouped_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsum: Tensor, *_: Any) -> Any:
+def grouped_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsum: Tensor, *_: Any
+) -> Any:
     shared = q.shape[1] // k.shape[1]
     wide = [x.repeat_interleave(shared, 1) for x in (k, v)]
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -58,7 +72,9 @@ def grouped_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Take the CPU for a Hopper GPU; the list has the key-value heads of each call of "cuDNN's" operator."""
+    """Take the CPU for a Hopper GPU; the list has the key-value heads of each call of "cuDNN's"
+    operator.
+    """
     calls: list[int] = []
 
     def counted(q: Tensor, k: Tensor, *rest: Any) -> Any:
@@ -105,8 +121,12 @@ def test_cudnn_gives_the_same_numbers_and_gradients_eager_and_compiled_as_one_gr
         assert (one - right).abs().max() <= 2.0**-7 * right.abs().max()
 
 
-def test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again(hopper: list[int]) -> None:
-    config = GPTConfig(layers=2, hidden=16, heads=2, key_value_heads=1, vocabulary=11, sequence=1024)
+def test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again(
+    hopper: list[int],
+) -> None:
+    config = GPTConfig(
+        layers=2, hidden=16, heads=2, key_value_heads=1, vocabulary=11, sequence=1024
+    )
     tokens = torch.arange(1025).remainder(11).unsqueeze(0)
     gradients = []
     for policy, calls in (("none", 2), ("selective", 4), ("full", 4)):
@@ -115,7 +135,9 @@ def test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again(hopper
         with torch.autocast("cpu", dtype=HALF):
             loss = cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
         assert hopper == [1] * calls, policy
         hopper.clear()
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])
@@ -140,7 +162,9 @@ def test_who_wants_no_cudnn_or_bits_that_repeat_or_has_an_old_one_gets_torchs_ch
     assert hopper == []
 
 
-def test_torchs_own_operator_takes_what_we_give_it(hopper: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_operator_takes_what_we_give_it(
+    hopper: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its shapes, on a device without numbers; the kernel itself needs a GPU."""
     monkeypatch.setattr(attention, "DEVICES", "meta")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)

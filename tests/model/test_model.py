@@ -1,4 +1,6 @@
-"""The serial GPT: the same numbers as Hugging Face's Llama, and dropout that any layout can slice."""
+"""The serial GPT: the same numbers as Hugging Face's Llama, and dropout that any layout can
+slice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_l
 from minidist.trainer.foreign.llama_names import llama_name
 
 SMALL = GPTConfig(
-    vocabulary=37, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=48, sequence=16, rope_theta=500.0
+    vocabulary=37,
+    layers=2,
+    hidden=32,
+    heads=4,
+    key_value_heads=2,
+    intermediate=48,
+    sequence=16,
+    rope_theta=500.0,
 )
 TIED = dataclasses.replace(SMALL, tied=True)
 DROPPING = dataclasses.replace(SMALL, dropout=0.3)
@@ -37,12 +46,18 @@ def some_tokens(config: GPTConfig, batch: int = 3, time: int = 16) -> Tensor:
 
 
 def rough_model(config: GPTConfig, dtype: torch.dtype = torch.float64) -> GPT:
-    """A model whose weights are large and whose norms are not one, so that a mistake anywhere shows in the logits."""
+    """A model whose weights are large and whose norms are not one, so that a mistake anywhere shows
+    in the logits.
+    """
     model = GPT(config, seeded(1), dtype=dtype)
     draws = seeded(2)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64).mul_(0.2).to(dtype))
+            parameter.add_(
+                torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+                .mul_(0.2)
+                .to(dtype)
+            )
     return model
 
 
@@ -70,7 +85,10 @@ class ExactRotary(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         half = self.head_dim // 2
         angles = [
-            [position * self.theta ** (-2 * (channel % half) / self.head_dim) for channel in range(self.head_dim)]
+            [
+                position * self.theta ** (-2 * (channel % half) / self.head_dim)
+                for channel in range(self.head_dim)
+            ]
             for position in position_ids[0].tolist()
         ]
         table = torch.tensor(angles, dtype=x.dtype)[None]
@@ -108,7 +126,9 @@ def with_exact_parts(theirs: Any, config: GPTConfig) -> Any:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("key_value_heads", [1, 2, 4])
-def test_logits_and_gradients_equal_hugging_face_in_float64(tied: bool, key_value_heads: int) -> None:
+def test_logits_and_gradients_equal_hugging_face_in_float64(
+    tied: bool, key_value_heads: int
+) -> None:
     config = dataclasses.replace(SMALL, tied=tied, key_value_heads=key_value_heads)
     ours, theirs = rough_model(config), with_exact_parts(hugging_face(config), config)
     weights = {llama_name(name): parameter for name, parameter in ours.named_parameters()}
@@ -140,11 +160,15 @@ def test_reads_what_hugging_face_saves(tmp_path: Path, config: GPTConfig, sharde
 
 @pytest.mark.parametrize("config", [SMALL, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_hugging_face_reads_what_we_save(tmp_path: Path, config: GPTConfig, dtype: torch.dtype) -> None:
+def test_hugging_face_reads_what_we_save(
+    tmp_path: Path, config: GPTConfig, dtype: torch.dtype
+) -> None:
     transformers = pytest.importorskip("transformers")
     ours = rough_model(config, dtype)
     save_llama(ours, tmp_path / "new")
-    theirs, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "new", output_loading_info=True)
+    theirs, report = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path / "new", output_loading_info=True
+    )
     assert theirs.dtype == dtype
     assert not any(report.values())
     tokens = some_tokens(config)
@@ -157,7 +181,9 @@ def test_hugging_face_reads_what_we_save(tmp_path: Path, config: GPTConfig, dtyp
 
 def test_configurations_of_older_versions_are_read(tmp_path: Path) -> None:
     save_llama(GPT(SMALL), tmp_path)
-    edit_config(tmp_path, rope_parameters=None, rope_scaling=None, num_key_value_heads=None, head_dim=None)
+    edit_config(
+        tmp_path, rope_parameters=None, rope_scaling=None, num_key_value_heads=None, head_dim=None
+    )
     assert read_llama_config(tmp_path) == dataclasses.replace(SMALL, key_value_heads=4)
     edit_config(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
     with pytest.raises(ValueError, match="rope_type='linear'"):
@@ -170,7 +196,9 @@ def test_saving_and_loading_changes_nothing(tmp_path: Path, config: GPTConfig) -
     save_llama(model, tmp_path)
     loaded = load_llama(tmp_path)
     assert loaded.config == config
-    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in loaded.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
     for ours, again in zip(model.parameters(), loaded.parameters(), strict=True):
         assert again.requires_grad and torch.equal(ours, again)
     assert load_llama(tmp_path, dtype=torch.bfloat16).embedding.weight.dtype == torch.bfloat16
@@ -193,7 +221,8 @@ def test_a_loaded_model_does_not_follow_changes_of_the_file(tmp_path: Path) -> N
     before = [parameter.detach().clone() for parameter in loaded.parameters()]
     file = tmp_path / "model.safetensors"
     size = file.stat().st_size
-    with file.open("r+b") as opened:  # in place, as a copy tool would: weights still mapped to the file would change
+    # in place, as a copy tool would: weights still mapped to the file would change
+    with file.open("r+b") as opened:
         opened.write(bytes(size))
     assert all(map(torch.equal, before, loaded.parameters()))
 
@@ -213,28 +242,42 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda d: edit_weights(d, model__norm__weight=None), r"model\.norm\.weight is missing, not \(32,\)"),
+        (
+            lambda d: edit_weights(d, model__norm__weight=None),
+            r"model\.norm\.weight is missing, not \(32,\)",
+        ),
         (lambda d: edit_weights(d, extra=torch.ones(1)), r"extra is \(1,\), not left out"),
         (
             lambda d: edit_weights(d, lm_head__weight=torch.ones(9, 32)),
             r"lm_head\.weight is \(9, 32\), not \(37, 32\)",
         ),
-        (lambda d: edit_weights(d, lm_head__weight=torch.ones(37, 32, dtype=torch.int8)), "as I8.*unquantised"),
-        (lambda d: edit_config(d, num_hidden_layers=9), r"is missing, not .*and 60 more\).*same model"),
+        (
+            lambda d: edit_weights(d, lm_head__weight=torch.ones(37, 32, dtype=torch.int8)),
+            "as I8.*unquantised",
+        ),
+        (
+            lambda d: edit_config(d, num_hidden_layers=9),
+            r"is missing, not .*and 60 more\).*same model",
+        ),
         (lambda d: edit_config(d, num_attention_heads=5), "hidden=32 does not divide by heads=5"),
         (lambda d: edit_config(d, model_type="mistral"), "model_type='mistral'.*'llama'"),
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),
         (lambda d: edit_config(d, rope_parameters={"rope_type": "yarn"}), "rope_type='yarn'"),
         (lambda d: edit_config(d, mlp_bias=True), "mlp_bias=True"),
         (lambda d: edit_config(d, vocab_size=None), "does not say vocab_size"),
-        (lambda d: (d / "config.json").write_text('{"model_type": "llama"}'), "does not say vocab_size"),
+        (
+            lambda d: (d / "config.json").write_text('{"model_type": "llama"}'),
+            "does not say vocab_size",
+        ),
         (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "must be a section"),
         (lambda d: (d / "config.json").unlink(), "config.json cannot be read: No such file"),
         (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor"),
     ],
 )
-def test_a_wrong_checkpoint_is_refused_in_one_sentence(tmp_path: Path, change: Any, sentence: str) -> None:
+def test_a_wrong_checkpoint_is_refused_in_one_sentence(
+    tmp_path: Path, change: Any, sentence: str
+) -> None:
     save_llama(GPT(SMALL), tmp_path)
     change(tmp_path)
     with pytest.raises(ValueError, match=sentence) as refusal:
@@ -254,7 +297,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     save_llama(GPT(SMALL), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "part-2.safetensors"}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"lm_head.weight": "part-2.safetensors"}}'
+    )
     with pytest.raises(ValueError, match=r"part-2\.safetensors cannot be read \(No such file"):
         load_llama(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
@@ -265,7 +310,8 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_a_tied_head_that_is_saved_all_the_same_is_left_out(tmp_path: Path) -> None:
     model = rough_model(TIED)
     save_llama(model, tmp_path)
-    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach() + 1)  # transformers does not read it either
+    # transformers does not read it either
+    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach() + 1)
     assert torch.equal(load_llama(tmp_path).head.weight, model.head.weight)
 
 
@@ -279,11 +325,19 @@ def test_a_part_of_a_model_is_not_saved_as_a_whole(tmp_path: Path) -> None:
 # ---- sizes ----
 
 
-@pytest.mark.parametrize("config", [SMALL, TIED, GPTConfig(), GPTConfig(hidden=96, heads=6, key_value_heads=2)])
+@pytest.mark.parametrize(
+    "config", [SMALL, TIED, GPTConfig(), GPTConfig(hidden=96, heads=6, key_value_heads=2)]
+)
 def test_parameters_and_flops_are_counted(config: GPTConfig) -> None:
     model = GPT(config, device="meta")
-    assert sum(parameter.numel() for parameter in model.parameters()) == model.config.parameter_count
-    multiplied = sum(p.numel() for name, p in model.named_parameters() if config.tied or name != "embedding.weight")
+    assert (
+        sum(parameter.numel() for parameter in model.parameters()) == model.config.parameter_count
+    )
+    multiplied = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if config.tied or name != "embedding.weight"
+    )
     assert config.flops_per_token(8) == 6 * multiplied + 12 * config.layers * config.hidden * 8
     assert config.flops_per_token() == config.flops_per_token(config.sequence)
 
@@ -323,7 +377,9 @@ def test_too_long_a_sequence_is_refused() -> None:
 # ---- weights ----
 
 
-def test_a_seed_gives_the_same_weights_for_every_dtype_and_leaves_the_global_generator_alone() -> None:
+def test_a_seed_gives_the_same_weights_for_every_dtype_and_leaves_the_global_generator_alone() -> (
+    None
+):
     state = torch.random.get_rng_state()
     single = GPT(SMALL, seeded(5))
     for dtype in (torch.float64, torch.bfloat16):
@@ -370,13 +426,17 @@ def test_the_loss_of_a_new_model_is_that_of_a_guess() -> None:
 def test_norm_and_rotary_table_are_exact_in_float64_and_wide_in_bfloat16() -> None:
     x = torch.randn(5, 32, dtype=torch.float64, generator=seeded())
     norm = RMSNorm(32, 1e-5).double()
-    expected = torch.stack([row / math.sqrt(sum(v * v for v in row.tolist()) / 32 + 1e-5) for row in x])
+    expected = torch.stack(
+        [row / math.sqrt(sum(v * v for v in row.tolist()) / 32 + 1e-5) for row in x]
+    )
     torch.testing.assert_close(norm(x), expected, rtol=1e-14, atol=1e-14)
     large = torch.full((1, 32), 60_000.0, dtype=torch.float16)  # its square overflows float16
     assert norm.half()(large).tolist() == [[1.0] * 32]
     cosine, sine = rotary_table(torch.tensor([0, 123_456]), 8, 10_000.0, torch.float64)
     assert cosine[0].tolist() == [1.0] * 4 and sine[0].tolist() == [0.0] * 4
-    assert sine[1].tolist() == pytest.approx([math.sin(123_456 * 10_000 ** (-i / 4)) for i in range(4)], abs=1e-10)
+    assert sine[1].tolist() == pytest.approx(
+        [math.sin(123_456 * 10_000 ** (-i / 4)) for i in range(4)], abs=1e-10
+    )
 
 
 def test_the_model_is_causal_and_depends_on_distances_only() -> None:
@@ -387,7 +447,9 @@ def test_the_model_is_causal_and_depends_on_distances_only() -> None:
     assert torch.equal(model(changed)[:, :10], logits[:, :10])
     assert not torch.allclose(model(changed)[:, 10:], logits[:, 10:])
     torch.testing.assert_close(model(tokens, Where(positions=1000)), logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(model(tokens, Where(positions=torch.arange(5, 21))), logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        model(tokens, Where(positions=torch.arange(5, 21))), logits, rtol=1e-9, atol=1e-9
+    )
     assert not torch.allclose(model(tokens, Where(positions=3 * torch.arange(16))), logits)
 
 
@@ -396,7 +458,9 @@ def test_an_empty_batch_is_a_batch() -> None:
     logits = model(some_tokens(SMALL)[:0])
     assert logits.shape == (0, 16, 37)
     cross_entropy_sum(logits, some_tokens(SMALL)[:0]).backward()
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters()
+    )
 
 
 def test_the_loss_is_a_sum_in_at_least_float32() -> None:
@@ -410,7 +474,9 @@ def test_the_loss_is_a_sum_in_at_least_float32() -> None:
     )
     assert float(cross_entropy_sum(logits, targets)) == pytest.approx(expected, rel=1e-14)
     rounded = logits.bfloat16()
-    assert torch.equal(cross_entropy_sum(rounded, targets), cross_entropy_sum(rounded.float(), targets))
+    assert torch.equal(
+        cross_entropy_sum(rounded, targets), cross_entropy_sum(rounded.float(), targets)
+    )
 
 
 # ---- dropout ----
@@ -425,14 +491,24 @@ def splitmix64(state: int) -> int:
 
 
 def test_bits_are_the_published_splitmix64() -> None:
-    assert splitmix64(1234567) == 6457827717110365317  # the first number of the sequence with this seed
+    # the first number of the sequence with this seed
+    assert splitmix64(1234567) == 6457827717110365317
     keys = torch.tensor([0, 1234567, -1, -(2**63), 2**63 - 1])
     for index in (0, 1, 1000):
         skipped = [(key + index * 0x9E3779B97F4A7C15) % 2**64 for key in keys.tolist()]
-        assert [bits % 2**64 for bits in child(keys, torch.tensor(index)).tolist()] == list(map(splitmix64, skipped))
+        assert [bits % 2**64 for bits in child(keys, torch.tensor(index)).tolist()] == list(
+            map(splitmix64, skipped)
+        )
 
 
-def mask(where: Where, batch: int = 8, time: int = 16, site: int = 0, rate: float = 0.3, channels: int = 32) -> Tensor:
+def mask(
+    where: Where,
+    batch: int = 8,
+    time: int = 16,
+    site: int = 0,
+    rate: float = 0.3,
+    channels: int = 32,
+) -> Tensor:
     return dropout_mask(torch.Size((batch, time, channels)), rate, site, where, torch.device("cpu"))
 
 
@@ -441,8 +517,12 @@ def test_a_slice_of_the_batch_gets_the_slice_of_the_serial_mask() -> None:
     assert torch.equal(mask(Where(7, 3, rows=5), batch=3), whole[5:])
     assert torch.equal(mask(Where(7, 3, positions=4), time=2), whole[:, 4:6])
     rows, positions = torch.tensor([6, 1]), torch.tensor([15, 0, 3])
-    assert torch.equal(mask(Where(7, 3, rows, positions), batch=2, time=3), whole[rows][:, positions])
-    with pytest.raises(ValueError, match=r"Where\.rows has shape \(2,\), but the batch at hand has 3 rows"):
+    assert torch.equal(
+        mask(Where(7, 3, rows, positions), batch=2, time=3), whole[rows][:, positions]
+    )
+    with pytest.raises(
+        ValueError, match=r"Where\.rows has shape \(2,\), but the batch at hand has 3 rows"
+    ):
         mask(Where(rows=rows), batch=3)
 
 
@@ -450,7 +530,10 @@ def test_masks_repeat_and_differ_in_everything_they_depend_on() -> None:
     here = Where(seed=1, step=1, rows=1, positions=1)
     base = mask(here)
     assert torch.equal(mask(here), base)
-    others = [mask(dataclasses.replace(here, **{name: 2})) for name in ("seed", "step", "rows", "positions")]
+    others = [
+        mask(dataclasses.replace(here, **{name: 2}))
+        for name in ("seed", "step", "rows", "positions")
+    ]
     for other in [*others, mask(here, site=1)]:
         # Independent masks agree where both drop or both keep: 0.3² + 0.7² = 0.58.
         assert float((other == base).float().mean()) == pytest.approx(0.58, abs=0.04)
@@ -496,7 +579,11 @@ def test_any_slice_of_the_batch_gives_the_serial_logits_and_gradients() -> None:
 
 
 def test_every_dropout_of_the_model_has_masks_of_its_own() -> None:
-    sites = [module.site for module in GPT(DROPPING, device="meta").modules() if isinstance(module, Dropout)]
+    sites = [
+        module.site
+        for module in GPT(DROPPING, device="meta").modules()
+        if isinstance(module, Dropout)
+    ]
     assert sites == [0, 1, 2, 3]
 
 
@@ -509,7 +596,9 @@ def test_recomputing_a_layer_needs_no_state() -> None:
     for recompute in (False, True):
         leaf = x.clone().requires_grad_()
         if recompute:  # not restoring the generator: an ordinary dropout would draw another mask
-            y = checkpoint(layer, leaf, rotary, where, use_reentrant=False, preserve_rng_state=False)
+            y = checkpoint(
+                layer, leaf, rotary, where, use_reentrant=False, preserve_rng_state=False
+            )
         else:
             y = layer(leaf, rotary, where)
         y.square().sum().backward()
@@ -534,7 +623,8 @@ def test_generation_follows_the_generator_and_the_distribution() -> None:
 def test_generation_samples_from_the_tempered_distribution() -> None:
     model, start = rough_model(SMALL), some_tokens(SMALL, batch=1, time=3)
     best = model(start)[0, -1].detach().topk(5)
-    temperature = float(best.values[0] - best.values[4]) / 2  # the fifth is e² times less likely than the first
+    # the fifth is e² times less likely than the first
+    temperature = float(best.values[0] - best.values[4]) / 2
     many = generate(model, start.expand(4000, 3), 1, seeded(), temperature, top_k=5)[:, -1]
     shares = torch.stack([(many == token).double().mean() for token in best.indices])
     torch.testing.assert_close(shares, (best.values / temperature).softmax(0), rtol=0, atol=0.03)

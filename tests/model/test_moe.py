@@ -17,8 +17,9 @@ from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model import experts as experts_module
 from minidist.model.experts import grouped, has_kernel
 from minidist.model.moe import Load, RoutedExperts, rebalance, routed_in
-from minidist.trainer.config import Config, ConfigError, ModelOptions
+from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.foreign import load_llama, save_llama
+from minidist.trainer.options import ModelOptions
 
 MIXTRAL = GPTConfig(
     vocabulary=64, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=24, sequence=16, experts=5, top_k=2,
@@ -47,7 +48,9 @@ def mixtral(config: GPTConfig) -> Any:
 
 
 def test_logits_and_gradients_equal_mixtral_in_float64(tmp_path: Path) -> None:
-    """Mixtral's softmax is in float32; so are its weights of experts, and the logits agree as far."""
+    """Mixtral's softmax is in float32; so are its weights of experts, and the logits agree as
+    far.
+    """
     theirs = mixtral(MIXTRAL)
     theirs.save_pretrained(tmp_path)
     ours, theirs = load_llama(tmp_path, torch.float64), with_exact_parts(theirs, MIXTRAL)
@@ -61,7 +64,10 @@ def test_logits_and_gradients_equal_mixtral_in_float64(tmp_path: Path) -> None:
         routed, theirs_routed = layer.mlp.routed, block.mlp
         pairs = [
             (routed.router.grad, theirs_routed.gate.weight.grad),
-            (torch.cat((routed.experts.gate.grad, routed.experts.up.grad), 1), theirs_routed.experts.gate_up_proj.grad),
+            (
+                torch.cat((routed.experts.gate.grad, routed.experts.up.grad), 1),
+                theirs_routed.experts.gate_up_proj.grad,
+            ),
             (routed.experts.down.grad, theirs_routed.experts.down_proj.grad),
             (layer.attention.query.weight.grad, block.self_attn.q_proj.weight.grad),
         ]
@@ -73,7 +79,9 @@ def test_mixtral_reads_what_we_save(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     ours = rough_model(MIXTRAL, torch.float32)
     save_llama(ours, tmp_path)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert type(theirs).__name__ == "MixtralForCausalLM" and not any(
         report[name] for name in ("missing_keys", "unexpected_keys")
     )
@@ -81,11 +89,17 @@ def test_mixtral_reads_what_we_save(tmp_path: Path) -> None:
     torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-4, atol=1e-4)
     again = load_llama(tmp_path)
     assert again.config == MIXTRAL
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True)
+    )
 
 
-def test_a_mixtral_with_one_expert_a_token_is_read_and_written_but_not_drawn(tmp_path: Path) -> None:
-    """Its experts' weights are all 1, as Mixtral divides by their sum; a router drawn anew would never learn."""
+def test_a_mixtral_with_one_expert_a_token_is_read_and_written_but_not_drawn(
+    tmp_path: Path,
+) -> None:
+    """Its experts' weights are all 1, as Mixtral divides by their sum; a router drawn anew would
+    never learn.
+    """
     transformers = pytest.importorskip("transformers")
     one = replace(MIXTRAL, top_k=1)
     theirs = mixtral(one)
@@ -97,7 +111,10 @@ def test_a_mixtral_with_one_expert_a_token_is_read_and_written_but_not_drawn(tmp
     tokens = some_tokens(one)
     for logits in (theirs(tokens).logits, again(tokens).logits):
         torch.testing.assert_close(ours(tokens), logits, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="top_k=1 gives every output the weight 1, so the router would learn nothing"):
+    with pytest.raises(
+        ValueError,
+        match="top_k=1 gives every output the weight 1, so the router would learn nothing",
+    ):
         GPT(one)
     with pytest.raises(ConfigError, match="--top-k 1 gives every output the weight 1"):
         Config(model=ModelOptions(experts=5, top_k=1))
@@ -105,7 +122,13 @@ def test_a_mixtral_with_one_expert_a_token_is_read_and_written_but_not_drawn(tmp
 
 @pytest.mark.parametrize(
     "change",
-    [{"shared_experts": 1}, {"capacity": 1.5}, {"scores": "sigmoid"}, {"raw_weights": True}, {"balance": "bias"}],
+    [
+        {"shared_experts": 1},
+        {"capacity": 1.5},
+        {"scores": "sigmoid"},
+        {"raw_weights": True},
+        {"balance": "bias"},
+    ],
 )
 def test_what_mixtral_does_not_know_is_not_written(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"Mixtral has no {next(iter(change))}="):
@@ -140,12 +163,17 @@ def test_the_router_s_gradient_by_finite_differences(change: dict[str, Any]) -> 
     def loss(router: Tensor) -> Tensor:
         with torch.no_grad():
             layer.router.copy_(router)
-        scores = layer.logits(x).softmax(-1) if config.scores == "softmax" else layer.logits(x).sigmoid()
+        scores = (
+            layer.logits(x).softmax(-1) if config.scores == "softmax" else layer.logits(x).sigmoid()
+        )
         own = config.z_loss * layer.logits(x).logsumexp(-1).square().sum()
         if config.balance == "aux":
             counts = torch.nn.functional.one_hot(layer.choose(scores), 5).sum((1, 2))
             shares = (scores / scores.sum(-1, keepdim=True)).sum(1)
-            own = own + config.balance_rate * (5 * counts / counts.sum(-1, keepdim=True) * shares).sum()
+            own = (
+                own
+                + config.balance_rate * (5 * counts / counts.sum(-1, keepdim=True) * shares).sum()
+            )
         return (layer(x) ** 2).sum() + own
 
     start = layer.router.detach().clone()
@@ -168,7 +196,10 @@ def test_equal_scores_choose_the_first_experts() -> None:
 
 
 def test_a_bias_only_selects() -> None:
-    layer, x = RoutedExperts(replace(MIXTRAL, balance="bias"), 0), torch.randn(1, 4, 32, generator=seeded(1))
+    layer, x = (
+        RoutedExperts(replace(MIXTRAL, balance="bias"), 0),
+        torch.randn(1, 4, 32, generator=seeded(1)),
+    )
     for parameter in layer.parameters():
         parameter.data.normal_(generator=seeded())
     plain = layer(x)
@@ -190,12 +221,15 @@ def test_the_router_computes_in_float32() -> None:
 
 def test_the_first_tokens_of_a_sequence_have_room() -> None:
     layer = RoutedExperts(replace(MIXTRAL, capacity=1.0), 0)
-    choice = torch.tensor([[[0, 1]] * 5, [[0, 1], [2, 3], [0, 4], [1, 2], [0, 3]]])  # 5 tokens, k = 2, E = 5: 2 each
+    # 5 tokens, k = 2, E = 5: 2 each
+    choice = torch.tensor([[[0, 1]] * 5, [[0, 1], [2, 3], [0, 4], [1, 2], [0, 3]]])
     kept = layer.kept(choice, Where())
     assert kept[0].tolist() == [[True, True]] * 2 + [[False, False]] * 3
     assert kept[1].tolist() == [[True, True]] * 4 + [[False, True]]
     backwards = torch.arange(4, -1, -1)  # the same tokens, last position first
-    assert torch.equal(layer.kept(choice[:, backwards], Where(positions=backwards)), kept[:, backwards])
+    assert torch.equal(
+        layer.kept(choice[:, backwards], Where(positions=backwards)), kept[:, backwards]
+    )
 
 
 def test_what_is_dropped_adds_nothing() -> None:
@@ -229,7 +263,8 @@ def test_only_what_trains_is_counted_and_only_once() -> None:
     watched(tokens)  # no backward
     assert rebalance(watched) is None
     assert counted(watched, tokens) == plain
-    assert counted(GPT(config), tokens, backwards=2)[1] == plain[1]  # microbatches add up, and the bias moves once
+    # microbatches add up, and the bias moves once
+    assert counted(GPT(config), tokens, backwards=2)[1] == plain[1]
 
 
 def test_a_frozen_router_is_left_alone() -> None:
@@ -304,6 +339,10 @@ def test_a_wrong_size_is_refused_in_one_sentence(wrong: dict[str, Any], sentence
 
 def test_parameters_and_flops_are_counted() -> None:
     config = replace(MIXTRAL, shared_experts=2)
-    assert sum(parameter.numel() for parameter in GPT(config, device="meta").parameters()) == config.parameter_count
-    more = replace(config, experts=10)  # two of them work all the same; only the router multiplies more
+    assert (
+        sum(parameter.numel() for parameter in GPT(config, device="meta").parameters())
+        == config.parameter_count
+    )
+    # two of them work all the same; only the router multiplies more
+    more = replace(config, experts=10)
     assert more.flops_per_token() - config.flops_per_token() == 6 * 2 * 5 * 32

@@ -1,8 +1,10 @@
-"""Each differentiable collective's backward is its adjoint: finite differences across ranks, in float64.
+"""Each differentiable collective's backward is its adjoint: finite differences across ranks, in
+float64.
 
-The ranks' programs together are one function of what all ranks bring. Its output is weighed by random numbers and
-summed; each input number is moved, on its rank, and the change of the sum compared with the gradient. Where an input is
-replicated all its copies move together; where an output is, all ranks weigh it alike and it counts once.
+The ranks' programs together are one function of what all ranks bring. Its output is weighed by
+random numbers and summed; each input number is moved, on its rank, and the change of the sum
+compared with the gradient. Where an input is replicated all its copies move together; where an
+output is, all ranks weigh it alike and it counts once.
 """
 
 from __future__ import annotations
@@ -62,10 +64,16 @@ CASES = [
         lambda comm: (3, own(comm), 2),
         output_replicated=True,
     ),
-    Case("all_gather", lambda x, comm: all_gather(x, comm, -1, WHOLE), lambda comm: (2, 3, own(comm))),
+    Case(
+        "all_gather", lambda x, comm: all_gather(x, comm, -1, WHOLE), lambda comm: (2, 3, own(comm))
+    ),
     Case("reduce_scatter", lambda x, comm: reduce_scatter(x, comm, 1)),
     Case("all_to_all", all_to_all, lambda comm: (WHOLE, 2)),
-    Case("all_to_all counts", lambda x, comm: all_to_all(x, comm, counts(comm)), lambda comm: (sum(counts(comm)), 2)),
+    Case(
+        "all_to_all counts",
+        lambda x, comm: all_to_all(x, comm, counts(comm)),
+        lambda comm: (sum(counts(comm)), 2),
+    ),
 ]
 
 
@@ -117,7 +125,9 @@ def test_backward_is_the_adjoint(case: Case, ranks: int) -> None:
 @pytest.mark.parametrize("wrong", [("gather_from", "all_gather"), ("all_gather", "gather_from")])
 def test_the_two_gathers_are_not_the_same(wrong: tuple[str, str]) -> None:
     right, other = (next(case for case in CASES if case.name == name) for name in wrong)
-    swapped = Case("swapped", other.call, other.shape, right.input_replicated, right.output_replicated)
+    swapped = Case(
+        "swapped", other.call, other.shape, right.input_replicated, right.output_replicated
+    )
     assert max(minidist.run(lambda comm: differences(comm, swapped), 2)) > 0.1
 
 
@@ -145,11 +155,15 @@ def test_a_backward_that_one_rank_leaves_out_is_a_proved_deadlock() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_cross_entropy_is_the_serial_one_and_holds_no_full_row(ranks: int, dtype: torch.dtype) -> None:
+def test_cross_entropy_is_the_serial_one_and_holds_no_full_row(
+    ranks: int, dtype: torch.dtype
+) -> None:
     vocabulary, targets = 11, torch.tensor([[0, 10, -100], [5, 3, 3]])
     logits = (values((2, 3, vocabulary), 3) * 30).to(dtype).requires_grad_()
     wide = logits.to(torch.promote_types(dtype, torch.float32))
-    expected = torch.nn.functional.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        wide.flatten(0, 1), targets.flatten(), reduction="sum"
+    )
     expected.backward()
     assert logits.grad is not None
 
@@ -164,7 +178,9 @@ def test_cross_entropy_is_the_serial_one_and_holds_no_full_row(ranks: int, dtype
         return loss.detach(), mine.grad
 
     found = minidist.run(program, ranks)
-    tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-2, "atol": 1e-2}
+    tolerance = (
+        {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-2, "atol": 1e-2}
+    )
     gradient = torch.cat([piece for _, piece in found], dim=-1)
     assert torch.allclose(gradient, logits.grad, **tolerance)
     assert all(torch.equal(loss, found[0][0]) for loss, _ in found)
@@ -183,9 +199,14 @@ def test_cross_entropy_survives_huge_logits() -> None:
 def test_mistakes_about_the_vocabulary_are_told() -> None:
     def program(comm: Communicator) -> None:
         logits = torch.zeros(1, 5)
-        with pytest.raises(ValueError, match=r"brings logits of 5 words, but of a vocabulary of 5 it has [23]"):
+        with pytest.raises(
+            ValueError, match=r"brings logits of 5 words, but of a vocabulary of 5 it has [23]"
+        ):
             vocabulary_parallel_cross_entropy_sum(logits, torch.tensor([3]), comm, 5)
-        with pytest.raises(IndexError, match="token ids from 10 to 10 for a vocabulary of 10: they must lie in 0 to 9"):
+        with pytest.raises(
+            IndexError,
+            match="token ids from 10 to 10 for a vocabulary of 10: they must lie in 0 to 9",
+        ):
             vocabulary_parallel_cross_entropy_sum(logits, torch.tensor([10]), comm, 10)
 
     minidist.run(program, 2)

@@ -1,4 +1,6 @@
-"""Strategies over an axis that crosses another one: refused, unless all its ranks hold the same of each parameter."""
+"""Strategies over an axis that crosses another one: refused, unless all its ranks hold the same of
+each parameter.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ STRATEGIES: dict[str, Callable[[nn.Module, Communicator], object]] = {
     "PlainZeRO": lambda model, comm: PlainZeRO(list(model.layers), comm, 1),  # type: ignore[arg-type]
     "ShardedOptimizer": lambda model, comm: ShardedOptimizer(model.parameters(), SGD, comm),
 }
-EVEN = replace(CONFIG, vocabulary=20)  # blocks of one shape, as in every real model: no broadcast would notice
+# blocks of one shape, as in every real model: no broadcast would notice
+EVEN = replace(CONFIG, vocabulary=20)
 
 
 # ---------------------------------------------------------------- tensor parallelism
@@ -67,18 +70,26 @@ def test_ranks_with_other_blocks_are_no_replicas(strategy: str) -> None:
             with pytest.raises(ValueError, match=r"has cut .* along an axis of 2 ranks") as caught:
                 STRATEGIES[strategy](model, axis)
             faults.append(str(caught.value))
-        assert all(map(torch.equal, model.parameters(), before[0])) and comm.traffic.bytes_sent == before[1]
+        assert (
+            all(map(torch.equal, model.parameters(), before[0]))
+            and comm.traffic.bytes_sent == before[1]
+        )
         STRATEGIES[strategy](model, mesh.dp)  # as it should be
         return faults
 
     faults, *others = minidist.run(program, 4)
     assert all(other[0] == faults[0] for other in others)
     name = "layers.0.attention.query.weight" if strategy == "PlainZeRO" else "embedding.weight"
-    for fault, ranks, second, (start, stop) in zip(faults, (4, 2, 2), (1, 1, 1), [(10, 19)] * 3, strict=True):
+    for fault, ranks, second, (start, stop) in zip(
+        faults, (4, 2, 2), (1, 1, 1), [(10, 19)] * 3, strict=True
+    ):
         if name == "embedding.weight":
             assert f"of the {ranks} ranks given here rank 0 has channels 0 to 9 of dim 0" in fault
             assert f"but rank {second} channels {start} to {stop} of dim 0" in fault
-        assert name in fault and "pass the ranks that hold the same block: mesh.dp, or mesh.data" in fault
+        assert (
+            name in fault
+            and "pass the ranks that hold the same block: mesh.dp, or mesh.data" in fault
+        )
 
 
 def test_what_the_caller_answers_for_may_differ_and_what_all_hold_may_be_shared_out() -> None:
@@ -141,7 +152,9 @@ GROUPS = """
 
 
 def test_groups_that_torch_has_made_have_ranks_of_their_own_and_are_accepted() -> None:
-    """Each `init(group)` counts its ranks from 0, so two that share no rank have the same members."""
+    """Each `init(group)` counts its ranks from 0, so two that share no rank have the same
+    members.
+    """
     outcome = torchrun(4, GROUPS, timeout=100)
     assert outcome.returncode == 0 and outcome.stdout.count("accepted") == 4, outcome.stderr
 
@@ -152,7 +165,9 @@ TOKENS = torch.randint(0, 19, (8, 13), generator=torch.Generator().manual_seed(1
 MIXTURE = replace(BIASED, dropout=0.0, experts=4, balance="none", balance_rate=1e-3, tied=False)
 
 
-def descent(model: nn.Module, called: nn.Module, rows: Tensor, finish: Callable[[], None], optimizer: Any) -> None:
+def descent(
+    model: nn.Module, called: nn.Module, rows: Tensor, finish: Callable[[], None], optimizer: Any
+) -> None:
     for _ in range(3):
         optimizer.zero_grad()
         loss = cross_entropy_sum(called(rows[:, :-1], Where(weight=1 / 96)), rows[:, 1:]) / 96
@@ -171,7 +186,9 @@ def experts_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", [*PLAIN, "ShardedOptimizer", "ShardedOptimizer, last"])
 @pytest.mark.parametrize("ep", (2, 4))
-def test_experts_that_ranks_have_shared_out_are_reduced_among_their_copies(kind: Any, ep: int) -> None:
+def test_experts_that_ranks_have_shared_out_are_reduced_among_their_copies(
+    kind: Any, ep: int
+) -> None:
     serial = GPT(MIXTURE, dtype=torch.float64)
     descent(serial, serial, TOKENS, lambda: None, AdamW(serial.parameters(), lr=0.01))
     expected = {name: parameter.detach() for name, parameter in serial.named_parameters()}
@@ -235,15 +252,21 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step(cut: st
             parameter.grad = torch.ones_like(parameter)
         before = [parameter.clone() for parameter in model.parameters()]
         refused = [early, Adafactor(model.parameters()), Own(model.parameters())]
-        refused += [Muon([p for p in model.parameters() if p.dim() == 2])] if cut == "tensor" else []
+        refused += (
+            [Muon([p for p in model.parameters() if p.dim() == 2])] if cut == "tensor" else []
+        )
         for optimizer in refused:
-            with pytest.raises(ValueError, match="treat each element for itself, and this rank has only a block"):
+            with pytest.raises(
+                ValueError, match="treat each element for itself, and this rank has only a block"
+            ):
                 optimizer.step()
         with pytest.raises(ValueError, match=name):
             MasterWeights(model.parameters(), Adafactor).step()
         assert all(map(torch.equal, model.parameters(), before))
         records = {parameter: tensor_placement_of(parameter) for parameter in model.parameters()}
-        Adafactor([p for p, record in records.items() if record is None or record.dim is None]).step()
+        Adafactor(
+            [p for p, record in records.items() if record is None or record.dim is None]
+        ).step()
         Said(model.parameters(), lr=0.1).step()
         MasterWeights(model.parameters(), lr=0.1).step()
 

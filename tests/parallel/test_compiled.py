@@ -1,4 +1,6 @@
-"""Compiled blocks: the numbers of the serial run under every strategy, and what a compiler must leave alone."""
+"""Compiled blocks: the numbers of the serial run under every strategy, and what a compiler must
+leave alone.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ CASES: list[tuple[Layout, dict[str, Any]]] = [
     (Layout(dp=4), {"zero": 3, "shard_ranks": 2, "recompute": "every 2"}),
     (Layout(tp=2), {"recompute": "selective"}),
     (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
-    (Layout(pp=2, tp=2), {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True}),
+    (
+        Layout(pp=2, tp=2),
+        {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True},
+    ),
     (Layout(dp=2, pp=2), {"schedule": "zb-v", "microbatches": 4, "zero": 1}),
     (Layout(cp=2), {"recompute": "full", "zero": 3}),
     (Layout(cp=2, pp=2), {"cp_comm": "all_gather", "schedule": "zb-h1", "microbatches": 2}),
@@ -57,12 +62,19 @@ CASES: list[tuple[Layout, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     ("layout", "options"),
-    [pytest.param(*case, marks=[pytest.mark.soak] * (number >= 3)) for number, case in enumerate(CASES)],
+    [
+        pytest.param(*case, marks=[pytest.mark.soak] * (number >= 3))
+        for number, case in enumerate(CASES)
+    ],
     ids=lambda it: str(it).partition("\n")[0],
 )
-def test_the_numbers_of_the_serial_run(layout: Layout, options: dict[str, Any], graphs: Counted) -> None:
+def test_the_numbers_of_the_serial_run(
+    layout: Layout, options: dict[str, Any], graphs: Counted
+) -> None:
     """Microbatches are of two sizes, so all is compiled a second time, in the midst of a step."""
-    config = replace(SMALL, layers=4 if layout.pp > 1 else 2, dropout=0.1 if layout.size == 1 else 0)
+    config = replace(
+        SMALL, layers=4 if layout.pp > 1 else 2, dropout=0.1 if layout.size == 1 else 0
+    )
     assert worst(Case(layout, Recipe(**options, compile="counting"), config)) <= 1e-9
     whole = layout.tp == 1 and not str(options.get("schedule")).startswith("zb")
     assert max(graphs) >= (20 if whole else 5), "nothing was compiled, or in small pieces"
@@ -89,9 +101,13 @@ def test_a_second_shape_compiles_once_more(graphs: Counted) -> None:
 
 
 def test_only_the_blocks_are_compiled_and_unwrapping_undoes_it(graphs: Counted) -> None:
-    parallel = minidist.run(lambda comm: spread(comm, Case(Layout(), Recipe(compile="counting"))), 1)[0]
+    parallel = minidist.run(
+        lambda comm: spread(comm, Case(Layout(), Recipe(compile="counting"))), 1
+    )[0]
     layers = parallel.model.layers
-    assert all("forward" in vars(layer) for layer in layers) and "forward" not in vars(parallel.model)
+    assert all("forward" in vars(layer) for layer in layers) and "forward" not in vars(
+        parallel.model
+    )
     parallel.unwrap()
     parallel.model(torch.zeros(1, 4, dtype=torch.long), Where())
     assert not graphs and not any("forward" in vars(layer) for layer in layers)
@@ -102,13 +118,19 @@ def test_with_the_machines_own_compiler() -> None:
         pytest.skip(fault)
     torch._dynamo.reset()
     config = replace(SMALL, layers=1, dropout=0.0)
-    assert worst(Case(Layout(dp=2), Recipe(zero=3, compile=True), config, batch=4, frozen=())) <= 1e-9
+    assert (
+        worst(Case(Layout(dp=2), Recipe(zero=3, compile=True), config, batch=4, frozen=())) <= 1e-9
+    )
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecipeError, match=r"compile=True is for a model with a list of `layers`: leave it out"):
+    with pytest.raises(
+        RecipeError, match=r"compile=True is for a model with a list of `layers`: leave it out"
+    ):
         Recipe(compile=True).check(Layout(), 0)
-    with pytest.raises(RecipeError, match=r"there is no compiler 'gcc': use one of .*aot_eager.*inductor"):
+    with pytest.raises(
+        RecipeError, match=r"there is no compiler 'gcc': use one of .*aot_eager.*inductor"
+    ):
         Recipe(compile="gcc").check(Layout(), 1)
 
     def get_cpp_compiler() -> str:
@@ -116,6 +138,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", get_cpp_compiler)
     with pytest.raises(
-        RecipeError, match=r"needs a C\+\+ compiler such as g\+\+, and there is none: install it, or leave"
+        RecipeError,
+        match=r"needs a C\+\+ compiler such as g\+\+, and there is none: install it, or leave",
     ):
         Recipe(compile=True).check(Layout(), 1)

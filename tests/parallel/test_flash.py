@@ -1,4 +1,6 @@
-"""Flash attention against softmax(Q Kᵀ / √d) V, written out: the page, torch's kernel, and the function of autograd."""
+"""Flash attention against softmax(Q Kᵀ / √d) V, written out: the page, torch's kernel, and the
+function of autograd.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,24 @@ from torch.utils._pytree import tree_leaves
 from minidist.memory.account import Account
 from minidist.parallel.compiled import compile_blocks
 from minidist.parallel.context import flash
-from minidist.parallel.context.flash import attend, attend_backward, flash_attention, page_backward, page_forward
+from minidist.parallel.context.flash import (
+    attend,
+    attend_backward,
+    flash_attention,
+    page_backward,
+    page_forward,
+)
 
 Found: TypeAlias = tuple[Tensor, ...]
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
 # H, H_kv, Tq, Tk, d; a tile of the page is 32 wide here
-SHAPES = [(1, 1, 1, 1, 1), (2, 2, 7, 7, 5), (4, 2, 64, 65, 16), (6, 1, 33, 97, 16), (2, 2, 150, 32, 24)]
+SHAPES = [
+    (1, 1, 1, 1, 1),
+    (2, 2, 7, 7, 5),
+    (4, 2, 64, 65, 16),
+    (6, 1, 33, 97, 16),
+    (2, 2, 150, 32, 24),
+]
 BOTH = pytest.mark.parametrize("causal", [False, True])
 
 
@@ -32,10 +46,15 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw(heads: int, shared: int, queries: int, keys: int, size: int) -> list[Tensor]:
-    """Return query, key, value and the output's gradient as a model lays them out: [B, T, H, d], transposed."""
+    """Return query, key, value and the output's gradient as a model lays them out: [B, T, H, d],
+    transposed.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = ((queries, heads), (keys, shared), (keys, shared), (queries, heads))
-    return [torch.randn(2, *it, size, generator=generator, dtype=torch.float64).transpose(1, 2) for it in sizes]
+    return [
+        torch.randn(2, *it, size, generator=generator, dtype=torch.float64).transpose(1, 2)
+        for it in sizes
+    ]
 
 
 def by_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -50,10 +69,14 @@ def by_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple
 
 def by_torch(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped), query[..., 0]
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, enable_gqa=grouped
+    ), query[..., 0]
 
 
-def step(attention: Attention, drawn: list[Tensor], causal: bool, dtype: torch.dtype = torch.float64) -> Found:
+def step(
+    attention: Attention, drawn: list[Tensor], causal: bool, dtype: torch.dtype = torch.float64
+) -> Found:
     """Return output, lse, and the gradients of query, key and value."""
     *leaves, gradient = (x.to(dtype).detach().requires_grad_() for x in drawn)
     output, lse = attention(*leaves, causal)
@@ -91,16 +114,26 @@ def test_gradients_are_finite_differences(causal: bool, monkeypatch: pytest.Monk
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_in_few_bits_it_is_at_most_twice_as_far_off_as_torchs_kernel(dtype: torch.dtype, causal: bool) -> None:
+def test_in_few_bits_it_is_at_most_twice_as_far_off_as_torchs_kernel(
+    dtype: torch.dtype, causal: bool
+) -> None:
     for sharpness in (1, 1000):  # times 1000, exp() of a score overflows
         drawn = [x.to(dtype).double() for x in draw(4, 2, 130, 130, 32)]
         drawn[0] = (drawn[0] * sharpness).to(dtype).double()
-        exact, theirs = (step(it, drawn, causal, bits) for it, bits in ((by_softmax, torch.float64), (by_torch, dtype)))
-        ours, page = step(flash_attention, drawn, causal, dtype), by_page([x.float() for x in drawn], causal)
+        exact, theirs = (
+            step(it, drawn, causal, bits)
+            for it, bits in ((by_softmax, torch.float64), (by_torch, dtype))
+        )
+        ours, page = (
+            step(flash_attention, drawn, causal, dtype),
+            by_page([x.float() for x in drawn], causal),
+        )
         assert ours[0].dtype == ours[2].dtype == dtype and ours[1].dtype == torch.float32
         for place in (0, 2, 3, 4):
             limit = 2 * error(theirs[place], exact[place])
-            assert error(ours[place], exact[place]) <= limit and error(page[place], exact[place]) <= max(limit, 1e-6)
+            assert error(ours[place], exact[place]) <= limit and error(
+                page[place], exact[place]
+            ) <= max(limit, 1e-6)
         assert error(ours[1], exact[1]) < 1e-6 and error(page[1], exact[1]) < 1e-6
 
 
@@ -121,7 +154,9 @@ def test_a_query_without_keys_gets_0_and_no_nan(queries: int, keys: int, causal:
     output, lse = flash_attention(query, key, value, causal)
     assert output.shape == query.shape and not output.any()
     assert lse.shape == query.shape[:3] and (lse == -math.inf).all()
-    for leaf, gradient in zip((query, key, value), torch.autograd.grad(output.sum(), (query, key, value)), strict=True):
+    for leaf, gradient in zip(
+        (query, key, value), torch.autograd.grad(output.sum(), (query, key, value)), strict=True
+    ):
         assert gradient.shape == leaf.shape and not gradient.any()
 
 
@@ -129,12 +164,17 @@ def test_blocks_of_keys_merge_and_their_gradients_add_up() -> None:
     """Each block's gradients are taken with the output and the lse of all blocks, merged."""
     query, key, value, gradient = draw(4, 2, 40, 100, 16)
     exact = step(by_softmax, [query, key, value, gradient], False)
-    blocks = [(key[:, :, cut], value[:, :, cut]) for cut in (slice(0, 30), slice(30, 31), slice(31, 100))]
+    blocks = [
+        (key[:, :, cut], value[:, :, cut]) for cut in (slice(0, 30), slice(30, 31), slice(31, 100))
+    ]
     parts = [attend(query, *block, False) for block in blocks]
     lse = torch.stack([part for _, part in parts]).logsumexp(0)
     output = torch.stack([each * (part - lse).exp().unsqueeze(-1) for each, part in parts]).sum(0)
     found = [attend_backward(gradient, query, *block, output, lse, False) for block in blocks]
-    dq, dk, dv = sum(dq for dq, _, _ in found), *(torch.cat([it[n] for it in found], 2) for n in (1, 2))
+    dq, dk, dv = (
+        sum(dq for dq, _, _ in found),
+        *(torch.cat([it[n] for it in found], 2) for n in (1, 2)),
+    )
     for ours, right in zip((output, lse, dq, dk, dv), exact, strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-13)
 
@@ -168,7 +208,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         made = function(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(made) if isinstance(x, Tensor))])
+        self.elements = max(
+            [self.elements, *(x.numel() for x in tree_leaves(made) if isinstance(x, Tensor))]
+        )
         return made
 
 
@@ -176,7 +218,9 @@ def test_what_it_holds_for_backward_grows_with_the_length_and_not_with_its_squar
     heads, shared, size = 2, 1, 4
     for length in (1024, 2048, 4096, 8192):
         drawn = draw(heads, shared, length, length, size)
-        query, key, value = (x[:1].to(torch.bfloat16, copy=True).requires_grad_() for x in drawn[:3])
+        query, key, value = (
+            x[:1].to(torch.bfloat16, copy=True).requires_grad_() for x in drawn[:3]
+        )
         account = Account()
         with account.recording(), Largest() as made:
             output, _ = flash_attention(query, key, value, True)
@@ -191,8 +235,12 @@ def test_the_page_computes_no_more_than_a_tile_at_a_time() -> None:
     with Largest() as made:
         by_page(drawn, True)
     assert made.elements == drawn[0].numel()  # more than the 32² scores of 2 heads and 2 sequences
-    assert [len(list(flash.tiles(256, 256, causal))) for causal in (False, True)] == [64, 36]  # none above the diagonal
-    assert len(list(flash.tiles(256, 64, True))) == 1 + 7 * 2 and len(list(flash.tiles(64, 256, True))) == 3
+    # none above the diagonal
+    assert [len(list(flash.tiles(256, 256, causal))) for causal in (False, True)] == [64, 36]
+    assert (
+        len(list(flash.tiles(256, 64, True))) == 1 + 7 * 2
+        and len(list(flash.tiles(64, 256, True))) == 3
+    )
 
 
 def test_autocast_chooses_the_dtype_and_rounds_no_sum() -> None:
@@ -200,34 +248,53 @@ def test_autocast_chooses_the_dtype_and_rounds_no_sum() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert flash_attention(query, key, value, True)[0].dtype == torch.bfloat16
         output, lse = attend(query, key, value, True)
-        by_page = attend_backward(gradient, query, key, value, output, lse, True, torch.zeros_like(lse))
+        by_page = attend_backward(
+            gradient, query, key, value, output, lse, True, torch.zeros_like(lse)
+        )
     exact = step(by_softmax, draw(2, 1, 40, 40, 16), True)
-    assert all(error(ours, right) < 1e-6 for ours, right in zip((output, lse, *by_page), exact, strict=True))
+    assert all(
+        error(ours, right) < 1e-6
+        for ours, right in zip((output, lse, *by_page), exact, strict=True)
+    )
 
 
 def test_it_compiles_without_a_break_and_works_without_numbers() -> None:
     compile_blocks(())  # what it leaves alone, it leaves alone in the whole process
     drawn = draw(4, 2, 40, 50, 16)
     whole = torch.compile(flash_attention, backend="aot_eager", fullgraph=True)
-    for ours, right in zip(step(whole, drawn, True), step(flash_attention, drawn, True), strict=True):
+    for ours, right in zip(
+        step(whole, drawn, True), step(flash_attention, drawn, True), strict=True
+    ):
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-13)
     for keys in (50, 0):
         nowhere = step(flash_attention, [x.to("meta") for x in draw(4, 2, 40, keys, 16)], True)
-        assert [x.shape for x in nowhere] == [x.shape for x in step(flash_attention, draw(4, 2, 40, keys, 16), True)]
+        assert [x.shape for x in nowhere] == [
+            x.shape for x in step(flash_attention, draw(4, 2, 40, keys, 16), True)
+        ]
 
 
 def test_a_gpu_takes_the_kernels_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "HAS_TRITON", True)
 
-    def chosen(dtype: torch.dtype, size: int, capability: tuple[int, int] = (9, 0), keys: int = 3) -> bool:
+    def chosen(
+        dtype: torch.dtype, size: int, capability: tuple[int, int] = (9, 0), keys: int = 3
+    ) -> bool:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         with FakeTensorMode():
-            query, key = (torch.empty(1, 2, length, size, dtype=dtype, device="cuda") for length in (4, keys))
+            query, key = (
+                torch.empty(1, 2, length, size, dtype=dtype, device="cuda") for length in (4, keys)
+            )
             return flash.by_triton(query, key)
 
     assert chosen(torch.bfloat16, 128) and chosen(torch.float16, 256) and chosen(torch.float32, 128)
-    assert not chosen(torch.float64, 64) and not chosen(torch.float32, 256) and not chosen(torch.bfloat16, 264)
-    assert not chosen(torch.bfloat16, 128, capability=(7, 5)) and not chosen(torch.bfloat16, 128, keys=0)
+    assert (
+        not chosen(torch.float64, 64)
+        and not chosen(torch.float32, 256)
+        and not chosen(torch.bfloat16, 264)
+    )
+    assert not chosen(torch.bfloat16, 128, capability=(7, 5)) and not chosen(
+        torch.bfloat16, 128, keys=0
+    )
     monkeypatch.setattr(flash, "HAS_TRITON", False)
     assert not chosen(torch.bfloat16, 128)
 
@@ -246,13 +313,17 @@ def test_what_does_not_fit_is_refused_with_its_shapes() -> None:
         (query, key, value.float()),
     ]
     for three in wrong:
-        with pytest.raises(ValueError, match=r"\[.*\] torch.float.*: attention takes \[B, H, Tq, d\]"):
+        with pytest.raises(
+            ValueError, match=r"\[.*\] torch.float.*: attention takes \[B, H, Tq, d\]"
+        ):
             flash_attention(*three, True)
 
 
 def test_it_cannot_be_differentiated_twice() -> None:
     query, key, value = (x.requires_grad_() for x in draw(1, 1, 4, 4, 2)[:3])
-    (once,) = torch.autograd.grad(flash_attention(query, key, value, True)[0].sum(), query, create_graph=True)
+    (once,) = torch.autograd.grad(
+        flash_attention(query, key, value, True)[0].sum(), query, create_graph=True
+    )
     with pytest.raises(RuntimeError, match=r"derivative .* not implemented"):
         once.sum().backward()
 
@@ -261,7 +332,10 @@ def test_it_cannot_be_differentiated_twice() -> None:
 def test_numbers_without_a_fraction_are_refused(dtype: torch.dtype) -> None:
     """Weights between 0 and 1 would become zeros and ones."""
     parts = [torch.ones(1, 2, 3, 4).to(dtype) for _ in range(3)]
-    with pytest.raises(ValueError, match=rf"attention of {dtype} would truncate its weights.*query.to.torch.float32"):
+    with pytest.raises(
+        ValueError,
+        match=rf"attention of {dtype} would truncate its weights.*query.to.torch.float32",
+    ):
         flash_attention(*parts, True)
 
 

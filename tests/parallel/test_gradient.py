@@ -1,4 +1,6 @@
-"""Lines of a user's own loop that ask about all of a gradient: they get the serial model's answer on every rank."""
+"""Lines of a user's own loop that ask about all of a gradient: they get the serial model's answer
+on every rank.
+"""
 
 from __future__ import annotations
 
@@ -56,21 +58,31 @@ def net() -> nn.Sequential:
 
 
 def rows(step: int, rank: int) -> Tensor:
-    return torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.randn(
+        4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank)
+    )
 
 
 def cut(comm: Communicator, wrap: Wrap | None = None) -> tuple[nn.Module, Any, int]:
-    """Return the model, cut along a tensor axis of two and wrapped along the rest; what to call; and which data."""
+    """Return the model, cut along a tensor axis of two and wrapped along the rest; what to call;
+    and which data.
+    """
     model, mesh = net(), Mesh(comm, Layout(dp=comm.size // 2, tp=2))
     parallelize_tensor(model, mesh.tp, {"0": ColumnParallel(), "2": RowParallel()})
     return model, wrap(model, mesh.dp) if wrap else model, mesh.dp.rank
 
 
 def optimizer_of(called: Any, kind: Any, **options: Any) -> Any:
-    return called.optimizer(kind, **options) if isinstance(called, Sharded) else kind(called.parameters(), **options)
+    return (
+        called.optimizer(kind, **options)
+        if isinstance(called, Sharded)
+        else kind(called.parameters(), **options)
+    )
 
 
-def train(model: nn.Module, called: Any, ranks: list[int], clip: Callable[[Any], Tensor]) -> list[float]:
+def train(
+    model: nn.Module, called: Any, ranks: list[int], clip: Callable[[Any], Tensor]
+) -> list[float]:
     """Take three steps on these ranks' rows; return the norms before clipping."""
     optimizer, norms = optimizer_of(called, SGD, lr=0.05, momentum=0.9), []
     for step in range(3):
@@ -86,7 +98,8 @@ def train(model: nn.Module, called: Any, ranks: list[int], clip: Callable[[Any],
     return norms
 
 
-WAYS: dict[str, tuple[int, int, Callable[[Communicator], tuple[nn.Module, Any, int]]]] = {}  # ranks, and rows of data
+# ranks, and rows of data
+WAYS: dict[str, tuple[int, int, Callable[[Communicator], tuple[nn.Module, Any, int]]]] = {}
 for kind in (DDP, ZeRO1, ZeRO2, FSDP):
 
     def alone(comm: Communicator, kind: Any = kind) -> tuple[nn.Module, Any, int]:
@@ -99,11 +112,17 @@ for kind in (DDP, ZeRO1, ZeRO2, FSDP):
     WAYS[kind.__name__] = (3, 3, alone)
     WAYS[f"{kind.__name__}, tensor parallel"] = (4, 2, both)
 WAYS["tensor parallel"] = (2, 1, cut)
-WAYS["naive, tensor parallel"] = (4, 2, lambda comm: cut(comm, lambda m, dp: NaiveDataParallel(m, dp, op="sum")))
+WAYS["naive, tensor parallel"] = (
+    4,
+    2,
+    lambda comm: cut(comm, lambda m, dp: NaiveDataParallel(m, dp, op="sum")),
+)
 EACH = pytest.mark.parametrize("way", WAYS)
 
 
-def compare(way: str, clip: Callable[[Any], Tensor], serially: Callable[[Any], Tensor] | None = None) -> None:
+def compare(
+    way: str, clip: Callable[[Any], Tensor], serially: Callable[[Any], Tensor] | None = None
+) -> None:
     """Assert that every rank has the serial norms to 1e-12, and the serial parameters to 1e-9."""
     ranks, data, make = WAYS[way]
 
@@ -139,7 +158,9 @@ def test_torchs_clip_is_right_in_other_norms(way: str, order: float) -> None:
 @EACH
 def test_our_clip_finds_the_axes_itself(way: str) -> None:
     def clip(called: Any) -> Tensor:
-        return clip_by_global_norm(called.slices if isinstance(called, Sharded) else called.parameters(), LIMIT)
+        return clip_by_global_norm(
+            called.slices if isinstance(called, Sharded) else called.parameters(), LIMIT
+        )
 
     compare(way, clip, lambda called: clip_grad_norm_(called.parameters(), LIMIT))
 
@@ -155,7 +176,9 @@ def test_a_head_that_two_ranks_share_counts_once() -> None:
         model = build()
         parallelize_tensor(model, comm)
         vocabulary_parallel_cross_entropy_sum(model(tokens), tokens, comm, 13).backward()
-        return [float(clip(model.parameters(), 1e9)) for clip in (clip_grad_norm_, clip_by_global_norm)]
+        return [
+            float(clip(model.parameters(), 1e9)) for clip in (clip_grad_norm_, clip_by_global_norm)
+        ]
 
     model = build()
     cross_entropy_sum(model(tokens), tokens).backward()
@@ -166,7 +189,10 @@ def test_a_head_that_two_ranks_share_counts_once() -> None:
 
 def test_slices_can_be_clipped_too() -> None:
     for way in ("ZeRO1", "FSDP"):
-        compare(way, lambda called: clip_grad_norm_(getattr(called, "slices", called.parameters()), LIMIT))
+        compare(
+            way,
+            lambda called: clip_grad_norm_(getattr(called, "slices", called.parameters()), LIMIT),
+        )
 
 
 def test_an_axis_that_is_passed_as_well_is_not_counted_twice() -> None:
@@ -177,8 +203,11 @@ def test_an_axis_that_is_passed_as_well_is_not_counted_twice() -> None:
         model(rows(0, 0)).square().sum().backward()
         norm = clip_by_global_norm(model.parameters(), 0)
         assert norm == clip_by_global_norm(model.parameters(), 0, mesh.tp)
-        assert norm == clip_by_global_norm(model.parameters(), 0, comm.split(comm.rank // 2))  # the same ranks
-        with pytest.raises(ValueError, match=r"ranks \[0, 1, 2, 3\] would count twice what \[(0, 1|2, 3)\] share"):
+        # the same ranks
+        assert norm == clip_by_global_norm(model.parameters(), 0, comm.split(comm.rank // 2))
+        with pytest.raises(
+            ValueError, match=r"ranks \[0, 1, 2, 3\] would count twice what \[(0, 1|2, 3)\] share"
+        ):
             clip_by_global_norm(model.parameters(), 0, comm)
 
     minidist.run(program, 4)
@@ -190,7 +219,9 @@ def test_an_axis_that_is_passed_as_well_is_not_counted_twice() -> None:
 @pytest.mark.parametrize("fused", (False, True))
 @pytest.mark.parametrize("way", [*WAYS, "ShardedOptimizer"])
 def test_torchs_scaler_skips_a_step_on_all_ranks(way: str, fused: bool) -> None:
-    """One rank overflows in step 1: all leave the step out, and halve their scale; they never drift apart."""
+    """One rank overflows in step 1: all leave the step out, and halve their scale; they never drift
+    apart.
+    """
     alone = way == "ShardedOptimizer"
     ranks, _, make = WAYS["DDP" if alone else way]
 
@@ -212,7 +243,9 @@ def test_torchs_scaler_skips_a_step_on_all_ranks(way: str, fused: bool) -> None:
             if isinstance(called, NaiveDataParallel):
                 called.synchronize()
             if step == 1 and hit:
-                next(p.grad for p in values if p.grad is not None and p.grad.numel()).view(-1)[0] = math.inf
+                next(p.grad for p in values if p.grad is not None and p.grad.numel()).view(-1)[
+                    0
+                ] = math.inf
             before = [value.detach().clone() for value in values]
             if step == 2:
                 scaler.unscale_(optimizer)
@@ -247,11 +280,15 @@ def test_a_stage_refuses_to_clip_or_to_unscale_for_itself() -> None:
         spread = pipeline(comm)
         parameters = list(spread.model.parameters())
         for foreach in (None, True):
-            with pytest.raises(ValueError, match=r"stages of a pipeline have different .* use clip_by_global_norm"):
+            with pytest.raises(
+                ValueError, match=r"stages of a pipeline have different .* use clip_by_global_norm"
+            ):
                 clip_grad_norm_(parameters, 1.0, foreach=foreach)
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(()))
-        with pytest.raises(ValueError, match=r"only some may overflow: use LossScaler\(mesh.world\)"):
+        with pytest.raises(
+            ValueError, match=r"only some may overflow: use LossScaler\(mesh.world\)"
+        ):
             scaler.step(AdamW(parameters))
         norm = clip_by_global_norm(parameters, 0)
         assert norm == spread.clip(0) == clip_by_global_norm(parameters, 0, spread.mesh.pp)
@@ -306,7 +343,10 @@ def test_what_looks_at_rows_is_refused_and_optimizers_keep_plain_state() -> None
     def program(comm: Communicator) -> None:
         model, _, _ = cut(comm)
         model(rows(0, 0)).square().sum().backward()
-        optimizers = [AdamW(model.parameters()), SGD(model.parameters(), momentum=0.9, weight_decay=0.1)]
+        optimizers = [
+            AdamW(model.parameters()),
+            SGD(model.parameters(), momentum=0.9, weight_decay=0.1),
+        ]
         optimizers.append(SGD(model.parameters(), momentum=0.9, foreach=False, nesterov=True))
         for optimizer in optimizers:
             optimizer.step()
@@ -356,7 +396,9 @@ def test_a_gradient_that_somebody_else_has_put_there_is_a_part_too(way: str) -> 
         loss = model(rows(0, 0)).square().sum()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if way == "by autograd.grad":
-            for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+            for parameter, gradient in zip(
+                trained, torch.autograd.grad(loss, trained), strict=True
+            ):
                 parameter.grad = gradient
         else:
             loss.backward()
@@ -395,7 +437,11 @@ def test_copies_of_a_part_are_plain() -> None:
         model(rows(0, 0)).square().sum().backward()
         gradient: Any = model[0].weight.grad
         assert isinstance(gradient, PartOfGradient)
-        for twin in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient)), gradient.clone()):
+        for twin in (
+            copy.deepcopy(gradient),
+            pickle.loads(pickle.dumps(gradient)),
+            gradient.clone(),
+        ):
             assert type(twin) is Tensor and torch.equal(twin, gradient.as_subclass(Tensor))
         first = gradient
         model(rows(1, 0)).square().sum().backward()
@@ -441,7 +487,11 @@ def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> 
         gradient[gradient > 0] = 0.0
         gradient[:] = 1.0
         assert (gradient == 1).all() and gradient.sum(dtype=torch.float32) == gradient.sum()
-        for ask in (lambda: gradient.std(), lambda: torch.median(gradient), lambda: gradient.__setitem__(0, 0)):
+        for ask in (
+            lambda: gradient.std(),
+            lambda: torch.median(gradient),
+            lambda: gradient.__setitem__(0, 0),
+        ):
             with pytest.raises(ValueError, match="this rank has only a part of the gradient"):
                 ask()
         with pytest.raises(TypeError, match="use its full_state_dict"):

@@ -1,4 +1,6 @@
-"""Strategies applied by hand: in any order that works they give the serial numbers, in all others the right order."""
+"""Strategies applied by hand: in any order that works they give the serial numbers, in all others
+the right order.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,32 @@ from minidist.memory.precision.fp8 import to_fp8
 from minidist.memory.recompute import recompute
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2, compile_blocks, gather_from, parallelize_tensor
+from minidist.parallel import (
+    DDP,
+    FSDP,
+    ZeRO1,
+    ZeRO2,
+    compile_blocks,
+    gather_from,
+    parallelize_tensor,
+)
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.placement import tensor_placement_of
 
 SMALL = GPTConfig(
-    vocabulary=18, layers=2, hidden=16, heads=4, key_value_heads=4, intermediate=16, sequence=8, experts=4, top_k=2
+    vocabulary=18,
+    layers=2,
+    hidden=16,
+    heads=4,
+    key_value_heads=4,
+    intermediate=16,
+    sequence=8,
+    experts=4,
+    top_k=2,
 )
-DENSE = GPTConfig(vocabulary=18, layers=2, hidden=16, heads=4, key_value_heads=4, intermediate=16, sequence=8)
+DENSE = GPTConfig(
+    vocabulary=18, layers=2, hidden=16, heads=4, key_value_heads=4, intermediate=16, sequence=8
+)
 Step = Callable[[GPT, Mesh], Any]
 
 STEPS: dict[str, Step] = {
@@ -42,13 +62,27 @@ STEPS: dict[str, Step] = {
 }
 WRAPPED = ("DDP", "ZeRO1", "ZeRO2", "FSDP")
 ORDERS: list[tuple[str, str, str]] = [
-    *((first, "tensor", f"{first} waits .*: parallelize_tensor comes before {first}") for first in WRAPPED),
-    *((first, "experts", f"{first} waits .*: parallelize_experts comes before {first}") for first in WRAPPED),
+    *(
+        (first, "tensor", f"{first} waits .*: parallelize_tensor comes before {first}")
+        for first in WRAPPED
+    ),
+    *(
+        (first, "experts", f"{first} waits .*: parallelize_experts comes before {first}")
+        for first in WRAPPED
+    ),
     *((first, "LoRA", f"{first} waits .*: add_lora comes before {first}") for first in WRAPPED),
     *((first, "QLoRA", f"{first} waits .*: add_lora comes before {first}") for first in WRAPPED),
     ("tensor", "experts", "call parallelize_experts once, and before parallelize_tensor"),
-    ("tensor", "LoRA", "query is a ColumnParallelLinear already, .*: add_lora comes before tensor parallelism"),
-    ("fp8", "LoRA", "query is a Float8Linear already, .*: add_lora comes before .* and before to_fp8"),
+    (
+        "tensor",
+        "LoRA",
+        "query is a ColumnParallelLinear already, .*: add_lora comes before tensor parallelism",
+    ),
+    (
+        "fp8",
+        "LoRA",
+        "query is a Float8Linear already, .*: add_lora comes before .* and before to_fp8",
+    ),
     ("fp8", "tensor", "multiplies in 8 bits already, .*: to_fp8 comes after parallelize_tensor"),
 ]
 
@@ -83,7 +117,10 @@ def gradients(model: GPT) -> dict[str, Tensor]:
 @pytest.mark.parametrize("compiled_first", (True, False))
 def test_compiling_and_recomputing_go_in_both_orders(policy: str, compiled_first: bool) -> None:
     torch._dynamo.reset()
-    model, mesh = GPT(DENSE, dtype=torch.float64), Mesh(minidist.run(lambda comm: comm, 1)[0], Layout())
+    model, mesh = (
+        GPT(DENSE, dtype=torch.float64),
+        Mesh(minidist.run(lambda comm: comm, 1)[0], Layout()),
+    )
     for step in ("compiling", policy) if compiled_first else (policy, "compiling"):
         STEPS[step](model, mesh)
     wanted = gradients(GPT(DENSE, dtype=torch.float64))
@@ -108,6 +145,8 @@ def test_experts_are_shared_out_before_matrices_are_cut() -> None:
         for name, parameter in model.named_parameters():
             placement, wanted = tensor_placement_of(parameter), serial.get_parameter(name).grad
             assert placement is not None and parameter.grad is not None and wanted is not None
-            torch.testing.assert_close(parameter.grad, placement.take(wanted), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                parameter.grad, placement.take(wanted), rtol=1e-9, atol=1e-12
+            )
 
     minidist.run(program, 2)

@@ -18,7 +18,12 @@ from minidist.comm import Communicator
 from minidist.memory.account import Account
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, cross_entropy_sum
-from minidist.parallel import Recipe, RecipeError, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel import (
+    Recipe,
+    RecipeError,
+    parallelize,
+    vocabulary_parallel_cross_entropy_sum,
+)
 from minidist.parallel.pipeline import plan, read_plan
 
 TP2, PP2, DP2 = Layout(tp=2), Layout(pp=2), Layout(dp=2)
@@ -28,7 +33,11 @@ EIGHT = Layout(dp=2, pp=2, tp=2)
 @pytest.mark.parametrize(
     ("layout", "zero"),
     [(layout, 0) for layout in (TP2, PP2, Layout(pp=2, tp=2))]  # whose data axis has one rank
-    + [(layout, zero) for layout in (Layout(dp=2, tp=2), Layout(dp=2, pp=2), EIGHT) for zero in range(4)],
+    + [
+        (layout, zero)
+        for layout in (Layout(dp=2, tp=2), Layout(dp=2, pp=2), EIGHT)
+        for zero in range(4)
+    ],
     ids=str,
 )
 def test_parity_on_every_layout(layout: Layout, zero: int) -> None:
@@ -36,7 +45,9 @@ def test_parity_on_every_layout(layout: Layout, zero: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(dp=3), Layout(dp=3, pp=2), Layout(pp=4, tp=2), Layout(dp=4, tp=2), Layout(pp=3)], ids=str
+    "layout",
+    [Layout(dp=3), Layout(dp=3, pp=2), Layout(pp=4, tp=2), Layout(dp=4, tp=2), Layout(pp=3)],
+    ids=str,
 )
 def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
     assert worst(Case(layout, Recipe(zero=1, microbatches=3, recompute="every 3"))) <= 1e-9
@@ -47,7 +58,9 @@ def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
 )
 def test_every_schedule_under_tensor_and_sequence_parallelism(name: str, chunks: int) -> None:
     """Untied, as the deferred products of cut layers matter most where the head has its own."""
-    recipe = Recipe(schedule=name, chunks=chunks, microbatches=4, sequence=True, zero=1, recompute="selective")
+    recipe = Recipe(
+        schedule=name, chunks=chunks, microbatches=4, sequence=True, zero=1, recompute="selective"
+    )
     assert worst(Case(EIGHT, recipe, replace(SMALL, tied=False))) <= 1e-9
 
 
@@ -58,11 +71,16 @@ def test_a_plan_of_ones_own() -> None:
 
 
 def test_what_each_rank_holds() -> None:
-    """Of n trained elements about n/(tp pp), and of AdamW's state about 1/dp of that under ZeRO-1 and 2 and 3."""
+    """Of n trained elements about n/(tp pp), and of AdamW's state about 1/dp of that under ZeRO-1
+    and 2 and 3.
+    """
 
     def program(comm: Communicator, zero: int) -> tuple[int, int, int]:
         case = Case(EIGHT, Recipe(zero=zero, microbatches=2))
-        mesh, model = Mesh(comm, EIGHT), build(replace(SMALL, layers=8, tied=False, vocabulary=32), 0, torch.float64)
+        mesh, model = (
+            Mesh(comm, EIGHT),
+            build(replace(SMALL, layers=8, tied=False, vocabulary=32), 0, torch.float64),
+        )
         whole = sum(parameter.numel() for parameter in model.parameters())
         parallel = parallelize(model, mesh, case.recipe, cross_entropy_sum, lambda inputs: inputs)
         held = sum(p.numel() for p in parallel.model.parameters())
@@ -70,12 +88,15 @@ def test_what_each_rank_holds() -> None:
 
     for zero in range(4):
         for whole, held, updated in minidist.run(partial(program, zero=zero), 8):
-            assert whole / 4 <= held <= 1.2 * whole / 4  # the norms are whole on tensor-parallel ranks
+            # the norms are whole on tensor-parallel ranks
+            assert whole / 4 <= held <= 1.2 * whole / 4
             assert (0.85 / 2 if zero else 0.85) <= updated / held <= (0.5 if zero else 1)
 
 
 def test_every_axis_sends_what_it_should() -> None:
-    """Two microbatches of [1, 8, 16] in float64, on a 2 x 2 x 2 mesh; no message goes where there is no axis."""
+    """Two microbatches of [1, 8, 16] in float64, on a 2 x 2 x 2 mesh; no message goes where there
+    is no axis.
+    """
 
     def program(comm: Communicator) -> tuple[int, int, int]:
         mesh, config = Mesh(comm, EIGHT), replace(SMALL, dropout=0.0, tied=False, vocabulary=20)
@@ -86,16 +107,26 @@ def test_every_axis_sends_what_it_should() -> None:
         def loss(logits: torch.Tensor, _: object) -> torch.Tensor:
             return logits.square().sum()
 
-        parallel = parallelize(build(config, 0, torch.float64), mesh, Recipe(microbatches=2), loss, carried)
+        parallel = parallelize(
+            build(config, 0, torch.float64), mesh, Recipe(microbatches=2), loss, carried
+        )
         tokens = [torch.zeros(1, 8, dtype=torch.int64)] * 2
         stream = parallel.replica.stream.comm  # type: ignore[union-attr]
-        before = [(c.traffic.messages_sent, c.traffic.bytes_sent) for c in (mesh.pp, mesh.tp, stream)]
+        before = [
+            (c.traffic.messages_sent, c.traffic.bytes_sent) for c in (mesh.pp, mesh.tp, stream)
+        ]
         parallel.step(tokens, tokens)
-        after = [(c.traffic.messages_sent, c.traffic.bytes_sent) for c in (mesh.pp, mesh.tp, stream)]
-        (pp, tp, dp), held = [b[1] - a[1] for a, b in zip(before, after, strict=True)], parallel.model.parameters()
+        after = [
+            (c.traffic.messages_sent, c.traffic.bytes_sent) for c in (mesh.pp, mesh.tp, stream)
+        ]
+        (pp, tp, dp), held = (
+            [b[1] - a[1] for a, b in zip(before, after, strict=True)],
+            parallel.model.parameters(),
+        )
         activation = 8 * 16 * 8
         assert pp == 2 * activation, "one activation or gradient for each microbatch"
-        regions = 2 * 2 * 2  # of attention and MLP, in forward and in backward, of this stage's two layers
+        # of attention and MLP, in forward and in backward, of this stage's two layers
+        regions = 2 * 2 * 2
         assert tp == 2 * (regions + 1) * activation, (
             "an all-reduce of 2 ranks sends its bytes once; and the embedding or head"
         )
@@ -111,23 +142,36 @@ def test_every_axis_sends_what_it_should() -> None:
 @pytest.mark.parametrize("layout", [PP2, Layout(dp=2, pp=2)], ids=["pp=2", "dp=2, pp=2"])
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
 def test_weight_gradients_that_are_put_off_outlive_recomputation(name: str, layout: Layout) -> None:
-    """A checkpoint hands the saved weight back as another tensor: its gradient has to find the parameter."""
+    """A checkpoint hands the saved weight back as another tensor: its gradient has to find the
+    parameter.
+    """
     for strategy in ("ddp", "naive"):
         recipe = Recipe(strategy=strategy, schedule=name, microbatches=3, recompute="full")  # type: ignore[arg-type]
         assert worst(Case(layout, recipe)) <= 1e-9
 
 
 @pytest.mark.parametrize("zero", range(4))
-@pytest.mark.parametrize("frozen", [("embedding",), ("embedding", "layers.0.", "layers.1.")], ids=["tied", "stage"])
+@pytest.mark.parametrize(
+    "frozen", [("embedding",), ("embedding", "layers.0.", "layers.1.")], ids=["tied", "stage"]
+)
 def test_what_is_frozen_stays_so_on_every_stage(frozen: tuple[str, ...], zero: int) -> None:
-    """A frozen embedding shared by two stages, which weight decay must not move; and a stage with nothing to train."""
+    """A frozen embedding shared by two stages, which weight decay must not move; and a stage with
+    nothing to train.
+    """
     for config in (SMALL, replace(SMALL, tied=False)):
-        assert worst(Case(Layout(dp=2, pp=2), Recipe(zero=zero, microbatches=2), config, frozen=frozen)) <= 1e-9
+        assert (
+            worst(
+                Case(Layout(dp=2, pp=2), Recipe(zero=zero, microbatches=2), config, frozen=frozen)
+            )
+            <= 1e-9
+        )
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
 def test_shared_keys_and_values_where_weight_gradients_are_put_off(name: str) -> None:
-    """One key-value head on two ranks: the hook that adds up its gradients is called without one first."""
+    """One key-value head on two ranks: the hook that adds up its gradients is called without one
+    first.
+    """
     config = replace(SMALL, key_value_heads=1)
     assert worst(Case(Layout(pp=2, tp=2), Recipe(schedule=name, microbatches=2), config)) <= 1e-9
 
@@ -147,18 +191,24 @@ LEAN = replace(SMALL, layers=8, tied=False, vocabulary=32, hidden=32, intermedia
 
 @pytest.mark.parametrize("zero", range(4))
 def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
-    """Of the n bytes that tensor parallelism and the pipeline leave a rank, ZeRO holds its part. DDP would fail it."""
+    """Of the n bytes that tensor parallelism and the pipeline leave a rank, ZeRO holds its part.
+    DDP would fail it.
+    """
 
     def program(comm: Communicator) -> dict[str, float]:
         bucket_bytes = 4000 if zero < 3 else Recipe.bucket_bytes
         case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_bytes=bucket_bytes), LEAN)
         parallel = spread(comm, case)
-        optimizer = parallel.optimizer(torch.optim.AdamW, [{"params": list(parallel.model.parameters())}])
+        optimizer = parallel.optimizer(
+            torch.optim.AdamW, [{"params": list(parallel.model.parameters())}]
+        )
         account = Account()
         account.watch(parallel.replica, optimizer)
         one_step(parallel, case, 0)
         optimizer.step()
-        trained = sum(math.prod(p.shape) * 8 for p in parallel.model.parameters() if p.requires_grad)
+        trained = sum(
+            math.prod(p.shape) * 8 for p in parallel.model.parameters() if p.requires_grad
+        )
         return {name: held / trained for name, held in account.sample().items()}
 
     part = 1 / 2
@@ -168,12 +218,15 @@ def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
         "optimizer": 2 * part if zero else 2,
     }
     for held in minidist.run(program, 8):
-        for name, much in expected.items():  # and a frozen matrix, a count of steps for each parameter
+        # and a frozen matrix, a count of steps for each parameter
+        for name, much in expected.items():
             assert much <= held[name] + 1e-9 and held[name] <= 1.1 * much, (name, held)
 
 
 class Kept:
-    """The bytes that autograd keeps for backward on this thread, each memory once, and the most there were of them."""
+    """The bytes that autograd keeps for backward on this thread, each memory once, and the most
+    there were of them.
+    """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
@@ -182,7 +235,8 @@ class Kept:
 
     def pack(self, tensor: Tensor) -> Held:
         """Return what autograd keeps in place of a tensor."""
-        return Held(self, tensor.detach())  # of an operation's own output, its history would keep itself alive
+        # of an operation's own output, its history would keep itself alive
+        return Held(self, tensor.detach())
 
     def add(self, tensor: Tensor, more: int) -> None:
         """Take notice of one more user of a tensor's memory, or one less."""
@@ -221,25 +275,37 @@ def test_sequence_parallelism_keeps_a_part_between_regions() -> None:
     case = Case(EIGHT, Recipe(sequence=True), LEAN, batch=6)
     plain = replace(case, recipe=Recipe())
     rows, time, hidden, layers = 3, LEAN.sequence, LEAN.hidden, LEAN.layers // 2
-    # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask, the root of each token.
+    # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask, the
+    # root of each token.
     between = layers * 2 * (8 + 8 + 1 + 8 / hidden) * rows * time * hidden
-    for whole, part in zip(*(minidist.run(partial(saved_bytes, case=it), 8) for it in (plain, case)), strict=True):
+    for whole, part in zip(
+        *(minidist.run(partial(saved_bytes, case=it), 8) for it in (plain, case)), strict=True
+    ):
         assert whole - part >= between / 2
 
 
 @pytest.mark.parametrize("name, most", [("1f1b", (2, 1)), ("gpipe", (6, 6)), ("naive", (1, 1))])
-def test_a_schedule_on_a_mesh_keeps_as_many_microbatches_as_it_says(name: str, most: tuple[int, int]) -> None:
-    """Six microbatches, two stages: bytes as of so many steps of one microbatch, of which another is being computed."""
+def test_a_schedule_on_a_mesh_keeps_as_many_microbatches_as_it_says(
+    name: str, most: tuple[int, int]
+) -> None:
+    """Six microbatches, two stages: bytes as of so many steps of one microbatch, of which another
+    is being computed.
+    """
     layout = Layout(pp=2, tp=2)
     one = Case(layout, Recipe(), LEAN, batch=1)
     all_of_them = replace(one, recipe=Recipe(schedule=name, microbatches=6), batch=6)
-    pairs = zip(*(minidist.run(partial(saved_bytes, case=case), 4) for case in (one, all_of_them)), strict=True)
+    pairs = zip(
+        *(minidist.run(partial(saved_bytes, case=case), 4) for case in (one, all_of_them)),
+        strict=True,
+    )
     for rank, (single, held) in enumerate(pairs):
         assert held / single == pytest.approx(most[layout.coordinate(rank)["pp"]], rel=0.1)
 
 
 def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
-    """A pipeline that runs on its first rank has all parameters there, and no forward anywhere else."""
+    """A pipeline that runs on its first rank has all parameters there, and no forward anywhere
+    else.
+    """
 
     def program(comm: Communicator) -> tuple[set[str], float]:
         case = Case(EIGHT, Recipe(microbatches=2), LEAN)
@@ -250,7 +316,11 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         return {name for name, _ in parallel.model.named_parameters()}, moved
 
     names = {name for name, _ in build(LEAN, 0, torch.float64).named_parameters()}
-    first = {name for name in names if name.startswith(("embedding", *(f"layers.{layer}." for layer in range(4))))}
+    first = {
+        name
+        for name in names
+        if name.startswith(("embedding", *(f"layers.{layer}." for layer in range(4))))
+    }
     for rank, (held, moved) in enumerate(minidist.run(program, 8)):
         assert held == (names - first if EIGHT.coordinate(rank)["pp"] else first)
         assert moved == 1
@@ -272,22 +342,74 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
             Recipe(zero=3, schedule=plan("1f1b", 2, 2)),
             "ZeRO 3 does not go with a plan of one's own: use ZeRO 0 or 1",
         ),
-        (DP2, Recipe(sequence=True), "sequence parallelism shares tokens out among the ranks of tensor parallelism"),
-        (DP2, Recipe(recompute="every 0"), "there is no policy 'every 0' of recomputation: choose one of none, full"),
-        (DP2, Recipe(zero=1, strategy="server"), "ZeRO 1 shards what ddp reduces, not strategy 'server': use ddp"),
-        (Layout(pp=8), Recipe(microbatches=8), "8 stages need at least as many layers, but the model has 4"),
-        (Layout(pp=4), Recipe(schedule="interleaved", chunks=2, microbatches=6), "takes microbatches in groups of 4"),
-        (Layout(pp=4), Recipe(schedule=plan("1f1b", 2, 2)), "the plan is for 2 ranks, but pp=4: use pp=2"),
+        (
+            DP2,
+            Recipe(sequence=True),
+            "sequence parallelism shares tokens out among the ranks of tensor parallelism",
+        ),
+        (
+            DP2,
+            Recipe(recompute="every 0"),
+            "there is no policy 'every 0' of recomputation: choose one of none, full",
+        ),
+        (
+            DP2,
+            Recipe(zero=1, strategy="server"),
+            "ZeRO 1 shards what ddp reduces, not strategy 'server': use ddp",
+        ),
+        (
+            Layout(pp=8),
+            Recipe(microbatches=8),
+            "8 stages need at least as many layers, but the model has 4",
+        ),
+        (
+            Layout(pp=4),
+            Recipe(schedule="interleaved", chunks=2, microbatches=6),
+            "takes microbatches in groups of 4",
+        ),
+        (
+            Layout(pp=4),
+            Recipe(schedule=plan("1f1b", 2, 2)),
+            "the plan is for 2 ranks, but pp=4: use pp=2",
+        ),
         (DP2, Recipe(schedule=plan("1f1b", 2, 2)), "the plan is for 2 ranks, but pp=1: use pp=2"),
-        (DP2, Recipe(strategy="ring"), "there is no strategy 'ring': choose one of ddp, naive, server"),  # type: ignore[arg-type]
-        (DP2, Recipe(zero=1, shard_ranks=2), "shard_ranks=2 is for ZeRO 3, not for ZeRO 1: leave it out"),
-        (DP2, Recipe(zero=3, shard_ranks=3), "shard_ranks=3 does not divide dp*cp = 2: choose a divisor of 2"),
+        (
+            DP2,
+            Recipe(strategy="ring"),
+            "there is no strategy 'ring': choose one of ddp, naive, server",
+        ),  # type: ignore[arg-type]
+        (
+            DP2,
+            Recipe(zero=1, shard_ranks=2),
+            "shard_ranks=2 is for ZeRO 3, not for ZeRO 1: leave it out",
+        ),
+        (
+            DP2,
+            Recipe(zero=3, shard_ranks=3),
+            "shard_ranks=3 does not divide dp*cp = 2: choose a divisor of 2",
+        ),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "either 1B0 or both 1I0 and 1W0"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
-        (PP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),
-        (DP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),
-        (Layout(cp=2), Recipe(cp_order="zig"), "cp=2: there is no order 'zig' of tokens: choose one of zigzag, "),
-        (Layout(cp=2), Recipe(cp_comm="p2p"), "cp=2: there is no way 'p2p' of context parallelism: choose one of ring"),
+        (
+            PP2,
+            Recipe(schedule="1F1B"),
+            "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b",
+        ),
+        (
+            DP2,
+            Recipe(schedule="1F1B"),
+            "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b",
+        ),
+        (
+            Layout(cp=2),
+            Recipe(cp_order="zig"),
+            "cp=2: there is no order 'zig' of tokens: choose one of zigzag, ",
+        ),
+        (
+            Layout(cp=2),
+            Recipe(cp_comm="p2p"),
+            "cp=2: there is no way 'p2p' of context parallelism: choose one of ring",
+        ),
         (
             Layout(cp=3),
             Recipe(cp_comm="ulysses"),
@@ -295,9 +417,21 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         ),
         (Layout(dp=2, ep=2), Recipe(zero=1), "ep=2: GPT has no experts to share out: "),
         (DP2, Recipe(microbatches=0), "microbatches=0, but a step has at least 1"),
-        (PP2, Recipe(schedule=plan("1f1b", 2, 2), microbatches=3), "microbatches=3, but the plan has 2 of its own"),
-        (DP2, Recipe(schedule="interleaved", chunks=2), "chunks=2 is for a pipeline that is interleaved: leave"),
-        (PP2, Recipe(schedule="interleaved", chunks=10**12, microbatches=2), "are more than the model has layers: 4"),
+        (
+            PP2,
+            Recipe(schedule=plan("1f1b", 2, 2), microbatches=3),
+            "microbatches=3, but the plan has 2 of its own",
+        ),
+        (
+            DP2,
+            Recipe(schedule="interleaved", chunks=2),
+            "chunks=2 is for a pipeline that is interleaved: leave",
+        ),
+        (
+            PP2,
+            Recipe(schedule="interleaved", chunks=10**12, microbatches=2),
+            "are more than the model has layers: 4",
+        ),
         (
             DP2,
             Recipe(strategy="naive", bucket_bytes=1),
@@ -315,12 +449,20 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         ),
     ],
 )
-def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe: Recipe, sentence: str) -> None:
+def test_mistakes_get_a_sentence_before_anything_is_sent(
+    layout: Layout, recipe: Recipe, sentence: str
+) -> None:
     def program(comm: Communicator) -> str:
         mesh = Mesh(comm, layout)
         sent = comm.traffic.messages_sent
         with pytest.raises(RecipeError) as caught:
-            parallelize(build(SMALL, 0, torch.float64), mesh, recipe, cross_entropy_sum, lambda inputs: inputs)
+            parallelize(
+                build(SMALL, 0, torch.float64),
+                mesh,
+                recipe,
+                cross_entropy_sum,
+                lambda inputs: inputs,
+            )
         assert comm.traffic.messages_sent == sent
         return str(caught.value)
 
@@ -332,9 +474,18 @@ def test_a_model_without_a_list_of_layers_has_no_pipeline() -> None:
     """As those of Hugging Face, whose list is deeper inside."""
 
     def program(comm: Communicator) -> None:
-        sentence = "pp=2 cuts a model between the modules of its nn.ModuleList `layers`, and it has none: use pp=1"
+        sentence = (
+            "pp=2 cuts a model between the modules of its nn.ModuleList `layers`, and it has "
+            "none: use pp=1"
+        )
         with pytest.raises(RecipeError, match=sentence):
-            parallelize(nn.Sequential(nn.Linear(2, 2)), Mesh(comm, PP2), Recipe(), cross_entropy_sum, lambda x: x)
+            parallelize(
+                nn.Sequential(nn.Linear(2, 2)),
+                Mesh(comm, PP2),
+                Recipe(),
+                cross_entropy_sum,
+                lambda x: x,
+            )
 
     minidist.run(program, 2)
 
@@ -344,9 +495,20 @@ def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -
         mesh, short = Mesh(comm, PP2), Recipe(microbatches=2)
         sent = comm.traffic.messages_sent
         with pytest.raises(RecipeError, match="names 3 costs, but the model has 4 layers"):
-            parallelize(build(SMALL, 0, torch.float64), mesh, short, cross_entropy_sum, lambda x: x, costs=[1.0] * 3)
-        with pytest.raises(RecipeError, match="recompute='full' is for a model with a list of `layers`"):
-            parallelize(nn.Linear(2, 2), Mesh(comm, DP2), Recipe(recompute="full"), cross_entropy_sum)
+            parallelize(
+                build(SMALL, 0, torch.float64),
+                mesh,
+                short,
+                cross_entropy_sum,
+                lambda x: x,
+                costs=[1.0] * 3,
+            )
+        with pytest.raises(
+            RecipeError, match="recompute='full' is for a model with a list of `layers`"
+        ):
+            parallelize(
+                nn.Linear(2, 2), Mesh(comm, DP2), Recipe(recompute="full"), cross_entropy_sum
+            )
         assert comm.traffic.messages_sent == sent
 
     minidist.run(program, 2)
@@ -358,7 +520,9 @@ def test_a_step_of_tensor_parallelism_on_meta(layout: Layout) -> None:
 
     def program(comm: Communicator) -> None:
         mesh, model = Mesh(comm, layout), GPT(SMALL, device="meta")
-        loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=SMALL.vocabulary)
+        loss = partial(
+            vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=SMALL.vocabulary
+        )
         parallel = parallelize(model, mesh, Recipe(), loss)
         tokens = torch.zeros(2, 8, dtype=torch.long, device="meta")
         sent = mesh.tp.traffic.bytes_sent
@@ -370,7 +534,9 @@ def test_a_step_of_tensor_parallelism_on_meta(layout: Layout) -> None:
 
 def test_a_step_has_the_recipes_number_of_microbatches() -> None:
     def program(comm: Communicator) -> None:
-        parallel = parallelize(build(SMALL, 0, torch.float64), Mesh(comm, DP2), Recipe(microbatches=2), lambda x, _: x)
+        parallel = parallelize(
+            build(SMALL, 0, torch.float64), Mesh(comm, DP2), Recipe(microbatches=2), lambda x, _: x
+        )
         with pytest.raises(ValueError, match="1 inputs, but the recipe has microbatches=2"):
             parallel.step([torch.zeros(1, 8, dtype=torch.long)], [None])
 
@@ -392,6 +558,8 @@ def test_a_pipeline_has_to_know_what_travels() -> None:
     def program(comm: Communicator) -> None:
         mesh = Mesh(comm, PP2)
         with pytest.raises(RecipeError, match="pass carried=, see Pipeline"):
-            parallelize(build(SMALL, 0, torch.float64), mesh, Recipe(microbatches=2), cross_entropy_sum)
+            parallelize(
+                build(SMALL, 0, torch.float64), mesh, Recipe(microbatches=2), cross_entropy_sum
+            )
 
     minidist.run(program, 2)

@@ -1,4 +1,6 @@
-"""Told twice: a fast page begins with a table that says where the lines of the plain page are in it."""
+"""Told twice: a fast page begins with a table that says where the lines of the plain page are in
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FAST = (
 
 def table(page: Path) -> list[tuple[str, str]]:
     """Return the rows of a page's table: words of the plain page, and where they are here."""
-    found = re.search(r"^    .*plain\.py  .*here\n(?:    .+\n)+", ast.get_docstring(tree(page)) or "", re.M)
+    found = re.search(
+        r"^    .*plain\.py  .*here\n(?:    .+\n)+", ast.get_docstring(tree(page)) or "", re.M
+    )
     assert found, "it has such a table"
     heading, *rows = found[0].splitlines()
     there, here = heading.index("plain.py"), heading.index("here")

@@ -41,7 +41,8 @@ def with_few_bits(case: Case, random: Random) -> Case:
     if recipe.zero == 3 and random.random() < 0.4:
         nodes = random.choice([nodes for nodes in range(1, dp + 1) if dp % nodes == 0])
         recipe = replace(recipe, zeropp=True, node_ranks=dp // nodes)
-    # Blocks of 256 numbers hold norms and matrices of models this small: 8 bits leave too little of a frozen matrix.
+    # Blocks of 256 numbers hold norms and matrices of models this small: 8 bits leave too little of
+    # a frozen matrix.
     kind = "" if recipe.zeropp else random.choice(("", "", "", "lora", "qlora", "fp8"))
     if kind in ADAPTERS:
         recipe = replace(recipe, lora=random.choice((1, 2, 5)), qlora=kind == "qlora")
@@ -78,11 +79,17 @@ def with_experts(case: Case, random: Random) -> Case:
     if config.balance != "none":
         config = replace(config, balance_rate=random.choice((0.001, 0.1)))
     recipe = replace(case.recipe, ep_comm=random.choice(("direct", "direct", "plain")))
-    dtype = case.dtype if recipe.lora else torch.float64  # in few bits, a token may go to another expert
+    # in few bits, a token may go to another expert
+    dtype = case.dtype if recipe.lora else torch.float64
     frozen = tuple(name for name in case.frozen if ".mlp." not in name)
     more = f"layers.{random.randrange(config.layers)}.mlp.routed.{random.choice(('router', 'experts.up', 'experts'))}"
     return replace(
-        case, layout=replace(case.layout, ep=ep), recipe=recipe, config=config, dtype=dtype, frozen=(*frozen, more)
+        case,
+        layout=replace(case.layout, ep=ep),
+        recipe=recipe,
+        config=config,
+        dtype=dtype,
+        frozen=(*frozen, more),
     )
 
 
@@ -127,12 +134,16 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
         strategy=strategy,
         zero=zero,
         shard_ranks=random.choice((1, 2, layout.dp * layout.cp)) if hybrid else None,
-        bucket_bytes=random.choice((1, 3000, 25 << 20)) if strategy == "ddp" and zero < 3 else Recipe.bucket_bytes,
+        bucket_bytes=random.choice((1, 3000, 25 << 20))
+        if strategy == "ddp" and zero < 3
+        else Recipe.bucket_bytes,
         sequence=random.random() < (0.5 if layout.tp > 1 else 0.05),
         schedule=schedule,
         chunks=chunks,
         microbatches=microbatches,
-        recompute=random.choice(("none", "none", "full", "selective", "sqrt", "every 2", "every 3")),
+        recompute=random.choice(
+            ("none", "none", "full", "selective", "sqrt", "every 2", "every 3")
+        ),
         cp_comm=random.choice(WAYS),
         cp_order=random.choice(ORDERS),
     )
@@ -140,7 +151,9 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
 
 
 def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> GPTConfig:
-    """Return a model: layers enough for the pipeline nearly always, heads that tp divides mostly."""
+    """Return a model: layers enough for the pipeline nearly always, heads that tp divides
+    mostly.
+    """
     heads = random.choice((1, 2, 3, 4)) if layout.tp == 1 else layout.tp * random.choice((1, 1, 2))
     if recipe.cp_comm == "ulysses" and random.random() < 0.8:
         heads *= layout.cp
@@ -161,7 +174,9 @@ def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> G
 
 
 def draw_frozen(random: Random, config: GPTConfig) -> tuple[str, ...]:
-    """Return one matrix of a layer, and sometimes the embedding, all norms, or all that comes before some layer."""
+    """Return one matrix of a layer, and sometimes the embedding, all norms, or all that comes
+    before some layer.
+    """
     layer = random.randrange(config.layers)
     matrix = f"layers.{layer}.{random.choice(('mlp.up', 'mlp.down', 'attention.key', 'attention.output'))}.weight"
     norms = tuple(f"layers.{number}.mlp_norm" for number in range(config.layers))
@@ -170,12 +185,19 @@ def draw_frozen(random: Random, config: GPTConfig) -> tuple[str, ...]:
 
 
 def draw_plan(random: Random, ranks: int, microbatches: int) -> Plan:
-    """Return a plan of one's own as it is read from text: a known schedule, or actions in any order that can be."""
+    """Return a plan of one's own as it is read from text: a known schedule, or actions in any order
+    that can be.
+    """
     if random.random() < 0.3:
-        return read_plan(plan(random.choice(("naive", "gpipe", "1f1b", "zb-h1", "zb-v")), ranks, microbatches).text())
+        return read_plan(
+            plan(
+                random.choice(("naive", "gpipe", "1f1b", "zb-h1", "zb-v")), ranks, microbatches
+            ).text()
+        )
     holders = [*range(ranks), *(random.randrange(ranks) for _ in range(random.randint(0, 2)))]
     random.shuffle(holders)
-    chains = []  # of each microbatch and stage what has to come in this order, beginning with the first forward
+    # of each microbatch and stage what has to come in this order, beginning with the first forward
+    chains = []
     for microbatch in range(microbatches):
         way = [(stage, "F") for stage in range(len(holders))]
         halves = [(stage, random.random() < 0.5) for stage in reversed(range(len(holders)))]
@@ -208,30 +230,42 @@ def refusal(case: Case) -> str:
         return ""
 
     sentences = set(minidist.run(program, case.layout.size))
-    assert len({sentence == "" for sentence in sentences}) == 1, f"some ranks refuse, and some do not: {sentences}"
+    assert len({sentence == "" for sentence in sentences}) == 1, (
+        f"some ranks refuse, and some do not: {sentences}"
+    )
     return min(sentences)
 
 
 def prove(case: Case) -> None:
     """Train, and compare with the serial run."""
-    if case.recipe.zeropp:  # gradients in 4 bits: the mean where a sum was meant would be off by a half at least
+    # gradients in 4 bits: the mean where a sum was meant would be off by a half at least
+    if case.recipe.zeropp:
         assert distances(case)[0] <= ROUNDED
     elif case.dtype == torch.float64:
         assert worst(case) <= 1e-9
     else:
         ours, serial = distances(case)
-        assert ours <= (3 if case.recipe.lora else 2) * serial  # roundings of an adapter's few numbers vary more
+        # roundings of an adapter's few numbers vary more
+        assert ours <= (3 if case.recipe.lora else 2) * serial
 
 
 def printed(case: Case) -> str:
     """Return the case as text, a plan as `read_plan` takes it."""
     own = case.recipe.schedule
-    return str(replace(case, recipe=replace(case.recipe, schedule=own.text() if isinstance(own, Plan) else own)))
+    return str(
+        replace(
+            case, recipe=replace(case.recipe, schedule=own.text() if isinstance(own, Plan) else own)
+        )
+    )
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= DRAWS)) for seed in range(DRAWS + SOAK)]
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.soak] * (seed >= DRAWS))
+        for seed in range(DRAWS + SOAK)
+    ],
 )
 def test_a_random_layout(seed: int) -> None:
     for case in islice(draws(seed), MOST_REFUSED):
@@ -243,7 +277,9 @@ def test_a_random_layout(seed: int) -> None:
             if not sentence:
                 prove(case)
                 return
-            assert " " in sentence and (": " in sentence or "but" in sentence), f"no sentence with a fix: {sentence!r}"
+            assert " " in sentence and (": " in sentence or "but" in sentence), (
+                f"no sentence with a fix: {sentence!r}"
+            )
         except BaseException as error:
             error.add_note(f"seed {seed}: {printed(case)}")
             raise

@@ -23,7 +23,9 @@ PACKAGE = Path(minidist.__file__).parent
 
 
 def trained(replica: Replica, comm: Communicator) -> dict[str, Tensor]:
-    """Take the steps of `data_parallel.train`, each of two microbatches; ask a replica what the protocol has."""
+    """Take the steps of `data_parallel.train`, each of two microbatches; ask a replica what the
+    protocol has.
+    """
     optimizer = replica.optimizer(torch.optim.AdamW, lr=0.02, weight_decay=0.1)
     for step, rows in enumerate(ROWS):
         tokens = torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(100 + step))
@@ -43,7 +45,9 @@ def backward(replica: Replica, tokens: Tensor, rows: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_loop_that_knows_no_strategy_trains_with_each(strategy: Callable[[GPT, Communicator], Replica]) -> None:
+def test_a_loop_that_knows_no_strategy_trains_with_each(
+    strategy: Callable[[GPT, Communicator], Replica],
+) -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
         return trained(strategy(build(CONFIG, seed=comm.rank), comm, op="sum"), comm)
 
@@ -65,13 +69,25 @@ def test_what_is_kept_is_the_whole_model_once_a_group_and_what_is_trained_is_a_p
     whole = sum(p.numel() for p in model.parameters())
     learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = whole - learnt
-    expected = {FSDP: (whole, learnt), ZeRO1: (learnt + 2 * frozen, learnt), ZeRO2: (learnt + 2 * frozen, learnt)}
+    expected = {
+        FSDP: (whole, learnt),
+        ZeRO1: (learnt + 2 * frozen, learnt),
+        ZeRO2: (learnt + 2 * frozen, learnt),
+    }
     found = tuple(map(sum, zip(*minidist.run(program, 2), strict=True)))
     assert found == expected.get(strategy, (2 * whole, 2 * learnt))  # type: ignore[call-overload]
 
 
 def test_nobody_asks_which_strategy_it_is() -> None:
-    """What differs between strategies is theirs to say: a chain of questions forgets the next one."""
-    asks = re.compile(r"(isinstance|issubclass)\([^()]*\b(DDP|ZeRO\w*|FSDP|Sharded\w*|DataParallel|Bucketed|Alone)\b")
-    found = [f"{file.name}: {words[0]}" for file in PACKAGE.rglob("*.py") for words in asks.finditer(file.read_text())]
+    """What differs between strategies is theirs to say: a chain of questions forgets the next
+    one.
+    """
+    asks = re.compile(
+        r"(isinstance|issubclass)\([^()]*\b(DDP|ZeRO\w*|FSDP|Sharded\w*|DataParallel|Bucketed|Alone)\b"
+    )
+    found = [
+        f"{file.name}: {words[0]}"
+        for file in PACKAGE.rglob("*.py")
+        for words in asks.finditer(file.read_text())
+    ]
     assert found == []

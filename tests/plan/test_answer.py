@@ -1,4 +1,6 @@
-"""What `plan` answers: commands that `train` takes, layouts that differ, and a picture that can be told apart."""
+"""What `plan` answers: commands that `train` takes, layouts that differ, and a picture that can be
+told apart.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +62,32 @@ def drawn(seed: int, folder: Path) -> tuple[list[str], Model]:
         top_k, shared = draw.randint(1, min(4, experts)), draw.choice((0, 1, 2))
         sizes |= {"experts": experts, "top_k": top_k, "shared": shared}
     cluster = f"{draw.choice(('a100', 'h100', 'v100'))}:{draw.choice((1, 2, 4, 8, 16, 24, 64))}"
-    fixed = draw.choice(("", "", "", "zero=3", "tp=8", "tp=2", "pp=2", "cp=2", "ep=2", "offload=true zero=1"))
+    fixed = draw.choice(
+        ("", "", "", "zero=3", "tp=8", "tp=2", "pp=2", "cp=2", "ep=2", "offload=true zero=1")
+    )
     precision = "fp8" if cluster.startswith("h100") and draw.random() < 0.3 else "bf16"
     file = folder / "model.toml"
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in sizes.items()))
     sequence, batch = draw.choice((512, 4096, 16384)), draw.choice((24, 96, 128))
-    words = ["--model", str(file), "--cluster", cluster, "--sequence", str(sequence), "--precision", precision]
-    return [*words, "--batch", str(batch * sequence), "--why", fixed, "--format", "json"], Model(**sizes)
+    words = [
+        "--model",
+        str(file),
+        "--cluster",
+        cluster,
+        "--sequence",
+        str(sequence),
+        "--precision",
+        precision,
+    ]
+    return [*words, "--batch", str(batch * sequence), "--why", fixed, "--format", "json"], Model(
+        **sizes
+    )
 
 
 def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of random models and clusters: each command that is printed is read and checked by `train` itself."""
+    """Of random models and clusters: each command that is printed is read and checked by `train`
+    itself.
+    """
     taken = refused = 0
     for seed in range(30):
         words, planned = drawn(seed, tmp_path)
@@ -78,7 +95,9 @@ def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFi
             assert "no layout fits" in capsys.readouterr().err
             continue
         answered = json.loads(capsys.readouterr().out)
-        assert not [reason for reason in answered["refused"] if "does not run" in reason], "search knows better"
+        assert not [reason for reason in answered["refused"] if "does not run" in reason], (
+            "search knows better"
+        )
         for layout in answered["layouts"]:
             shape = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", layout["layout"])}
             microbatch = shape.pop("microbatch")
@@ -86,7 +105,9 @@ def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFi
                 assert layout["no_command"]
                 refused += 1
                 continue
-            config = parse(layout["command"][-1].removeprefix("srun python -m minidist train ").split())
+            config = parse(
+                layout["command"][-1].removeprefix("srun python -m minidist train ").split()
+            )
             where = machine(words[3])
             mesh = PaperMesh(layout_of(config, where.total), where.node)
             check_order(mesh.layout, mesh.world.nodes)
@@ -131,7 +152,10 @@ def test_the_layouts_that_are_shown_differ(capsys: pytest.CaptureFixture[str]) -
     axes = [frozenset(re.findall(r"(?:tp|pp|cp|ep|dp|zero|hsdp)=\d+", row)) for _, row in rows]
     assert [place for place, _ in rows] == ["1", "2", "3", "4", "5"] and len(set(axes)) == 5
     assert "\n    or without order " in said  # a variant stands below the layout that it is one of
-    assert re.search(r"order: the axes from the outermost", said) and "resident: what the driver counts" in said
+    assert (
+        re.search(r"order: the axes from the outermost", said)
+        and "resident: what the driver counts" in said
+    )
     by_all = re.search(r"^  by all GPUs +([\d,.]+)", said, re.MULTILINE)
     a_gpu = re.search(r"^  tp +([\d,.]+)", said, re.MULTILINE)
     assert by_all and a_gpu and "," in by_all[1]
@@ -172,17 +196,27 @@ def test_the_nearest_batch_is_named_where_none_divides(capsys: pytest.CaptureFix
     assert "nearest batch" not in str(error.value) and "; 0 " not in str(error.value)
 
 
-def test_published_runs_took_longer_by_the_factor_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_runs_took_longer_by_the_factor_that_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     factors = []
     for run in table("runs").values():
-        sizes = {name: run[name] for name in ("layers", "hidden", "heads", "kv", "ffn", "vocabulary") if name in run}
+        sizes = {
+            name: run[name]
+            for name in ("layers", "hidden", "heads", "kv", "ffn", "vocabulary")
+            if name in run
+        }
         planned = Model(**sizes, gated=run.get("gated", True), tied=run.get("tied", False))
-        start = Setup(planned, machine(run["cluster"]), run["sequence"], run["batch"], fused_loss=True)
+        start = Setup(
+            planned, machine(run["cluster"]), run["sequence"], run["batch"], fused_loss=True
+        )
         start = replace(start, software=Software.named("megatron-core-ampere"))
         best = search(start, reserve=RESERVE).found[0]
         factors.append(run["gpu_hours"] / cost(best, run["tokens"], None, 400)["gpu_hours"])
     assert (round(min(factors), 1), round(max(factors), 1)) == LONGER
-    assert f"published runs took {LONGER[0]} to {LONGER[1]} times the GPU hours" in answer(capsys, *ASKED)
+    assert f"published runs took {LONGER[0]} to {LONGER[1]} times the GPU hours" in answer(
+        capsys, *ASKED
+    )
 
 
 # ---------------------------------------------------------------- the picture
@@ -192,8 +226,13 @@ def test_published_runs_took_longer_by_the_factor_that_is_told(capsys: pytest.Ca
 def test_no_two_kinds_look_alike(looks: dict[str, tuple[str, str]]) -> None:
     """In colour, and in grey print, where hatching helps."""
     for (one, (first, hatch)), (other, (second, hatched)) in combinations(looks.items(), 2):
-        assert sum((a - b) ** 2 for a, b in zip(to_rgb(first), to_rgb(second), strict=True)) > 0.02, (one, other)
-        grey = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in map(to_rgb, (first, second))]
+        assert (
+            sum((a - b) ** 2 for a, b in zip(to_rgb(first), to_rgb(second), strict=True)) > 0.02
+        ), (one, other)
+        grey = [
+            0.299 * red + 0.587 * green + 0.114 * blue
+            for red, green, blue in map(to_rgb, (first, second))
+        ]
         assert abs(grey[0] - grey[1]) > 0.06 or hatch != hatched, (one, other)
 
 
@@ -212,7 +251,10 @@ def test_a_picture_needs_matplotlib(
     assert main([*ASKED, "--picture", str(file)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"plan: --picture {file} needs the library `matplotlib` (")
-    assert said.endswith("): pip install matplotlib, or leave --picture out\n") and said.count("\n") == 1
+    assert (
+        said.endswith("): pip install matplotlib, or leave --picture out\n")
+        and said.count("\n") == 1
+    )
 
 
 # ---------------------------------------------------------------- words that are near
@@ -236,7 +278,9 @@ def test_a_picture_needs_matplotlib(
         ("plam", "plan"),
     ),
 )
-def test_what_is_misspelt_gets_the_nearest_name(words: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_misspelt_gets_the_nearest_name(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         status = minidist_main(words.split())
     except SystemExit as stopped:
@@ -247,7 +291,16 @@ def test_what_is_misspelt_gets_the_nearest_name(words: str, meant: str, capsys: 
 
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
     """`plan | head`: nothing is said of the pipe, and no traceback."""
-    command = [sys.executable, "-m", "minidist", "plan", "--model", "llama-7b", "--cluster", "h100:8"]
+    command = [
+        sys.executable,
+        "-m",
+        "minidist",
+        "plan",
+        "--model",
+        "llama-7b",
+        "--cluster",
+        "h100:8",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
         assert reader.stdout is not None and reader.stderr is not None
         reader.stdout.close()

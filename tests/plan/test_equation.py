@@ -26,7 +26,8 @@ from minidist.plan.equation import (
 )
 from minidist.plan.held import GB
 
-# Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and P_os+g+p.
+# Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and
+# P_os+g+p.
 ZERO_TABLE = {
     7.5e9: {
         1: (120, 120, 120),
@@ -94,11 +95,18 @@ def test_what_selective_recomputation_saves(heads: int, hidden: int, saved: floa
 
 # ---------------------------------------------------------------- our own GPT
 
-SIZES = GPTConfig(vocabulary=97, layers=3, hidden=64, heads=4, key_value_heads=2, intermediate=160, sequence=32)
+SIZES = GPTConfig(
+    vocabulary=97, layers=3, hidden=64, heads=4, key_value_heads=2, intermediate=160, sequence=32
+)
 
 
 def measured(
-    config: GPTConfig, batch: int, time: int, dtype: torch.dtype, device: str = "cpu", fp8: bool = False
+    config: GPTConfig,
+    batch: int,
+    time: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    fp8: bool = False,
 ) -> int:
     account, model = Account(), GPT(config, dtype=dtype, device=device)
     if fp8:
@@ -113,11 +121,14 @@ def measured(
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("change", ({}, {"dropout": 0.2}, {"key_value_heads": 4, "tied": True}), ids=str)
+@pytest.mark.parametrize(
+    "change", ({}, {"dropout": 0.2}, {"key_value_heads": 4, "tied": True}), ids=str
+)
 def test_our_gpt_saves_what_the_count_says(dtype: torch.dtype, change: dict[str, float]) -> None:
     config = GPTConfig(**(vars(SIZES) | change))
     said = activations_of(config, batch=3, time=20, dtype_bytes=dtype.itemsize)
-    assert measured(config, 3, 20, dtype) == pytest.approx(said, rel=0.001)  # but for a scalar or two
+    # but for a scalar or two
+    assert measured(config, 3, 20, dtype) == pytest.approx(said, rel=0.001)
 
 
 def test_a_layer_more_saves_a_layer_more_to_the_byte() -> None:
@@ -135,14 +146,18 @@ def test_products_in_8_bits_save_their_operands_in_8_bits(dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     "nf4, stage", [pytest.param(False, 0, marks=pytest.mark.soak), (True, 3)], ids=("lora", "qlora")
 )
-def test_a_llama_of_8b_with_adapters_holds_what_the_formula_says_without_allocating(nf4: bool, stage: int) -> None:
+def test_a_llama_of_8b_with_adapters_holds_what_the_formula_says_without_allocating(
+    nf4: bool, stage: int
+) -> None:
     """Shapes alone, on two ranks, after a step of AdamW. In NF4 the base is 4.127 bits a weight."""
     config = GPTConfig(128_256, 32, 4096, 32, 8, 14_336, sequence=8, rope_theta=500_000.0)
     recipe = Recipe(zero=stage, lora=8, qlora=nf4)
 
     def program(comm: Communicator) -> tuple[dict[str, int], int]:
         model = GPT(config, dtype=torch.bfloat16, device="meta")
-        parallel = parallelize(model, Mesh(comm, Layout(dp=2)), recipe, lambda logits, _: logits.sum())
+        parallel = parallelize(
+            model, Mesh(comm, Layout(dp=2)), recipe, lambda logits, _: logits.sum()
+        )
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = parallel.optimizer(MasterWeights, trained, optimizer=torch.optim.AdamW)
         tokens = torch.zeros(1, 8, dtype=torch.int64, device="meta")
@@ -158,7 +173,8 @@ def test_a_llama_of_8b_with_adapters_holds_what_the_formula_says_without_allocat
     assert said.gradients + said.optimizer == 14 * adapters / (2 if stage else 1)
     for held, packed in minidist.run(program, 2):
         assert [held[name] for name in ("parameters", "gradients", "optimizer")] == [
-            pytest.approx(bytes, rel=1e-4) for bytes in (said.parameters, said.gradients, said.optimizer)
+            pytest.approx(bytes, rel=1e-4)
+            for bytes in (said.parameters, said.gradients, said.optimizer)
         ]
         assert held["parameters"] == said.parameters or stage
         assert not nf4 or packed * 8 / (6_979_321_856) == pytest.approx(4.127, abs=1e-3)

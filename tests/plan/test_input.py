@@ -1,4 +1,6 @@
-"""What the planner is given: files, flags and names that cannot be get one sentence, and none of them a number."""
+"""What the planner is given: files, flags and names that cannot be get one sentence, and none of
+them a number.
+"""
 
 from __future__ import annotations
 
@@ -63,26 +65,46 @@ def changed(tree: dict[str, Any], generator: random.Random) -> dict[str, Any]:
 
 def broken(text: str, generator: random.Random) -> str:
     """Return a text that is no tree: cut off, of another form, or nested too deeply."""
-    other = ("", "null", "[1, 2]", '"text"', "[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "= 1", "\ufeff" + text)
-    return text[: generator.randrange(len(text) - 2)] if generator.random() < 0.5 else generator.choice(other)
+    other = (
+        "",
+        "null",
+        "[1, 2]",
+        '"text"',
+        "[" * 100_000,
+        '{"a":' * 500 + "1" + "}" * 500,
+        "= 1",
+        "\ufeff" + text,
+    )
+    return (
+        text[: generator.randrange(len(text) - 2)]
+        if generator.random() < 0.5
+        else generator.choice(other)
+    )
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one sentence with which `plan` refuses a command line."""
     assert main(argv) == 2, argv
     out, err = capsys.readouterr()
-    assert not out and err.startswith("plan: ") and err.count("\n") == 1 and len(err) < 600, (argv, err)
+    assert not out and err.startswith("plan: ") and err.count("\n") == 1 and len(err) < 600, (
+        argv,
+        err,
+    )
     return err
 
 
 @pytest.mark.parametrize("form", ("json", "toml", "cluster"))
-def test_malformed_files_get_a_sentence(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_files_get_a_sentence(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     generator = random.Random(form)
     for number in range(120):
         path = tmp_path / f"{number}.{'json' if form == 'json' else 'toml'}"
         tree = changed(MACHINE if form == "cluster" else CONFIG, generator)
         text = json.dumps(tree) if form == "json" else to_toml(tree)
-        path.write_text(broken(text, generator) if generator.random() < 0.3 else text, encoding="utf-8")
+        path.write_text(
+            broken(text, generator) if generator.random() < 0.3 else text, encoding="utf-8"
+        )
         refusal(asked(**{"cluster" if form == "cluster" else "model": str(path)}), capsys)
 
 
@@ -100,7 +122,9 @@ def test_malformed_numbers_get_a_sentence(name: str, capsys: pytest.CaptureFixtu
      "h100:" + "9" * 5000, "h100:8@5e9", "h100:8+a100:8", "h100:8+a100:8@", "h100:8+a100:8@e", "h100:8+a100:8@inf",
      "h100:8+a100:8@0", "h100:8+a100:8@1.2.3", "h100:8+a100:8+v100:8@5e9", "ⅷ:8", "no.toml", "a" * 300 + ".toml"),
 )  # fmt: skip
-def test_malformed_clusters_get_a_sentence(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_clusters_get_a_sentence(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     refusal(asked(cluster=cluster), capsys)
 
 
@@ -112,21 +136,33 @@ def test_malformed_fields_get_a_sentence(word: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("option", ("model", "cluster", "rows"))
-def test_a_pipe_is_refused_and_not_waited_for(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_refused_and_not_waited_for(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipe = tmp_path / ("pipe.toml" if option == "cluster" else "pipe.json")
     os.mkfifo(pipe)
     argv = ["check", "--rows", str(pipe)] if option == "rows" else asked(**{option: str(pipe)})
     assert "no regular file" in refusal(argv, capsys)
-    assert "cannot be read" in refusal([word.replace(pipe.name, f"not-{pipe.name}") for word in argv], capsys)
+    assert "cannot be read" in refusal(
+        [word.replace(pipe.name, f"not-{pipe.name}") for word in argv], capsys
+    )
 
 
-def test_what_is_well_formed_gets_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_well_formed_gets_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, cluster = tmp_path / "config.json", tmp_path / "mine.toml"
     config.write_text(json.dumps(CONFIG))
     cluster.write_text(to_toml(MACHINE))
-    assert main([*asked(model=str(config), cluster=str(cluster), mtbf="100"), "--format", "json"]) == 0
+    assert (
+        main([*asked(model=str(config), cluster=str(cluster), mtbf="100"), "--format", "json"]) == 0
+    )
     best = json.loads(capsys.readouterr().out)["layouts"][0]
-    assert 0 < best["mfu"] < 1 and best["seconds"] > 0 and all(value >= 0 for value in best["cost"].values())
+    assert (
+        0 < best["mfu"] < 1
+        and best["seconds"] > 0
+        and all(value >= 0 for value in best["cost"].values())
+    )
     expected = Model(4, 256, 8, 1000, kv=4, ffn=512, experts=4, top_k=2)
     assert model(str(config)) == expected and machine(str(cluster)).device.peak == 989e12
 
@@ -179,7 +215,9 @@ def test_every_field_has_a_range_and_every_table_is_inside() -> None:
     """A field that is added without a range would be read unchecked."""
     assert {each.name for each in fields(Model)} == set(ranges("model"))
     assert {each.name for each in fields(Device)} == set(ranges("device"))
-    assert {each.name for each in fields(Machine)} - {"device", "slower", "thin"} == set(ranges("machine")) - {"inside"}
+    assert {each.name for each in fields(Machine)} - {"device", "slower", "thin"} == set(
+        ranges("machine")
+    ) - {"inside"}
     for name, device in table("devices").items():
         assert checked({"name": name} | device, "device", unneeded=())
     for name in table("clusters"):

@@ -1,4 +1,6 @@
-"""The plain page of the planner: it is what the papers say, what runs show, and near the planner's own numbers."""
+"""The plain page of the planner: it is what the papers say, what runs show, and near the planner's
+own numbers.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,22 @@ LINKS = {"rate": 500e12, "inside": 365e9, "across": 50e9}
 # ---------------------------------------------------------------- what the papers say
 
 
-@pytest.mark.parametrize(("layers", "hidden", "sequence"), [(96, 12288, 2048), (24, 2304, 2048), (128, 25600, 512)])
+@pytest.mark.parametrize(
+    ("layers", "hidden", "sequence"), [(96, 12288, 2048), (24, 2304, 2048), (128, 25600, 512)]
+)
 def test_operations_are_those_of_equation_3(layers: int, hidden: int, sequence: int) -> None:
     """96 B s l h^2 (1 + s/6h + V/16lh) for a step that recomputes the layers, but not the head."""
     vocabulary = 51200
     of_layers, of_head = 12 * layers * hidden**2, vocabulary * hidden
-    twice = 4 / 3 * plain.operations(of_layers, layers, hidden, sequence) + plain.operations(of_head, 0, hidden, 0)
-    paper = 96 * layers * hidden**2 * (1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden))
+    twice = 4 / 3 * plain.operations(of_layers, layers, hidden, sequence) + plain.operations(
+        of_head, 0, hidden, 0
+    )
+    paper = (
+        96
+        * layers
+        * hidden**2
+        * (1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden))
+    )
     assert twice == pytest.approx(paper, rel=1e-12)
 
 
@@ -53,12 +64,17 @@ def test_activations_are_those_of_korthikanti() -> None:
 def test_states_are_16_bytes_that_zero_divides_once() -> None:
     found = [plain.held(LLAMA, 8, 1, 4, 2, 8, zero=zero) for zero in range(4)]
     on_a_gpu = 70e9 / 8
-    rows = [[each[name] / on_a_gpu for name in ("parameters", "gradients", "optimizer")] for each in found]
+    rows = [
+        [each[name] / on_a_gpu for name in ("parameters", "gradients", "optimizer")]
+        for each in found
+    ]
     assert rows == [[2, 2, 12], [2, 2, 1.5], [2, 0.25, 1.5], [0.25, 0.25, 1.5]]
 
 
 def test_two_more_stages_hold_no_fewer_activations() -> None:
-    """The first of p stages has 1/p of the layers, and p microbatches under way. Recomputing keeps 2/t of 34."""
+    """The first of p stages has 1/p of the layers, and p microbatches under way. Recomputing keeps
+    2/t of 34.
+    """
     whole = [plain.held(LLAMA, 64, 1, 4, p, 1)["activations"] for p in (1, 2, 4, 8)]
     assert whole == [whole[0]] * 4 == [80 * 16 * SBH] * 4
     again = plain.held(LLAMA, 64, 1, 4, 8, 1, sp=True, recompute=True)["activations"]
@@ -98,7 +114,9 @@ def test_the_bubble_is_that_of_the_schedules(p: int, turns: int, v: int) -> None
 
 
 def test_llama_took_the_days_that_were_reported() -> None:
-    """380 tokens a second on each of 2,048 A100: 1.4T tokens take about 21 days (Touvron et al. 2023, section 2.4)."""
+    """380 tokens a second on each of 2,048 A100: 1.4T tokens take about 21 days (Touvron et al.
+    2023, section 2.4).
+    """
     days, money = plain.bill(4e6 / (380 * 2048), 1.4e12, 4e6, 2048, 1.5)
     assert 20.5 < days < 21.5
     assert money == pytest.approx(days * 24 * 2048 * 1.5)
@@ -109,9 +127,12 @@ def test_llama_took_the_days_that_were_reported() -> None:
 
 
 def test_a_step_by_hand() -> None:
-    seconds = plain.step((1e9, 24, 2048, 1000), 8, 2, 2, 4, 4, rate=1e12, inside=1e9, across=1e6, v=2, recompute=True)
+    seconds = plain.step(
+        (1e9, 24, 2048, 1000), 8, 2, 2, 4, 4, rate=1e12, inside=1e9, across=1e6, v=2, recompute=True
+    )
     one = 2000 * (6e9 + 12 * 24 * 1000 * 2048) / 8 / 1e12
-    tensor = 8 * 6 * 6 * 2 * 1000 * 2 * 2048 / 1e9  # m, layers of a stage, all-reduces, and 2 (P - 1)/P = 1
+    # m, layers of a stage, all-reduces, and 2 (P - 1)/P = 1
+    tensor = 8 * 6 * 6 * 2 * 1000 * 2 * 2048 / 1e9
     assert seconds["computing"] == pytest.approx(8 * one)
     assert seconds["recomputing"] == pytest.approx(8 * one / 3)
     assert seconds["tensor"] == pytest.approx(tensor)
@@ -122,7 +143,10 @@ def test_a_step_by_hand() -> None:
 def test_what_hides_costs_nothing() -> None:
     fast = plain.step(LLAMA, 128, 1, 4, 2, 8, **LINKS | {"across": 1e15})
     assert fast["data"] == 0
-    slower = [plain.step(LLAMA, 128, 1, 4, 2, 8, **LINKS | {"across": across})["data"] for across in (5e9, 1e9, 1e8)]
+    slower = [
+        plain.step(LLAMA, 128, 1, 4, 2, 8, **LINKS | {"across": across})["data"]
+        for across in (5e9, 1e9, 1e8)
+    ]
     assert all(0 < few < many for few, many in pairwise(slower))
 
 
@@ -150,7 +174,9 @@ def seconds_of(run: Setup, rate: float) -> dict[str, float]:
 
 
 def bytes_of(run: Setup) -> dict[str, float]:
-    return plain.held(*asked(run), v=run.chunks, zero=run.zero, sp=run.sp, recompute=run.recompute == "full")
+    return plain.held(
+        *asked(run), v=run.chunks, zero=run.zero, sp=run.sp, recompute=run.recompute == "full"
+    )
 
 
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024, sp=True, fused_loss=True)
@@ -168,11 +194,13 @@ RUNS = [
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"tp={run.tp} pp={run.pp} dp={run.dp}")
 def test_a_step_is_near_the_planners(run: Setup) -> None:
-    """With 0.6 of the peak for every product: within 7 % on the whole, computing within 7, tensor and bubble within 10.
+    """With 0.6 of the peak for every product: within 7 % on the whole, computing within 7, tensor
+    and bubble within 10.
 
-    The planner knows what this page does not: narrow products are slower (tp = 8), element-wise work and attention have
-    speeds of their own, the loss makes the last stage the slowest, an all-reduce has a latency, and what hides still
-    takes a fifth of its time from computing. So this page is a little too fast, or at most 1 % too slow.
+    The planner knows what this page does not: narrow products are slower (tp = 8), element-wise
+    work and attention have speeds of their own, the loss makes the last stage the slowest, an
+    all-reduce has a latency, and what hides still takes a fifth of its time from computing. So this
+    page is a little too fast, or at most 1 % too slow.
     """
     found, planned = seconds_of(run, 0.6 * run.machine.device.peak), step(run)
     assert sum(found.values()) == pytest.approx(sum(planned.values()), rel=0.07)
@@ -185,21 +213,28 @@ def test_a_step_is_near_the_planners(run: Setup) -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"tp={run.tp} pp={run.pp} dp={run.dp}")
 def test_bytes_are_near_the_planners(run: Setup) -> None:
-    """States within 10 %, activations within 17 % for a Llama (28,672 channels are more than 8/3 h) and 3 for a GPT.
+    """States within 10 %, activations within 17 % for a Llama (28,672 channels are more than 8/3 h)
+    and 3 for a GPT.
 
-    The planner puts the whole embedding on the first stage, and keeps gradients in 32 bits unless told otherwise.
+    The planner puts the whole embedding on the first stage, and keeps gradients in 32 bits unless
+    told otherwise.
     """
     run = replace(run, gradient_bytes=2)
     found, planned = bytes_of(run), held(run)
     for name in ("parameters", "gradients", "optimizer"):
         assert found[name] == pytest.approx(planned[name], rel=0.1), name
-    assert found["activations"] == pytest.approx(planned["activations"], rel=0.17 if run.model.gated else 0.03)
+    assert found["activations"] == pytest.approx(
+        planned["activations"], rel=0.17 if run.model.gated else 0.03
+    )
 
 
 def test_bytes_are_near_the_planners_without_sequence_parallelism() -> None:
     """What stands between the matrices is then whole on each of the ranks that share them."""
     whole, cut = (held(replace(RUNS[1], sp=sp))["activations"] for sp in (False, True))
-    assert whole == pytest.approx(bytes_of(replace(RUNS[1], sp=False))["activations"], rel=0.17) and whole > 1.5 * cut
+    assert (
+        whole == pytest.approx(bytes_of(replace(RUNS[1], sp=False))["activations"], rel=0.17)
+        and whole > 1.5 * cut
+    )
 
 
 def test_the_plain_page_chooses_nearly_as_well() -> None:

@@ -1,4 +1,6 @@
-"""The planner: its constants, the laws that its predictions obey, what it holds, finds and refuses."""
+"""The planner: its constants, the laws that its predictions obey, what it holds, finds and
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def layouts() -> list[Setup]:
         replace(RUN, tp=2, cp=4, dp=8, sequence=32768, batch=128, zero=2, sp=True),
         replace(RUN, tp=8, pp=8, dp=1, sp=True, schedule="zb-h1", offload=True),
         replace(RUN, model=model("qwen3-30b-a3b"), dp=64, ep=8, zero=1),
-        replace(RUN, model=model("gpt3-175b"), tp=8, pp=8, software=Software.named("megatron-2021")),
+        replace(
+            RUN, model=model("gpt3-175b"), tp=8, pp=8, software=Software.named("megatron-2021")
+        ),
     ]
 
 
@@ -50,7 +54,9 @@ def seconds(run: Setup) -> float:
 # ---------------------------------------------------------------- constants
 
 
-def test_every_constant_has_a_source_and_is_inside_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_constant_has_a_source_and_is_inside_its_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     entries = table("constants")
     assert sum(entry.get("fitted", False) for entry in entries.values()) <= 12
     for name, entry in entries.items():
@@ -70,8 +76,15 @@ def test_every_constant_has_a_source_and_is_inside_its_range(monkeypatch: pytest
 def test_published_runs_are_predicted_and_shuffled_ones_are_not() -> None:
     report = check(ROWS, Constants.table())
     assert not report["left_out"]
-    bounds = {entry["name"]: entry.get("bound", 20) for entry in SOURCES} | {"memory": 5, "formula": 0}
-    assert {name: each["mean"] for name, each in report["sources"].items() if each["mean"] > bounds[name]} == {}
+    bounds = {entry["name"]: entry.get("bound", 20) for entry in SOURCES} | {
+        "memory": 5,
+        "formula": 0,
+    }
+    assert {
+        name: each["mean"]
+        for name, each in report["sources"].items()
+        if each["mean"] > bounds[name]
+    } == {}
     apart = check(ROWS, Constants.table(), permuted=1, exact=False)["sources"]
     times = [each["mean"] for name, each in apart.items() if name not in ("formula", "memory")]
     assert sum(times) / len(times) > 100
@@ -79,8 +92,13 @@ def test_published_runs_are_predicted_and_shuffled_ones_are_not() -> None:
 
 def test_no_name_and_no_source_is_looked_up() -> None:
     """Predictions stay what they are when every id, note and source is another one."""
-    other = [{**row, "id": f"row {i}", "source": "nobody", "note": ""} for i, row in enumerate(ROWS)]
-    found = [[each["predicted"] for each in check(rows, Constants.table())["rows"]] for rows in (ROWS, other)]
+    other = [
+        {**row, "id": f"row {i}", "source": "nobody", "note": ""} for i, row in enumerate(ROWS)
+    ]
+    found = [
+        [each["predicted"] for each in check(rows, Constants.table())["rows"]]
+        for rows in (ROWS, other)
+    ]
     assert found[0] == found[1]
 
 
@@ -94,7 +112,9 @@ def test_better_hardware_is_never_slower(better: str) -> None:
         if better == "across":
             faster = replace(site, across=1.7 * site.across)
         else:
-            faster = replace(site, device=replace(site.device, **{better: 1.2 * getattr(site.device, better)}))
+            faster = replace(
+                site, device=replace(site.device, **{better: 1.2 * getattr(site.device, better)})
+            )
         assert seconds(replace(run, machine=faster)) <= seconds(run)
 
 
@@ -112,7 +132,9 @@ def test_twice_the_nodes_are_at_most_twice_as_fast() -> None:
 
 def test_a_smaller_price_costs_less_and_failures_cost_time() -> None:
     found = search(RUN).found[0]
-    cheap, dear, unlucky = (cost(found, 1e12, *how) for how in ((1.0, 57), (2.0, 57), (1.0, 57, 5.0)))
+    cheap, dear, unlucky = (
+        cost(found, 1e12, *how) for how in ((1.0, 57), (2.0, 57), (1.0, 57, 5.0))
+    )
     assert dear["money"] == 2 * cheap["money"] and dear["kwh"] == cheap["kwh"]
     assert unlucky["days"] > cheap["days"] > cheap["undisturbed"]
     assert cheap["co2"] == pytest.approx(cheap["kwh"] * 57 / 1e6)
@@ -139,15 +161,21 @@ def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
     own = 5 * 12 * 1024**2 + 1000 * 1024
     states = model_states(own, 4, 0)
     assert first["parameters"] == states.parameters and first["gradients"] == 2 * states.gradients
-    assert first["activations"] == 2 * 5 * layer_activations(512, 2, 1024, 16, attention_weights=False)
+    assert first["activations"] == 2 * 5 * layer_activations(
+        512, 2, 1024, 16, attention_weights=False
+    )
     again = held(replace(run, recompute="full", zero=1))
     assert again["optimizer"] == model_states(own, 4, 1).optimizer
-    whole, entry = layer_activations(512, 2, 1024, 16, attention_weights=False), layer_input(512, 2, 1024)
+    whole, entry = (
+        layer_activations(512, 2, 1024, 16, attention_weights=False),
+        layer_input(512, 2, 1024),
+    )
     assert again["activations"] == 10 * entry + whole - entry
 
 
 @pytest.mark.parametrize(
-    ("how", "less"), (({"zero": 1}, "optimizer"), ({"zero": 2}, "gradients"), ({"zero": 3}, "parameters"))
+    ("how", "less"),
+    (({"zero": 1}, "optimizer"), ({"zero": 2}, "gradients"), ({"zero": 3}, "parameters")),
 )
 def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> None:
     run = replace(RUN, model=SMALL, dp=64, batch=64)
@@ -155,15 +183,32 @@ def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> No
 
 
 def test_a_mixture_on_256_gpus_holds_what_its_experts_copies_leave() -> None:
-    """8 copies of each expert, not 32, share its 12 bytes of state: by hand 83.5 GB, more than an A100 has."""
-    run = replace(RUN, model=model("mixtral-8x22b"), machine=machine("a100:256"), schedule="zb-h1", sp=True)
-    run = replace(run, tp=2, pp=4, dp=32, ep=4, zero=1, software=Software.named("megatron-core-ampere"))
+    """8 copies of each expert, not 32, share its 12 bytes of state: by hand 83.5 GB, more than an
+    A100 has.
+    """
+    run = replace(
+        RUN, model=model("mixtral-8x22b"), machine=machine("a100:256"), schedule="zb-h1", sp=True
+    )
+    run = replace(
+        run, tp=2, pp=4, dp=32, ep=4, zero=1, software=Software.named("megatron-core-ampere")
+    )
     assert sum(held(replace(run, fused_loss=True)).values()) / GB == pytest.approx(83.5, abs=0.1)
 
 
 # Billions of parameters, as their papers and cards have them.
-PUBLISHED = {"llama-7b": 6.738, "llama-13b": 13.016, "llama-8b": 8.03, "llama-70b": 70.55, "llama-405b": 405.9}
-PUBLISHED |= {"mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.1}
+PUBLISHED = {
+    "llama-7b": 6.738,
+    "llama-13b": 13.016,
+    "llama-8b": 8.03,
+    "llama-70b": 70.55,
+    "llama-405b": 405.9,
+}
+PUBLISHED |= {
+    "mixtral-8x7b": 46.7,
+    "mixtral-8x22b": 140.6,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.1,
+}
 PUBLISHED |= {"gpt3-175b": 174.6, "bloom-176b": 176.2, "gpt2-xl": 1.56, "palm-540b": 540.35}
 
 
@@ -178,20 +223,28 @@ def test_every_model_of_the_table_has_its_published_parameters() -> None:
 
 def test_the_best_layout_is_found_and_fits() -> None:
     answer = search(RUN)
-    assert [each.seconds for each in answer.found[:24]] == sorted(each.seconds for each in answer.found[:24])
+    assert [each.seconds for each in answer.found[:24]] == sorted(
+        each.seconds for each in answer.found[:24]
+    )
     assert all(sum(each.held.values()) <= 80 * GB for each in answer.found)
     assert sum(answer.refused.values()) > 100
     for each in random.Random(0).sample(answer.found, 20):
         run = each.run
-        assert run.tp * run.pp * run.dp * run.cp == 64 and run.batch % (run.dp * run.microbatch) == 0
+        assert (
+            run.tp * run.pp * run.dp * run.cp == 64 and run.batch % (run.dp * run.microbatch) == 0
+        )
 
 
 def test_both_orders_of_the_axes_are_looked_at() -> None:
-    """Where replicas are neighbours they share a node's network cards; where stages are, messages stay inside."""
+    """Where replicas are neighbours they share a node's network cards; where stages are, messages
+    stay inside.
+    """
     fixed = {"tp": 2, "pp": 4, "schedule": "1f1b", "microbatch": 1, "zero": 1, "recompute": "full"}
     near = {each.run.order: each for each in search(RUN, fixed).found}
     inside, across = near["dp", "pp", "cp", "tp"], near["pp", "dp", "cp", "tp"]
-    assert not inside.run.group("pp").crosses(RUN.machine) and across.run.group("pp").crosses(RUN.machine)
+    assert not inside.run.group("pp").crosses(RUN.machine) and across.run.group("pp").crosses(
+        RUN.machine
+    )
     assert across.step["data"] < inside.step["data"]
 
 
@@ -204,14 +257,26 @@ def test_two_sites_share_the_layers_out_by_speed() -> None:
     answer = search(replace(RUN, machine=machine("h100:32+a100:32@12.5e9")), {"pp": 4})
     cut = answer.found[0].run.cut
     assert sum(cut) == 80 and cut[0] == cut[1] > 2 * cut[3] and abs(cut[2] - cut[3]) <= 1
-    bill = cost(answer.found[0], 1e12, None, 400)  # half of the hours at each site's price and power
+    # half of the hours at each site's price and power
+    bill = cost(answer.found[0], 1e12, None, 400)
     assert bill["money"] == pytest.approx(bill["gpu_hours"] * (2.49 + 1.8) / 2)
     assert bill["kwh"] == pytest.approx(bill["gpu_hours"] * (0.7 + 0.4) / 2 * 1.59)
 
 
 # ---------------------------------------------------------------- the command
 
-ASKED = ["--model", "llama-8b", "--cluster", "h100:16", "--tokens", "100B", "--batch", "1M", "--sequence", "4096"]
+ASKED = [
+    "--model",
+    "llama-8b",
+    "--cluster",
+    "h100:16",
+    "--tokens",
+    "100B",
+    "--batch",
+    "1M",
+    "--sequence",
+    "4096",
+]
 
 
 def test_the_command_answers_in_text_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +304,9 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
 
     for model_name in ("llama-8b", "mixtral-8x7b"):
         assert main(["--model", model_name, *ASKED[2:], "--fixed", "tp=2"]) == 0
-        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("srun"))
+        line = next(
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("srun")
+        )
         assert train.main([*line.split()[5:], "--print-config"]) == 0
 
 
@@ -252,42 +319,77 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
         ),
         (["--cluster", "h100"], "'h100' does not say how many GPUs: write h100:64"),
         (["--cluster", "h100:12"], "12 GPUs fill no whole nodes of 8: say 8 or 16"),
-        (["--cluster", "tpu:8"], "'tpu' is not in clusters.toml: did you mean tpu-v5p\\? Or choose one of v100"),
-        (["--cluster", "h100:8", "--model", "llama-405b"], "no layout fits 8 GPUs of h100: .*the smallest holds"),
+        (
+            ["--cluster", "tpu:8"],
+            "'tpu' is not in clusters.toml: did you mean tpu-v5p\\? Or choose one of v100",
+        ),
+        (
+            ["--cluster", "h100:8", "--model", "llama-405b"],
+            "no layout fits 8 GPUs of h100: .*the smallest holds",
+        ),
         (["--fixed", "zero=1", "--fixed", "size=2"], "size cannot be fixed: choose among tp"),
         (["--tokens", "many"], "'many' must be a number: write 1.4T"),
         (["--batch", "1K"], "--batch 1K holds no sequence of 4096 tokens"),
         (["--why", "tp=3"], "no layout fits 16 GPUs of h100: .*do not divide the GPUs"),
         (["--fixed", "tp=two"], "tp=two cannot be: it is a whole number, at least 1"),
-        (["--fixed", "recompute=some"], "recompute=some cannot be: it is one of none, selective, full"),
-        (["--fixed", "ep=4", "--fixed", "tp=2", "--fixed", "pp=1"], "share out experts, of which the model has none"),
-        (["--cluster", "a100:8", "--precision", "fp8"], "--precision fp8: a100-80 multiplies no faster in 8 bits"),
+        (
+            ["--fixed", "recompute=some"],
+            "recompute=some cannot be: it is one of none, selective, full",
+        ),
+        (
+            ["--fixed", "ep=4", "--fixed", "tp=2", "--fixed", "pp=1"],
+            "share out experts, of which the model has none",
+        ),
+        (
+            ["--cluster", "a100:8", "--precision", "fp8"],
+            "--precision fp8: a100-80 multiplies no faster in 8 bits",
+        ),
         (["--top", "0"], "--top 0 must be from 1 to 1,000,000"),
         (["--price", "-1"], "--price -1.0 must be from 0 to 1,000,000"),
         (["--picture", "plan.bmp"], "--picture plan.bmp has no known format: let it end in .png"),
-        (["--cluster", "here"], "--cluster here measures a small model of its own: leave all other options out"),
+        (
+            ["--cluster", "here"],
+            "--cluster here measures a small model of its own: leave all other options out",
+        ),
         (["--software", "jax"], "'jax' is not in software.toml: choose one of megatron-2021"),
     ),
 )
-def test_bad_input_gets_one_sentence(change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_gets_one_sentence(
+    change: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ASKED, *change]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said) and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "write", (lambda: {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99},)
+    "write",
+    (
+        lambda: {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "vocab_size": 99,
+        },
+    ),
 )
 def test_a_config_json_is_a_model(write: Callable[[], dict[str, int]], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(
-        json.dumps(write() | {"intermediate_size": 128, "num_key_value_heads": 2, "tie_word_embeddings": True})
+        json.dumps(
+            write()
+            | {"intermediate_size": 128, "num_key_value_heads": 2, "tie_word_embeddings": True}
+        )
     )
     assert model(str(path)) == Model(2, 64, 4, 99, kv=2, ffn=128, tied=True)
     path.write_text("{}")
     with pytest.raises(PlanError, match="does not say heads, hidden, layers, vocabulary"):
         model(str(path))
-    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 99}))
+    path.write_text(
+        json.dumps(
+            {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 99}
+        )
+    )
     assert model(str(path)) == Model(2, 64, 4, 99, gated=False, tied=True)
     path.write_text(json.dumps(write() | {"kv_lora_rank": 512}))
     with pytest.raises(PlanError, match="has kv_lora_rank, which no plan is made for"):

@@ -1,4 +1,6 @@
-"""Published rows: what each says is read, or leaves it out with the reason, and none ends the report."""
+"""Published rows: what each says is read, or leaves it out with the reason, and none ends the
+report.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,28 @@ MIXTURE: Row = {
     "ffn": 768, "vocab": 151936, "experts": 128, "top_k": 8, "shared": 1, "seq": 4096, "gpus": 16, "dp": 16, "ep": 8,
     "micro_batch": 1, "global_batch": 64, "zero": 1, "overlap_grad_reduce": False, "order": "[TP,CP,PP,DP]",
 }  # fmt: skip
-MEASURED: Row = {"id": "a mixture", "source": "nobody", "kind": "throughput", "measured": {"step_time_s": 1.5}}
-BAD: list[Any] = ["8", "", "x", "²", float("nan"), float("inf"), 0, -1, 1.5, 10**30, [8], {"is": 8}, True, None]
+MEASURED: Row = {
+    "id": "a mixture",
+    "source": "nobody",
+    "kind": "throughput",
+    "measured": {"step_time_s": 1.5},
+}
+BAD: list[Any] = [
+    "8",
+    "",
+    "x",
+    "²",
+    float("nan"),
+    float("inf"),
+    0,
+    -1,
+    1.5,
+    10**30,
+    [8],
+    {"is": 8},
+    True,
+    None,
+]
 
 
 def row(**change: Any) -> Row:
@@ -63,7 +85,10 @@ def test_a_mixture_is_predicted_as_one() -> None:
         ({"ep": 32}, "ep=32 does not divide dp x cp = 16"),
         ({"dp": 8}, "tp=1 x pp=1 x cp=1 x dp=8 is not 16 GPUs"),
         ({"top_k": 200}, "top_k=200 of 128 experts"),
-        ({"pp": 2, "dp": 8, "virtual_pp": 2, "micro_batch": 8}, "interleaved takes microbatches in groups of 2"),
+        (
+            {"pp": 2, "dp": 8, "virtual_pp": 2, "micro_batch": 8},
+            "interleaved takes microbatches in groups of 2",
+        ),
     ),
 )
 def test_what_is_not_known_leaves_a_row_out(change: Row, message: str) -> None:
@@ -72,14 +97,25 @@ def test_what_is_not_known_leaves_a_row_out(change: Row, message: str) -> None:
 
 
 def test_names_of_gpus_are_whole() -> None:
-    names = ("A100-80GB", "a100_40gb", 'A100 (paper: "NVIDIA Ampere")', "DGX-2 V100-32GB", "NVIDIA H100 SXM5", "h200")
+    names = (
+        "A100-80GB",
+        "a100_40gb",
+        'A100 (paper: "NVIDIA Ampere")',
+        "DGX-2 V100-32GB",
+        "NVIDIA H100 SXM5",
+        "h200",
+    )
     expected = ["a100-80", "a100-40", "a100-80", "v100", "h100", "h200"]
     assert [device_name({"gpu": name}) for name in names] == expected
 
 
 def test_every_field_of_the_rows_is_in_a_table() -> None:
     for each in ROWS:
-        if isinstance(each.get("config"), dict) and each["config"].get("hidden") and each["config"].get("gpu"):
+        if (
+            isinstance(each.get("config"), dict)
+            and each["config"].get("hidden")
+            and each["config"].get("gpu")
+        ):
             read_config(each["config"])
     with pytest.raises(LeftOut, match="it has wheels, a field that no prediction reads"):
         read_config({"wheels": 4})
@@ -97,7 +133,9 @@ def spoiled(good: Row, generator: random.Random) -> Any:
     return bad if generator.random() < 0.95 else value
 
 
-def test_one_bad_row_never_ends_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_row_never_ends_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     generator = random.Random(5)
     rows = [spoiled(generator.choice([*ROWS, row()]), generator) for _ in range(400)]
     path = tmp_path / "rows.json"
@@ -105,10 +143,16 @@ def test_one_bad_row_never_ends_the_report(tmp_path: Path, capsys: pytest.Captur
     assert main(["check", "--rows", str(path), "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["left_out"]) > 120 < len(report["rows"])
-    assert all(0 < each[name] < math.inf for each in report["rows"] for name in ("predicted", "measured"))
-    assert all(each["id"] and each["why"] and "\n" not in each["why"] for each in report["left_out"])
+    assert all(
+        0 < each[name] < math.inf for each in report["rows"] for name in ("predicted", "measured")
+    )
+    assert all(
+        each["id"] and each["why"] and "\n" not in each["why"] for each in report["left_out"]
+    )
     path.write_text(json.dumps(rows[:40]))
     assert main(["check", "--rows", str(path)]) == 0 and "are left out" in capsys.readouterr().out
     for text in ("{}", "null", "[1", "[" * 100_000):
         path.write_text(text)
-        assert main(["check", "--rows", str(path)]) == 2 and capsys.readouterr().err.count("\n") == 1
+        assert (
+            main(["check", "--rows", str(path)]) == 2 and capsys.readouterr().err.count("\n") == 1
+        )

@@ -1,7 +1,8 @@
-"""What the planner predicts beside the real program: on `meta` tensors, bytes are counted and a virtual clock runs.
+"""What the planner predicts beside the real program: on `meta` tensors, bytes are counted and a
+virtual clock runs.
 
-Both count products at one speed, bytes at one bandwidth, what hides behind what, and the schedule; latencies,
-element-wise work and everything that is fitted are left out of both.
+Both count products at one speed, bytes at one bandwidth, what hides behind what, and the schedule;
+latencies, element-wise work and everything that is fitted are left out of both.
 """
 
 import math
@@ -29,19 +30,39 @@ from minidist.plan.step import step
 from minidist.trainer.spread import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
-SIZES = GPTConfig(vocabulary=1024, layers=8, hidden=256, heads=8, key_value_heads=4, intermediate=512, sequence=128)
+SIZES = GPTConfig(
+    vocabulary=1024,
+    layers=8,
+    hidden=256,
+    heads=8,
+    key_value_heads=4,
+    intermediate=512,
+    sequence=128,
+)
 MODEL = Model(8, 256, 8, 1024, kv=4, ffn=512)
 COUNTED = Constants.table().but(
     launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, across=1.0, stolen=0.0, streamed=1.0,
     host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
 )  # fmt: skip
-SOFTWARE = Software("counted", "megatron_core", "unfused", overlap=True, early_stop=True, sends_wait=False, gradients=2)
+SOFTWARE = Software(
+    "counted",
+    "megatron_core",
+    "unfused",
+    overlap=True,
+    early_stop=True,
+    sends_wait=False,
+    gradients=2,
+)
 DEVICE = Device("counted", FLOPS, FLOPS, 1.0, 1e12, math.inf, 1, INSIDE, 1.0, 0.0, "none")
 
 
 def setup(batch: int = 2, **how: object) -> Setup:
-    """Return a run of the small model on as many ranks as its axes have; `batch` sequences a microbatch."""
-    start = Setup(MODEL, Machine("counted", DEVICE, 8, NODE, NODE * ACROSS, 0.0), 128, 0, batch, order=AXES)
+    """Return a run of the small model on as many ranks as its axes have; `batch` sequences a
+    microbatch.
+    """
+    start = Setup(
+        MODEL, Machine("counted", DEVICE, 8, NODE, NODE * ACROSS, 0.0), 128, 0, batch, order=AXES
+    )
     run = replace(start, software=SOFTWARE, known=COUNTED, **how)  # type: ignore[arg-type]
     if run.cp > 1:  # attention across ranks leaves out what is masked
         run = replace(run, software=replace(SOFTWARE, kernel="flash"))
@@ -50,8 +71,8 @@ def setup(batch: int = 2, **how: object) -> Setup:
 
 
 def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
-    """Take two steps of the real program on `meta`: return the bytes that all ranks sent by axis in the second, and its
-    seconds. In the first, ZeRO 3 only learns in which order the layers come.
+    """Take two steps of the real program on `meta`: return the bytes that all ranks sent by axis in
+    the second, and its seconds. In the first, ZeRO 3 only learns in which order the layers come.
     """
     layout = Layout(run.dp, run.pp, run.cp, run.tp)
     recipe = Recipe(
@@ -67,11 +88,15 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
 
     def program(comm: Communicator) -> tuple[dict[str, int], float]:
         mesh, model = Mesh(comm, layout), GPT(SIZES, dtype=torch.bfloat16, device="meta")
-        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        parallel = parallelize(
+            model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
+        )
         groups = [{"params": list(parallel.model.parameters())}]
         optimizer = parallel.optimizer(torch.optim.SGD, groups, elementwise=True, lr=0.1)
         axes = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp, "dp": mesh.data}
-        tokens = [torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")] * microbatches
+        tokens = [
+            torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")
+        ] * microbatches
         for _ in range(2):
             comm.barrier()
             before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
@@ -79,11 +104,15 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
                 parallel.zero_grad()
                 parallel.step(tokens, tokens, [whereabouts(run.cp)] * microbatches)
                 optimizer.step()
-        return {axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes}, comm.clock() - started
+        return {
+            axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes
+        }, comm.clock() - started
 
     cluster = Cluster(Link(0.0, INSIDE), Link(0.0, ACROSS), NODE)
     ranks = minidist.run(program, layout.size, cluster=cluster)
-    return {axis: sum(each[axis] for each, _ in ranks) for axis in ranks[0][0]}, max(seconds for _, seconds in ranks)
+    return {axis: sum(each[axis] for each, _ in ranks) for axis in ranks[0][0]}, max(
+        seconds for _, seconds in ranks
+    )
 
 
 def whereabouts(cp: int) -> Where:
@@ -118,7 +147,15 @@ LAYOUTS = {
 
 
 OFTEN = (
-    *("dp 4", "zero 1", "zero 2, accumulated", "zero 3", "hsdp", "tp 2, sp, recomputed", "pp 2, interleaved"),
+    *(
+        "dp 4",
+        "zero 1",
+        "zero 2, accumulated",
+        "zero 3",
+        "hsdp",
+        "tp 2, sp, recomputed",
+        "pp 2, interleaved",
+    ),
     *("pp 2, zb-h1", "pp 2 x tp 2, sp", "dp 2 x pp 2 x tp 2", "cp 4, recomputed", "dp 2 x cp 2"),
 )
 
@@ -156,12 +193,16 @@ MIXTURES: dict[str, dict[str, int]] = {
 
 
 def really_held(run: Setup) -> dict[str, int]:
-    """Take a step of the real program; return the bytes by category that the fullest rank holds after it."""
+    """Take a step of the real program; return the bytes by category that the fullest rank holds
+    after it.
+    """
     layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
 
     def program(comm: Communicator) -> dict[str, int]:
         mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
-        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        parallel = parallelize(
+            model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
+        )
         trained = list(parallel.model.parameters())
         optimizer = parallel.optimizer(MasterWeights, trained, optimizer=torch.optim.AdamW)
         tokens = torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")
@@ -177,16 +218,20 @@ def really_held(run: Setup) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_states_are_divided_by_their_copies(name: str) -> None:
-    """To an element of each tensor, as shards are whole ones, and AdamW's 4 bytes for the number of its steps.
+    """To an element of each tensor, as shards are whole ones, and AdamW's 4 bytes for the number of
+    its steps.
 
-    The planner leaves out norms, 2 hidden a layer and one more, and what ZeRO 1 of this package has beside the whole
-    gradients, its shards of their sum.
+    The planner leaves out norms, 2 hidden a layer and one more, and what ZeRO 1 of this package has
+    beside the whole gradients, its shards of their sum.
     """
     run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
     run = replace(run, batch=run.dp * run.microbatch)
     planned, counted = held(run), really_held(run)
     planned["gradients"] += planned["optimizer"] / 12 * 2 if run.zero == 1 else 0
-    norms, tensors = (2 * MIXED.layers + 1) * MIXED.hidden, len([*GPT(MIXED_SIZES, device="meta").parameters()])
+    norms, tensors = (
+        (2 * MIXED.layers + 1) * MIXED.hidden,
+        len([*GPT(MIXED_SIZES, device="meta").parameters()]),
+    )
     data = run.dp * run.cp
     each = {
         "parameters": 2 / (data if run.zero == 3 else 1),
@@ -200,14 +245,18 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
 
 @pytest.mark.parametrize("name", ("ep 2, zero 1", "ep 2, zero 3", "along tp, too"))
 def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
-    """To the byte, in the second step: in the first, ZeRO 3 only learns in which order the layers come."""
+    """To the byte, in the second step: in the first, ZeRO 3 only learns in which order the layers
+    come.
+    """
     run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
     run = replace(run, batch=run.dp * run.microbatch)
     layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
 
     def program(comm: Communicator) -> int:
         mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
-        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        parallel = parallelize(
+            model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
+        )
         trained = [{"params": list(parallel.model.parameters())}]
         optimizer = parallel.optimizer(torch.optim.SGD, trained, elementwise=True, lr=0.1)
         tokens = torch.zeros(run.microbatch, 128, dtype=torch.long, device="meta")

@@ -1,4 +1,6 @@
-"""MPI ranks, at length: killed at random moments, interrupted in every way, given random work and huge buffers."""
+"""MPI ranks, at length: killed at random moments, interrupted in every way, given random work and
+huge buffers.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,18 @@ def test_killing_ranks_at_random_moments(attempt: int, tmp_path: Path) -> None:
             with suppress(ProcessLookupError):
                 os.kill(victim, plan.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
 
-    ended = run_to_its_end(Fault(STARTED + WORK[work], limit=20, ranks=ranks, meanwhile=kill), tmp_path)
+    ended = run_to_its_end(
+        Fault(STARTED + WORK[work], limit=20, ranks=ranks, meanwhile=kill), tmp_path
+    )
     assert ended.status != 0 and ended.seconds < 28
 
 
 @pytest.mark.parametrize("who", ("group", "mpirun"))
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 @pytest.mark.parametrize("work", WORK)
-def test_interrupting_the_job_in_every_way(work: str, number: signal.Signals, who: str, tmp_path: Path) -> None:
+def test_interrupting_the_job_in_every_way(
+    work: str, number: signal.Signals, who: str, tmp_path: Path
+) -> None:
     fault = Fault(STARTED + WORK[work], limit=300, ranks=3, meanwhile=send(number, who, 3))
     ended = run_to_its_end(fault, tmp_path)
     assert ended.status != 0 and ended.seconds < 15
@@ -124,7 +130,9 @@ def test_buffers_beyond_two_gibibytes(way: str) -> None:
 
 
 @pytest.mark.parametrize("launch", [mpirun, torchrun])
-def test_wrapping_and_dropping_a_model_two_thousand_times(launch: Callable[..., CompletedProcess[str]]) -> None:
+def test_wrapping_and_dropping_a_model_two_thousand_times(
+    launch: Callable[..., CompletedProcess[str]],
+) -> None:
     outcome = launch(2, WRAPS, "2000", timeout=1700)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.count("wrapped 2000 times") == 2

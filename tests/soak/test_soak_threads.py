@@ -1,4 +1,6 @@
-"""Simulated ranks, at length: thousands of random programs and collectives, messages beyond 2 GiB."""
+"""Simulated ranks, at length: thousands of random programs and collectives, messages beyond 2
+GiB.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_thousands_of_random_legal_programs_pass() -> None:
 def test_thousands_of_random_all_reduces_agree() -> None:
     for seed in range(2000):
         plan = random.Random(seed)
-        ranks, count = plan.randint(1, 12), plan.choice([0, 1, plan.randint(2, 50), plan.randint(50, 5000)])
+        ranks, count = (
+            plan.randint(1, 12),
+            plan.choice([0, 1, plan.randint(2, 50), plan.randint(50, 5000)]),
+        )
         dtype, op = plan.choice(DTYPES), plan.choice(REDUCTIONS)
         op = "sum" if op == "mean" and dtype not in ROUNDING else op
         inputs = [draw(count, dtype, rank, seed) for rank in range(ranks)]
@@ -69,7 +74,11 @@ def test_virtual_times_are_the_same_in_hundreds_of_runs() -> None:
     cluster = Cluster(Link(1e-6, 1e9), Link(5e-6, 1e8), ranks_per_node=2)
     first = run(lambda comm: noisy(comm, random.Random(comm.rank)), 6, cluster=cluster)
     for attempt in range(300):
-        times = run(lambda comm, a=attempt: noisy(comm, random.Random(100 * a + comm.rank)), 6, cluster=cluster)
+        times = run(
+            lambda comm, a=attempt: noisy(comm, random.Random(100 * a + comm.rank)),
+            6,
+            cluster=cluster,
+        )
         assert times == first, f"run {attempt}"
 
 
@@ -85,7 +94,9 @@ def test_a_ring_of_any_number_of_ranks_takes_exactly_its_formula() -> None:
             return comm.clock()
 
         times = run(program, ranks, cluster=Cluster.uniform(3e-6, 2e9))
-        assert times == pytest.approx([2 * (ranks - 1) * (3e-6 + n / (ranks * 2e9))] * ranks, rel=1e-12, abs=0)
+        assert times == pytest.approx(
+            [2 * (ranks - 1) * (3e-6 + n / (ranks * 2e9))] * ranks, rel=1e-12, abs=0
+        )
 
 
 def test_ranks_that_fail_at_random_moments_always_end_the_run() -> None:
@@ -130,6 +141,10 @@ def test_buffers_beyond_two_gibibytes(way: str) -> None:
             buffer[::4097] = 7
             buffer[-1] = 9
         BIG[way](comm, buffer)
-        assert buffer[-1] == 9 and (buffer[: BEYOND - 1 : 4097] == 7).all() and buffer[1:4097].max() == 0
+        assert (
+            buffer[-1] == 9
+            and (buffer[: BEYOND - 1 : 4097] == 7).all()
+            and buffer[1:4097].max() == 0
+        )
 
     run(program, 2)

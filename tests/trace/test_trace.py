@@ -1,4 +1,6 @@
-"""What a trace says: every message with both ends, tables that add up by hand, and a file that a viewer can load."""
+"""What a trace says: every message with both ends, tables that add up by hand, and a file that a
+viewer can load.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,19 @@ def traced(program: Any, ranks: int = 3, cluster: Cluster | None = LINK, **optio
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Read the tables back: one dictionary a line, by the heads of the columns, which two spaces part at least."""
+    """Read the tables back: one dictionary a line, by the heads of the columns, which two spaces
+    part at least.
+    """
     found = []
     for block in table.split("\n\n"):
-        head, *lines = ([cell for cell in line.replace("  ", "\t").split("\t") if cell] for line in block.split("\n"))
-        found += [dict(zip((h.strip() for h in head), (c.strip() for c in line), strict=True)) for line in lines]
+        head, *lines = (
+            [cell for cell in line.replace("  ", "\t").split("\t") if cell]
+            for line in block.split("\n")
+        )
+        found += [
+            dict(zip((h.strip() for h in head), (c.strip() for c in line), strict=True))
+            for line in lines
+        ]
     return found
 
 
@@ -66,7 +76,8 @@ def test_every_message_has_both_ends_and_they_agree(cluster: Cluster | None) -> 
     events = traced(ring, cluster=cluster).events
     pairs = messages(events)
     kinds = Counter(event.kind for event in events)
-    assert kinds == {"compute": 3, "collective": 3, "send": 12, "recv": 12}  # 2 (P - 1) messages a rank
+    # 2 (P - 1) messages a rank
+    assert kinds == {"compute": 3, "collective": 3, "send": 12, "recv": 12}
     assert len(pairs) == 12 and len({send.flow for send, _ in pairs}) == 12
     for send, receive in pairs:
         assert (send.kind, receive.kind) == ("send", "recv") and send.flow == receive.flow
@@ -82,7 +93,12 @@ def test_messages_of_two_runs_in_one_trace_and_messages_with_one_end() -> None:
         run(ring, 3, trace=trace)
     pairs = messages(trace.events)
     assert len(pairs) == 24 and all(send.start <= receive.end for send, receive in pairs)
-    assert messages([Event(0, "send", "send to 1", 0, 1, flow="a"), Event(1, "recv", "recv from 0", 0, 1)]) == []
+    assert (
+        messages(
+            [Event(0, "send", "send to 1", 0, 1, flow="a"), Event(1, "recv", "recv from 0", 0, 1)]
+        )
+        == []
+    )
 
 
 def test_ends_pair_in_the_order_of_posting_whatever_is_waited_for_first() -> None:
@@ -90,7 +106,8 @@ def test_ends_pair_in_the_order_of_posting_whatever_is_waited_for_first() -> Non
         buffers = [np.zeros(size) for size in (1, 2, 3)]
         if comm.rank == 0:
             requests = [comm.isend(buffer, 1) for buffer in buffers]
-            comm.internal.send(np.zeros(4), 1)  # as a collective does, while the user's messages are under way
+            # as a collective does, while the user's messages are under way
+            comm.internal.send(np.zeros(4), 1)
         else:
             comm.internal.recv(np.zeros(4), 0)  # which the other end has posted after them
             requests = [comm.irecv(buffer, 0) for buffer in buffers]
@@ -110,8 +127,12 @@ def test_a_message_knows_since_when_it_was_waited_for() -> None:
         request.wait()
 
     table = rows(time_table(traced(program, ranks=2).events))
-    assert [(row["compute"], row["exposed"]) for row in table] == [("2.0 us", "16.0 us"), ("2.0 us", "6.0 us")]
-    assert [row["overlapped"] for row in table] == ["2.0 us", "2.0 us"]  # a sender is done when its port is free
+    assert [(row["compute"], row["exposed"]) for row in table] == [
+        ("2.0 us", "16.0 us"),
+        ("2.0 us", "6.0 us"),
+    ]
+    # a sender is done when its port is free
+    assert [row["overlapped"] for row in table] == ["2.0 us", "2.0 us"]
 
 
 def test_one_rank_alone_calls_no_collective() -> None:
@@ -147,7 +168,8 @@ def test_table_of_a_ring_by_hand() -> None:
 def test_table_of_a_stream_by_hand() -> None:
     def backward(comm: Communicator) -> None:
         stream = comm.stream()
-        handle = stream.launch(all_reduce, np.ones(300_000), stream.comm, "sum", "ring")  # 4 x (10 us + 800 us)
+        # 4 x (10 us + 800 us)
+        handle = stream.launch(all_reduce, np.ones(300_000), stream.comm, "sum", "ring")
         with comm.span("backward"):
             comm.advance(1e-3 * (1 + comm.rank))
         handle.wait()
@@ -156,10 +178,16 @@ def test_table_of_a_stream_by_hand() -> None:
         comm.barrier()
 
     def without_barrier(trace: Trace) -> list[Event]:
-        return [event for event in trace.events if event.track != "main" or event.kind not in ("send", "recv")]
+        return [
+            event
+            for event in trace.events
+            if event.track != "main" or event.kind not in ("send", "recv")
+        ]
 
     table = rows(time_table(without_barrier(traced(backward))))
-    picked = [(row["total"], row["compute"], row["exposed"], row["overlapped"]) for row in table[:3]]
+    picked = [
+        (row["total"], row["compute"], row["exposed"], row["overlapped"]) for row in table[:3]
+    ]
     assert picked == [
         ("3.2 ms", "1.0 ms", "2.2 ms", "1.0 ms"),
         ("3.2 ms", "2.0 ms", "1.2 ms", "2.0 ms"),
@@ -179,15 +207,30 @@ def test_nested_events_count_once_and_the_rest_is_other() -> None:
         Event(0, "held", "bytes held", 30.0, 30.0, bytes=7),
     ]
     (row, _) = rows(time_table(events))
-    assert (row["total"], row["compute"], row["exposed"], row["other"]) == ("7.0 s", "2.0 s", "3.0 s", "2.0 s")
-    assert (row["overlapped"], row["messages"], row["sent"], row["communicating"]) == ("0", "1", "50 B", "42.9%")
+    assert (row["total"], row["compute"], row["exposed"], row["other"]) == (
+        "7.0 s",
+        "2.0 s",
+        "3.0 s",
+        "2.0 s",
+    )
+    assert (row["overlapped"], row["messages"], row["sent"], row["communicating"]) == (
+        "0",
+        "1",
+        "50 B",
+        "42.9%",
+    )
 
 
 def test_a_message_posted_ahead_is_overlapped_until_it_is_waited_for() -> None:
     computing = Event(0, "compute", "backward", 0.0, 10.0)
     message = Event(0, "send", "send to 1", 1.0, 12.0, waited_from=10.0)
     (row,) = rows(time_table([computing, message]))
-    assert (row["compute"], row["exposed"], row["overlapped"], row["total"]) == ("10.0 s", "2.0 s", "9.0 s", "12.0 s")
+    assert (row["compute"], row["exposed"], row["overlapped"], row["total"]) == (
+        "10.0 s",
+        "2.0 s",
+        "9.0 s",
+        "12.0 s",
+    )
     (row,) = rows(time_table([computing, replace(message, waited_from=None)]))
     assert (row["compute"], row["exposed"], row["overlapped"]) == ("1.0 s", "11.0 s", "0")
 
@@ -196,13 +239,29 @@ def test_a_message_posted_ahead_is_overlapped_until_it_is_waited_for() -> None:
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6))))
 def test_covered_counts_each_moment_once(starts_and_lengths: list[tuple[int, int]]) -> None:
     intervals = [(start, start + length) for start, length in starts_and_lengths]
-    assert covered(intervals) == len({moment for start, end in intervals for moment in range(start, end)})
+    assert covered(intervals) == len(
+        {moment for start, end in intervals for moment in range(start, end)}
+    )
 
 
 def test_units() -> None:
-    seconds = {0: "0", 2.3e-9: "2.3 ns", 1e-6: "1.0 us", 999.96e-6: "1.0 ms", 0.0125: "12.5 ms", 75: "75.0 s"}
+    seconds = {
+        0: "0",
+        2.3e-9: "2.3 ns",
+        1e-6: "1.0 us",
+        999.96e-6: "1.0 ms",
+        0.0125: "12.5 ms",
+        75: "75.0 s",
+    }
     assert {value: format_seconds(value) for value in seconds} == seconds
-    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5.0 GiB", 1 << 41: "2.0 TiB"}
+    sizes = {
+        0: "0 B",
+        1023: "1023 B",
+        1024: "1.0 KiB",
+        3 << 19: "1.5 MiB",
+        5 << 30: "5.0 GiB",
+        1 << 41: "2.0 TiB",
+    }
     assert {value: format_bytes(value) for value in sizes} == sizes
     assert time_table([]) == "nothing was recorded"
 
@@ -231,12 +290,18 @@ class View:
 
 
 def view(file: list[dict[str, Any]]) -> View:
-    """Load as Perfetto does (slice_tracker.cc, flow_tracker.cc): by time, with a stack of open slices per thread."""
+    """Load as Perfetto does (slice_tracker.cc, flow_tracker.cc): by time, with a stack of open
+    slices per thread.
+    """
     assert all(entry["ph"] in "MXCsf" and isinstance(entry["pid"], int) for entry in file)
     names = {e["tid"]: (e["pid"], e["args"]["name"]) for e in file if e["name"] == "thread_name"}
-    assert len(names) == sum(e["name"] == "thread_name" for e in file), "threads of two processes share a number"
+    assert len(names) == sum(e["name"] == "thread_name" for e in file), (
+        "threads of two processes share a number"
+    )
     assert not names.keys() & {entry["pid"] for entry in file}
-    seen = View([], [], {e["pid"]: e["args"]["name"] for e in file if e["name"] == "process_name"}, [])
+    seen = View(
+        [], [], {e["pid"]: e["args"]["name"] for e in file if e["name"] == "process_name"}, []
+    )
     stacks: dict[int, list[Slice]] = defaultdict(list)
     begun: dict[int, Slice] = {}
     for entry in sorted((e for e in file if e["ph"] != "M"), key=lambda e: round(e["ts"] * 1000)):
@@ -251,52 +316,80 @@ def view(file: list[dict[str, Any]]) -> View:
         if entry["ph"] == "X":
             assert isinstance(entry["dur"], (int, float)) and entry["dur"] >= 0
             end = start + round(entry["dur"] * 1000)
-            while stack and stack[-1].end <= start and not stack[-1].start == stack[-1].end == start == end:
+            while (
+                stack
+                and stack[-1].end <= start
+                and not stack[-1].start == stack[-1].end == start == end
+            ):
                 stack.pop()
-            assert all(end <= outer.end for outer in stack), f"{entry} crosses {stack}: it would be dropped"
+            assert all(end <= outer.end for outer in stack), (
+                f"{entry} crosses {stack}: it would be dropped"
+            )
             stack.append(Slice(entry["name"], pid, row, start, end, len(stack)))
             seen.slices.append(stack[-1])
         elif entry["ph"] == "s":
             assert entry["id"] not in begun and (stack[-1].start == start)
             begun[entry["id"]] = stack[-1]
         else:
-            assert entry["bp"] == "e" and entry["id"] in begun, "an arrow that ends before it starts is dropped"
-            assert begun[entry["id"]].start <= stack[-1].start <= start, "the arrow would be turned round"
+            assert entry["bp"] == "e" and entry["id"] in begun, (
+                "an arrow that ends before it starts is dropped"
+            )
+            assert begun[entry["id"]].start <= stack[-1].start <= start, (
+                "the arrow would be turned round"
+            )
             seen.arrows.append((begun.pop(entry["id"]), stack[-1]))
     assert not begun
     return seen
 
 
 def check(trace: Trace) -> View:
-    """Assert that a viewer shows every event of the trace, and every message as an arrow between its two ends."""
+    """Assert that a viewer shows every event of the trace, and every message as an arrow between
+    its two ends.
+    """
     seen = view(json.loads(json.dumps(entries(trace.events))))
     events = [event for event in trace.events if event.kind != "held"]
     begin = min((event.start for event in trace.events), default=0.0)
-    wanted = Counter((e.name, e.rank, round((e.start - begin) * 1e9), round((e.end - begin) * 1e9)) for e in events)
-    assert Counter((s.name, s.pid, s.start, s.end) for s in seen.slices if s.name != "arriving") == wanted
+    wanted = Counter(
+        (e.name, e.rank, round((e.start - begin) * 1e9), round((e.end - begin) * 1e9))
+        for e in events
+    )
+    assert (
+        Counter((s.name, s.pid, s.start, s.end) for s in seen.slices if s.name != "arriving")
+        == wanted
+    )
     pairs = [(send, receive) for send, receive in messages(events) if send.start <= receive.end]
-    ends = Counter((send.rank, receive.rank, round((send.start - begin) * 1e9)) for send, receive in pairs)
+    ends = Counter(
+        (send.rank, receive.rank, round((send.start - begin) * 1e9)) for send, receive in pairs
+    )
     assert Counter((out.pid, into.pid, out.start) for out, into in seen.arrows) == ends
     for out, into in seen.arrows:
         assert out.name.startswith("send") and "sends" in out.row
         assert into.name == "arriving" or into.name.startswith("recv")
-    assert all(s.depth == 0 for s in seen.slices if s.name.startswith(("send", "recv")) and s.start < s.end)
+    assert all(
+        s.depth == 0 for s in seen.slices if s.name.startswith(("send", "recv")) and s.start < s.end
+    )
     return seen
 
 
 def busy(comm: Communicator) -> None:
-    """Compute, collectives, two streams, and messages that overlap and are awaited in another order than posted."""
+    """Compute, collectives, two streams, and messages that overlap and are awaited in another order
+    than posted.
+    """
     rng = random.Random(comm.rank)
     streams = [comm.stream(), comm.split(0).stream()]
     for step in range(3):
-        handles = [s.launch(all_reduce, np.ones(1000 * (1 + step)), s.comm, "sum", "ring") for s in streams]
+        handles = [
+            s.launch(all_reduce, np.ones(1000 * (1 + step)), s.comm, "sum", "ring") for s in streams
+        ]
         with comm.span("step"):
             comm.advance(rng.random() * 1e-4)
             with comm.span("inner"):
                 all_reduce(np.ones(10), comm, algorithm="recursive")
         buffers = [np.zeros(10**power) for power in range(4)]
         others = [peer for peer in range(comm.size) if peer != comm.rank]
-        pending = [comm.irecv(b.copy(), peer, tag) for peer in others for tag, b in enumerate(buffers)]
+        pending = [
+            comm.irecv(b.copy(), peer, tag) for peer in others for tag, b in enumerate(buffers)
+        ]
         comm.advance(rng.random() * 1e-4)
         pending += [comm.isend(b, peer, tag) for peer in others for tag, b in enumerate(buffers)]
         for request in pending if comm.rank % 2 else reversed(pending):
@@ -313,7 +406,11 @@ def test_the_file_of_a_busy_program_loses_nothing(cluster: Cluster | None) -> No
     assert len(messages(trace.events)) == sum(event.kind == "send" for event in trace.events) > 100
     seen = check(trace)
     assert seen.processes == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
-    assert [args["bytes held"] for pid, _, args in seen.counters if pid == 1] == [1 << 20, 1 << 21, 1 << 22]
+    assert [args["bytes held"] for pid, _, args in seen.counters if pid == 1] == [
+        1 << 20,
+        1 << 21,
+        1 << 22,
+    ]
     found = {slice.row for slice in seen.slices if slice.pid == 2}
     assert {
         "compute",
@@ -335,7 +432,10 @@ def test_the_file_of_a_ring(tmp_path: Path) -> None:
     seen = view(file)
     assert len(seen.slices) == 30 and len(seen.arrows) == 12
     assert {slice.row for slice in seen.slices} == {"compute", "communication", "sends", "receives"}
-    assert min(slice.start for slice in seen.slices) == 0 and max(slice.end for slice in seen.slices) == 2_072_000
+    assert (
+        min(slice.start for slice in seen.slices) == 0
+        and max(slice.end for slice in seen.slices) == 2_072_000
+    )
     assert all(into.pid == (out.pid + 1) % 3 for out, into in seen.arrows)
     first = next(entry for entry in file if entry["name"] == "send to 1")
     assert first["args"]["bytes"] == 8000 and first["args"]["line"].endswith("in ring")
@@ -344,15 +444,24 @@ def test_the_file_of_a_ring(tmp_path: Path) -> None:
 
 def test_a_receive_posted_early_shows_when_its_message_was_sent() -> None:
     trace = Trace(
-        [Event(1, "recv", "recv from 0", 5.0, 9.0, flow="a"), Event(0, "send", "send to 1", 8.0, 9.0, flow="a")]
+        [
+            Event(1, "recv", "recv from 0", 5.0, 9.0, flow="a"),
+            Event(0, "send", "send to 1", 8.0, 9.0, flow="a"),
+        ]
     )
     ((out, into),) = check(trace).arrows
-    assert (out.start, out.end) == (into.start, into.end) == (3_000_000_000, 4_000_000_000) and into.name == "arriving"
+    assert (out.start, out.end) == (into.start, into.end) == (
+        3_000_000_000,
+        4_000_000_000,
+    ) and into.name == "arriving"
 
 
 def test_clocks_that_disagree_draw_no_arrow_back_in_time() -> None:
     trace = Trace(
-        [Event(1, "recv", "recv from 0", 5.0, 6.0, flow="a"), Event(0, "send", "send to 1", 8.0, 9.0, flow="a")]
+        [
+            Event(1, "recv", "recv from 0", 5.0, 6.0, flow="a"),
+            Event(0, "send", "send to 1", 8.0, 9.0, flow="a"),
+        ]
     )
     seen = check(trace)
     assert seen.arrows == [] and len(seen.slices) == 2
@@ -360,7 +469,9 @@ def test_clocks_that_disagree_draw_no_arrow_back_in_time() -> None:
 
 @st.composite
 def any_trace(draw: st.DrawFn) -> Trace:
-    """Spans that nest at random, and messages at any time, on a coarse clock where much coincides."""
+    """Spans that nest at random, and messages at any time, on a coarse clock where much
+    coincides.
+    """
     events = []
     for rank, kind in itertools.product(range(2), ("compute", "collective")):
         opened: list[int] = []
@@ -369,8 +480,15 @@ def any_trace(draw: st.DrawFn) -> Trace:
                 events.append(Event(rank, kind, kind, opened.pop() * 1e-9, moment * 1e-9))
             else:
                 opened.append(moment)
-    for number, (start, wait, late, long) in enumerate(draw(st.lists(st.tuples(*[st.integers(0, 5)] * 4), max_size=8))):
-        ends = start * 1e-9, (start + wait) * 1e-9, (start + late - 2) * 1e-9, (start + late - 2 + long) * 1e-9
+    for number, (start, wait, late, long) in enumerate(
+        draw(st.lists(st.tuples(*[st.integers(0, 5)] * 4), max_size=8))
+    ):
+        ends = (
+            start * 1e-9,
+            (start + wait) * 1e-9,
+            (start + late - 2) * 1e-9,
+            (start + late - 2 + long) * 1e-9,
+        )
         events.append(Event(0, "send", "send to 1", ends[0], ends[1], flow=str(number)))
         events.append(Event(1, "recv", "recv from 0", ends[2], ends[3], flow=str(number)))
     events += [
@@ -394,15 +512,22 @@ def test_spans_of_equal_extent_nest_as_they_were_opened() -> None:
 
 def test_there_are_as_few_rows_as_can_be() -> None:
     sends = [
-        Event(0, "send", "send to 1", start, end) for start, end in ((0.0, 1.0), (0.0, 0.0), (1.0, 3.0), (2.0, 4.0))
+        Event(0, "send", "send to 1", start, end)
+        for start, end in ((0.0, 1.0), (0.0, 0.0), (1.0, 3.0), (2.0, 4.0))
     ]
     assert {slice.row for slice in check(Trace(sends[:3])).slices} == {"sends"}
     assert {slice.row for slice in check(Trace(sends)).slices} == {"sends", "sends 2"}
 
 
 def test_spans_that_cross_lie_in_two_rows() -> None:
-    waits = [Event(0, "wait", "wait for one", 0.0, 2.0), Event(0, "wait", "wait for another", 1.0, 3.0)]
-    assert {slice.row for slice in check(Trace(waits)).slices} == {"communication", "communication 2"}
+    waits = [
+        Event(0, "wait", "wait for one", 0.0, 2.0),
+        Event(0, "wait", "wait for another", 1.0, 3.0),
+    ]
+    assert {slice.row for slice in check(Trace(waits)).slices} == {
+        "communication",
+        "communication 2",
+    }
 
 
 def test_an_empty_trace_is_a_valid_file(tmp_path: Path) -> None:
@@ -453,7 +578,9 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
 
 
 def test_gathering_nothing_says_so() -> None:
-    with pytest.raises(ValueError, match=r"no rank has recorded a trace: start with init\(trace=Trace\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"no rank has recorded a trace: start with init\(trace=Trace\(\)\)"
+    ):
         run(gather_trace, 2)
 
 

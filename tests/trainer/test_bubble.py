@@ -1,4 +1,6 @@
-"""The bubble of a pipeline: measured on the virtual clock it is the plan's, and too long a one has a remedy."""
+"""The bubble of a pipeline: measured on the virtual clock it is the plan's, and too long a one has
+a remedy.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,13 +45,19 @@ class Stage(nn.Module):
 
 
 def measured(schedule: str, chunks: int, slowest: float = 1.0) -> float:
-    """Run a pipeline once on a cluster without latency; return the share of the time in which ranks were idle."""
+    """Run a pipeline once on a cluster without latency; return the share of the time in which ranks
+    were idle.
+    """
     planned = with_communication(plan(schedule, RANKS, MICROBATCHES, chunks))
 
     def program(comm: Communicator) -> tuple[float, float]:
         seconds = [slowest if stage == 1 else 1.0 for stage in range(planned.stages)]
-        stages = {stage: Stage(comm, seconds[stage] / chunks) for stage in planned.stages_of(comm.rank)}
-        pipeline = Pipeline(stages, comm, planned, lambda y, _: y.sum(), lambda x: torch.empty(x.shape), fused=False)
+        stages = {
+            stage: Stage(comm, seconds[stage] / chunks) for stage in planned.stages_of(comm.rank)
+        }
+        pipeline = Pipeline(
+            stages, comm, planned, lambda y, _: y.sum(), lambda x: torch.empty(x.shape), fused=False
+        )
         pipeline.step([torch.ones(1)] * MICROBATCHES, [None] * MICROBATCHES)
         return pipeline.busy, comm.clock()
 
@@ -57,14 +65,20 @@ def measured(schedule: str, chunks: int, slowest: float = 1.0) -> float:
     return 1 - sum(busy) / (RANKS * max(ends))
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)))
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2))
+)
 def test_what_is_measured_is_what_the_plan_says(schedule: str, chunks: int) -> None:
-    assert measured(schedule, chunks) == pytest.approx(simulate(plan(schedule, RANKS, MICROBATCHES, chunks)).bubble)
+    assert measured(schedule, chunks) == pytest.approx(
+        simulate(plan(schedule, RANKS, MICROBATCHES, chunks)).bubble
+    )
 
 
 def test_a_slow_stage_keeps_the_others_waiting() -> None:
     times = [1.0, 2.0, 1.0, 1.0]
-    expected = simulate(plan("1f1b", RANKS, MICROBATCHES), forward=times, backward=[2 * each for each in times]).bubble
+    expected = simulate(
+        plan("1f1b", RANKS, MICROBATCHES), forward=times, backward=[2 * each for each in times]
+    ).bubble
     assert measured("1f1b", 1, slowest=2.0) == pytest.approx(expected) and expected > 0.4
 
 
@@ -79,13 +93,18 @@ def test_the_remedy_is_named_above_15_percent_and_not_below() -> None:
             mesh=SimpleNamespace(layout=layout),
             model=SimpleNamespace(config=SimpleNamespace(layers=8)),
         )
-        history = [SimpleNamespace(bubble=0.9)] + 3 * [SimpleNamespace(bubble=idle)]  # the first step warms up
+        # the first step warms up
+        history = [SimpleNamespace(bubble=0.9)] + 3 * [SimpleNamespace(bubble=idle)]
         return bubble(cast(Any, trainer), cast(Any, SimpleNamespace(history=history)))
 
-    assert said(0.14) == [("bubble of the pipeline", "14.0%; by its plan, with equal stages, 27.3%")]
+    assert said(0.14) == [
+        ("bubble of the pipeline", "14.0%; by its plan, with equal stages, 27.3%")
+    ]
     warning, words = said(0.30)[1]
     assert warning.strip() == "WARNING: above 15%"
-    assert words.startswith("try --microbatches 16 (15.8%) or --microbatches 32 (8.6%) or --schedule interleaved")
+    assert words.startswith(
+        "try --microbatches 16 (15.8%) or --microbatches 32 (8.6%) or --schedule interleaved"
+    )
     assert "--schedule zb-h1 (" in words
 
 

@@ -1,4 +1,6 @@
-"""Text from .jsonl, .parquet and folders: in one order, piece by piece, and never the whole of it in memory."""
+"""Text from .jsonl, .parquet and folders: in one order, piece by piece, and never the whole of it
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import numpy as np
 import pytest
 from training import losses, train_on
 
-from minidist.trainer.config import DataOptions
 from minidist.trainer.corpus import sources, token_file
 from minidist.trainer.corpus.sources import TextError, read_pieces
+from minidist.trainer.corpus.text import load_text, paragraphs, read_corpus
 from minidist.trainer.corpus.token_file import TokenFile
-from minidist.trainer.text import load_text, paragraphs, read_corpus
+from minidist.trainer.options import DataOptions
 
 DOCUMENTS = ["One.", "Zwei größere\nZeilen.", "", "3 " * 50, "\u2028vier\u0085 fünf"]
 
@@ -50,7 +52,10 @@ def refused(*files: Path, field: str = "text") -> str:
 def test_each_document_comes_once_and_in_order(tmp_path: Path) -> None:
     assert words_of(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)) == DOCUMENTS
     assert words_of(write_parquet(tmp_path / "b.parquet", [*DOCUMENTS, None])) == DOCUMENTS
-    assert words_of(write_jsonl(tmp_path / "c.jsonl", DOCUMENTS, "content"), field="content") == DOCUMENTS
+    assert (
+        words_of(write_jsonl(tmp_path / "c.jsonl", DOCUMENTS, "content"), field="content")
+        == DOCUMENTS
+    )
 
 
 def test_a_folder_is_its_files_sorted_by_path(tmp_path: Path) -> None:
@@ -78,7 +83,9 @@ def test_faults_name_the_file_the_line_and_the_fields_there_are(
     (tmp_path / "a.jsonl").write_text("[1]\n")
     assert "a.jsonl, line 1, is no object" in refused(tmp_path / "a.jsonl")
     file = write_parquet(tmp_path / "b.parquet", ["x"], "content")
-    assert refused(file).endswith("b.parquet has no column of text 'text': name it by --text-field (content)")
+    assert refused(file).endswith(
+        "b.parquet has no column of text 'text': name it by --text-field (content)"
+    )
     file.write_bytes(b"PAR1" + file.read_bytes()[8:])
     assert "b.parquet is not Parquet (" in refused(file, field="content")
     (tmp_path / "empty").mkdir()
@@ -114,7 +121,9 @@ def test_between_documents_stands_the_end_of_text_or_a_blank_line(tmp_path: Path
     plain = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<end>": 2, "\n": 3}, []))
     plain.add_special_tokens(["<end>"])
     plain.save(str(tmp_path / "tokenizer.json"))
-    options = DataOptions(text=options.text, sequence=2, held_out=0.0, tokenizer=str(tmp_path / "tokenizer.json"))
+    options = DataOptions(
+        text=options.text, sequence=2, held_out=0.0, tokenizer=str(tmp_path / "tokenizer.json")
+    )
     assert read_corpus(options).samples.tokens.tolist() == [0, 1, 3, 3, 1, 3, 3, 0, 0, 1, 3, 3]
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<end>"}}')
     assert read_corpus(options).samples.tokens.tolist() == [0, 1, 2, 1, 2, 0, 0, 1, 2]
@@ -123,7 +132,9 @@ def test_between_documents_stands_the_end_of_text_or_a_blank_line(tmp_path: Path
 
 
 def test_a_text_larger_than_memory_is_never_held_whole(tmp_path: Path) -> None:
-    """64 MiB of documents are read, cut and sampled with at most 24 MiB, of which 16 are tokens before they spill."""
+    """64 MiB of documents are read, cut and sampled with at most 24 MiB, of which 16 are tokens
+    before they spill.
+    """
     megabyte, file = "x" * ((1 << 20) - 2), tmp_path / "large.jsonl"
     with file.open("w") as lines:
         for _ in range(64):
@@ -135,14 +146,19 @@ def test_a_text_larger_than_memory_is_never_held_whole(tmp_path: Path) -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert isinstance(corpus.samples.tokens, np.memmap) and len(corpus.samples) == 1024 * 64 * 19 // 20
+    assert (
+        isinstance(corpus.samples.tokens, np.memmap) and len(corpus.samples) == 1024 * 64 * 19 // 20
+    )
     assert rows.shape == (3, 1025) and set(np.unique(rows)) <= {ord("x"), ord("\n")}
     assert most < 24 << 20
 
 
 def test_tokens_in_a_file_are_those_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the borders of what was appended; the file goes with the array."""
-    parts = [np.arange(start, start + count, dtype="uint16") for start, count in ((0, 5), (5, 0), (5, 900), (905, 1))]
+    parts = [
+        np.arange(start, start + count, dtype="uint16")
+        for start, count in ((0, 5), (5, 0), (5, 900), (905, 1))
+    ]
     arrays = []
     for limit in (1 << 20, 100, 0):
         monkeypatch.setattr(token_file, "IN_MEMORY", limit)
@@ -155,8 +171,12 @@ def test_tokens_in_a_file_are_those_in_memory(monkeypatch: pytest.MonkeyPatch) -
     assert not list(Path(tempfile.gettempdir()).glob("minidist-tokens-*"))
 
 
-def test_a_run_on_a_folder_is_resumed_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens lie in a file, and three ranks go on where two were stopped, in the second epoch."""
+def test_a_run_on_a_folder_is_resumed_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens lie in a file, and three ranks go on where two were stopped, in the second
+    epoch.
+    """
     monkeypatch.setattr(token_file, "IN_MEMORY", 1000)
     (tmp_path / "text").mkdir()
     texts = [part.decode() for part in paragraphs(load_text()[:1500])]
@@ -169,6 +189,8 @@ def test_a_run_on_a_folder_is_resumed_at_its_place(tmp_path: Path, monkeypatch: 
         shutil.rmtree(checkpoint)
     assert train_on(3, words, f"--save {tmp_path / 'parts'} --resume") == 0
     whole, parts = (dict(losses(tmp_path / run / "metrics.jsonl")) for run in ("whole", "parts"))
-    assert list(parts) == list(range(1, 16)) and [*parts.values()] == pytest.approx([*whole.values()], rel=1e-11)
+    assert list(parts) == list(range(1, 16)) and [*parts.values()] == pytest.approx(
+        [*whole.values()], rel=1e-11
+    )
     last = json.loads((tmp_path / "parts" / "step-00000015" / "state.json").read_text())
     assert last["batches"]["epoch"] == 1 and last["batches"]["position"] > 0

@@ -1,4 +1,6 @@
-"""The loss on held-out text: the same number on every layout, and training does not notice that it is measured."""
+"""The loss on held-out text: the same number on every layout, and training does not notice that it
+is measured.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from training import metrics, same_bits, short_text, tensors, train_on
 
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.checkpoint.restore import read_state
-from minidist.trainer.config import DataOptions
-from minidist.trainer.text import read_corpus
+from minidist.trainer.corpus.text import read_corpus
+from minidist.trainer.options import DataOptions
 
 RUN = (
-    "--layers 4 --dropout 0.2 --steps 4 --eval-every 3 --precision float64 --lr 0.01 --batch 6 --save-every 1 --keep 9"
+    "--layers 4 --dropout 0.2 --steps 4 --eval-every 3 --precision float64 --lr 0.01 --batch "
+    "6 --save-every 1 --keep 9"
 )
-KINDS = {"dense": "--tied", "mixture": "--experts 4 --capacity 1.2 --balance bias --balance-rate 0.1"}
+KINDS = {
+    "dense": "--tied",
+    "mixture": "--experts 4 --capacity 1.2 --balance bias --balance-rate 0.1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +43,14 @@ def measured(folder: Path) -> dict[float, float]:
 
 
 def test_it_is_the_loss_of_the_model_that_was_saved(serial: Path) -> None:
-    """Computed once more from the checkpoint, in one batch: nothing that trains has a part in it."""
+    """Computed once more from the checkpoint, in one batch: nothing that trains has a part in
+    it.
+    """
     found = measured(serial / "dense")
     assert list(found) == [3, 4]
-    held_out = read_corpus(DataOptions(text=(str(serial / "short.txt"),), held_out=0.2, sequence=16)).held_out
+    held_out = read_corpus(
+        DataOptions(text=(str(serial / "short.txt"),), held_out=0.2, sequence=16)
+    ).held_out
     assert held_out is not None and len(held_out) == 37
     rows = torch.from_numpy(held_out.tokens[: 37 * 16 + 1].astype(int))
     inputs, targets = rows[:-1].view(37, 16), rows[1:]
@@ -67,7 +77,9 @@ def test_it_is_the_loss_of_the_model_that_was_saved(serial: Path) -> None:
         (2, "dense", "--cp 2 --cp-comm ulysses --cp-order contiguous"),
         (4, "dense", "--pp 2 --schedule zb-h1 --microbatches 3"),
         (4, "dense", "--pp 2 --tp 2 --sp --schedule interleaved --microbatches 4"),
-        pytest.param(2, "dense", "--pp 2 --schedule gpipe --microbatches 5 --zero 0", marks=pytest.mark.soak),
+        pytest.param(
+            2, "dense", "--pp 2 --schedule gpipe --microbatches 5 --zero 0", marks=pytest.mark.soak
+        ),
         pytest.param(2, "mixture", "--zero 3", marks=pytest.mark.soak),
         (4, "mixture", "--ep 2 --tp 2"),
         (4, "mixture", "--cp 2 --ep 2 --ep-comm direct"),
@@ -82,27 +94,38 @@ def test_every_layout_measures_the_serial_number_and_trains_as_if_it_did_not(
     ours, theirs = measured(tmp_path / "with"), measured(serial / kind)
     assert ours.keys() == theirs.keys()
     assert [ours[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-11)
-    assert train_on(ranks, words.replace("--eval-every 3", ""), f"--save {tmp_path / 'without'}") == 0
+    assert (
+        train_on(ranks, words.replace("--eval-every 3", ""), f"--save {tmp_path / 'without'}") == 0
+    )
     assert measured(tmp_path / "without") == {}
     assert same_bits(tmp_path / "with" / "step-00000004", tmp_path / "without" / "step-00000004")
 
 
 def test_a_resumed_run_measures_what_the_whole_run_did(serial: Path, tmp_path: Path) -> None:
-    """Also where documents of any length are measured, from files of their own, and only the first batches of them."""
+    """Also where documents of any length are measured, from files of their own, and only the first
+    batches of them.
+    """
     (tmp_path / "other.txt").write_text("\n\n".join("abc " * count for count in range(1, 40)))
-    words = f"{RUN} --by-length --text {serial / 'short.txt'} --eval-text {tmp_path / 'other.txt'} --eval-batches 2"
+    words = (
+        f"{RUN} --by-length --text {serial / 'short.txt'} --eval-text {tmp_path / 'other.txt'} "
+        "--eval-batches 2"
+    )
     assert train_on(1, words, f"--save {tmp_path / 'whole'}") == 0
     assert train_on(2, words, f"--save {tmp_path / 'parts'}") == 0
     shutil.rmtree(tmp_path / "parts" / "step-00000004")
     shutil.rmtree(tmp_path / "parts" / "step-00000003")
     assert train_on(3, words, f"--resume --zero 1 --save {tmp_path / 'parts'}") == 0
     whole, parts = measured(tmp_path / "whole"), measured(tmp_path / "parts")
-    assert list(whole) == list(parts) == [3, 4] and [*parts.values()] == pytest.approx([*whole.values()], rel=1e-11)
+    assert list(whole) == list(parts) == [3, 4] and [*parts.values()] == pytest.approx(
+        [*whole.values()], rel=1e-11
+    )
 
 
-def test_held_out_text_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_out_text_that_is_too_short_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(2, f"--steps 2 --eval-every 1 --text {short_text(tmp_path, 300)}") == 2
     assert capsys.readouterr().err == (
-        "minidist train: --eval-every 1: the held-out text is too short for a sequence of 16 tokens: "
-        "use --eval-text FILE, or a larger --held-out\n"
+        "minidist train: --eval-every 1: the held-out text is too short for a sequence of 16 "
+        "tokens: use --eval-text FILE, or a larger --held-out\n"
     )

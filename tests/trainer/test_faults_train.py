@@ -1,4 +1,6 @@
-"""Ranks that die in the midst of training: the job ends, says why, leaves no process, and loses no checkpoint."""
+"""Ranks that die in the midst of training: the job ends, says why, leaves no process, and loses no
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_run_killed_at_very_many_moments(tmp_path: Path) -> None:
 
 
 def kills(folder: Path, first: int, every: int, seed: int, count: int) -> tuple[int, int]:
-    """Return how often the run was killed, before it touched a file and at random; see `kills.py`."""
+    """Return how often the run was killed, before it touched a file and at random; see
+    `kills.py`.
+    """
     command = [*warm_python(), str(KILLS), str(folder), *map(str, (first, every, seed, count))]
     done = run_job(command, env=clean_environment(), timeout=1100, capture=True)
     assert done.returncode == 0, done.stderr
@@ -69,13 +73,23 @@ class Job:
         self.folder, self.mark, self.log = folder / "run", secrets.token_hex(8), folder / "log"
         source, text = folder / "program.py", short_text(folder)
         source.write_text(
-            f"import os\nopen(f'{folder}/pid{{os.environ[\"PMI_RANK\"]}}', 'w').write(str(os.getpid()))\n{program}"
+            f"import os\nopen(f'{folder}/pid{{os.environ[\"PMI_RANK\"]}}', "
+            f"'w').write(str(os.getpid()))\n{program}"
         )
-        command = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", *python, str(source), "train"]
+        command = [
+            str(Path(sys.executable).with_name("mpirun")),
+            "-n",
+            "2",
+            *python,
+            str(source),
+            "train",
+        ]
         command += [*ENDLESS, strategy, "--text", str(text), "--save", str(self.folder)]
         with self.log.open("w") as log:
             environment = clean_environment() | {MARK: self.mark}
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         self.pids = folder
 
     def wait_for(self, event: Callable[[], object]) -> None:
@@ -85,7 +99,9 @@ class Job:
             time.sleep(0.02)
 
     def ends(self) -> str:
-        """Check that the job ends at once, with nothing left of it but good checkpoints; return what it printed."""
+        """Check that the job ends at once, with nothing left of it but good checkpoints; return
+        what it printed.
+        """
         status = self.process.wait(timeout=60)
         output = self.log.read_text()
         assert status != 0, output
@@ -127,7 +143,9 @@ def test_a_rank_that_is_killed_ends_the_job(start: Callable[..., Job], tmp_path:
 
 
 def test_ctrl_c_ends_the_job(start: Callable[..., Job]) -> None:
-    """A terminal sends SIGINT to all processes of the group it shows; ranks may be in groups of their own."""
+    """A terminal sends SIGINT to all processes of the group it shows; ranks may be in groups of
+    their own.
+    """
     job = start(strategy="server", python=[sys.executable])
     job.wait_for(lambda: len(complete(job.folder)) >= 2)
     os.killpg(job.process.pid, signal.SIGINT)
@@ -137,15 +155,28 @@ def test_ctrl_c_ends_the_job(start: Callable[..., Job]) -> None:
 def test_a_rank_that_raises_ends_the_job_with_its_traceback(start: Callable[..., Job]) -> None:
     job = start(BUG + PROGRAM, "naive")
     output = job.ends()
-    assert "[rank 1] ZeroDivisionError: the bug of rank 1" in output and "[rank 1] Traceback" in output
+    assert (
+        "[rank 1] ZeroDivisionError: the bug of rank 1" in output and "[rank 1] Traceback" in output
+    )
     assert "[rank 0]" not in output
-    assert newest(job.folder).name in ("step-00000009", "step-00000010"), "the last may not have been written yet"
+    assert newest(job.folder).name in ("step-00000009", "step-00000010"), (
+        "the last may not have been written yet"
+    )
 
 
 def test_ctrl_c_of_a_single_process(tmp_path: Path) -> None:
     """No traceback, and the status that shells use."""
     with (tmp_path / "log").open("w") as log:
-        command = [sys.executable, "-m", "minidist", "train", *ENDLESS, "ddp", "--save", str(tmp_path / "run")]
+        command = [
+            sys.executable,
+            "-m",
+            "minidist",
+            "train",
+            *ENDLESS,
+            "ddp",
+            "--save",
+            str(tmp_path / "run"),
+        ]
         process = subprocess.Popen(command, env=clean_environment(), stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 60
@@ -162,9 +193,20 @@ def test_ctrl_c_of_a_single_process(tmp_path: Path) -> None:
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     """`| head -1` is no failure to complain about."""
-    command = [sys.executable, "-m", "minidist", "train", *ENDLESS, "ddp", "--save", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "minidist",
+        "train",
+        *ENDLESS,
+        "ddp",
+        "--save",
+        str(tmp_path / "run"),
+    ]
     command += ["--log-every", "1"]
-    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout and process.stderr and process.stdout.readline()
             process.stdout.close()

@@ -16,8 +16,9 @@ from training import train_on
 from minidist.cli.train import main
 from minidist.model import GPTConfig
 from minidist.parallel.recipe import STRATEGIES
-from minidist.trainer.config import Config, ConfigError, DataOptions, OptimizerOptions, RunOptions, in_flags
+from minidist.trainer.config import Config, ConfigError, in_flags
 from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
+from minidist.trainer.options import DataOptions, OptimizerOptions, RunOptions
 
 FROZEN = """
     --help --config --print-config
@@ -93,7 +94,11 @@ def test_dashes_and_underscores(words: str) -> None:
 
 def test_values_keep_their_underscores() -> None:
     config = parse(["--save=runs/my_run", "--text", "a_b", "c_d", "--metrics", "m_n"])
-    assert (config.run.save, config.data.text, config.run.metrics) == ("runs/my_run", ("a_b", "c_d"), "m_n")
+    assert (config.run.save, config.data.text, config.run.metrics) == (
+        "runs/my_run",
+        ("a_b", "c_d"),
+        "m_n",
+    )
 
 
 def test_switches_have_a_no(tmp_path: Path) -> None:
@@ -131,7 +136,10 @@ def test_words_that_belong_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--experts 4 --top-k 1", "--top-k 1 gives every output the weight 1, so .* use --raw-weights"),
+        (
+            "--experts 4 --top-k 1",
+            "--top-k 1 gives every output the weight 1, so .* use --raw-weights",
+        ),
         ("--heads 4 --key-value-heads 3", "--heads 4 does not divide by --key-value-heads 3"),
         ("--balance aux", "--balance aux is for a model with experts"),
         ("--experts 2 --balance-rate 0.1", "--balance-rate 0.1 is for --balance aux or bias"),
@@ -144,7 +152,10 @@ def test_what_does_not_fit_is_told_in_flags(words: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("told", "in_words_of_flags"),
     [
-        ("fp8=True multiplies what qlora=True replaces", "--precision fp8 multiplies what --qlora replaces"),
+        (
+            "fp8=True multiplies what qlora=True replaces",
+            "--precision fp8 multiplies what --qlora replaces",
+        ),
         ("shard_ranks=3 does not divide dp*cp = 8", "--hsdp 3 does not divide dp*cp = 8"),
         ("experts, which shard_ranks does not know", "experts, which --hsdp does not know"),
         ("sequence=True, but tp=1: use tp=2", "--sp, but --tp 1: use --tp 2"),
@@ -239,7 +250,9 @@ def test_limits_allow_what_lies_on_them() -> None:
 
 
 def test_precision_is_float32_unless_the_run_is_verified() -> None:
-    precisions = [parse(words.split()).precision for words in ("", "--verify", "--verify --precision float32")]
+    precisions = [
+        parse(words.split()).precision for words in ("", "--verify", "--verify --precision float32")
+    ]
     assert precisions == ["float32", "float64", "float32"]
 
 
@@ -254,7 +267,9 @@ def test_the_optimizers_state_goes_to_its_folder_or_that_of_the_checkpoints() ->
 
 
 def test_the_model_gets_the_vocabulary_of_the_tokenizer() -> None:
-    expected = GPTConfig(vocabulary=300, layers=2, hidden=64, heads=2, sequence=32, dropout=0.5, tied=True)
+    expected = GPTConfig(
+        vocabulary=300, layers=2, hidden=64, heads=2, sequence=32, dropout=0.5, tied=True
+    )
     words = "--layers 2 --hidden 64 --heads 2 --sequence 32 --dropout 0.5 --tied"
     assert parse(words.split()).gpt(vocabulary=300) == expected
 
@@ -264,10 +279,15 @@ def test_the_model_gets_the_vocabulary_of_the_tokenizer() -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
-    file.write_text('[data]\nbatch = 3\ntext = ["a", "b"]\n[optimizer]\nlr = 1\nweight-decay = 0.5\n')
+    file.write_text(
+        '[data]\nbatch = 3\ntext = ["a", "b"]\n[optimizer]\nlr = 1\nweight-decay = 0.5\n'
+    )
     config = parse(["--batch", "5", "--config", str(file)])
     assert config.data == DataOptions(batch=5, text=("a", "b"))
-    assert config.optimizer == OptimizerOptions(lr=1.0, weight_decay=0.5) and type(config.optimizer.lr) is float
+    assert (
+        config.optimizer == OptimizerOptions(lr=1.0, weight_decay=0.5)
+        and type(config.optimizer.lr) is float
+    )
     assert config.run == RunOptions()
 
 
@@ -288,7 +308,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ("[data]\ntext = [1]", "has data.text = [1], which must be a list of strings"),
         ("[optimizer]\nlr = '1'", "has optimizer.lr = '1', which must be a number"),
         ("[run]\nsave = 1979-05-27", "which must be a string"),
-        ('[run]\nsave = "a\\u0000b"', "has run.save = 'a\\x00b', which must be a string without null characters"),
+        (
+            '[run]\nsave = "a\\u0000b"',
+            "has run.save = 'a\\x00b', which must be a string without null characters",
+        ),
     ],
 )
 def test_files_that_cannot_be_used(content: str, complaint: str, tmp_path: Path) -> None:
@@ -300,15 +323,21 @@ def test_files_that_cannot_be_used(content: str, complaint: str, tmp_path: Path)
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused("--config", str(tmp_path)).endswith("cannot be read: Is a directory")
-    assert refused("--config", str(tmp_path / "none")).endswith("cannot be read: No such file or directory")
+    assert refused("--config", str(tmp_path / "none")).endswith(
+        "cannot be read: No such file or directory"
+    )
 
 
-def test_print_config_is_a_file_that_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_is_a_file_that_config_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--lr", "3e-4", "--text", 'a"b', "c\\d", "--tied", "--strategy", "naive"]
     assert main([*words, "--print-config"]) == 0
     (tmp_path / "x.toml").write_text(capsys.readouterr().out)
     assert parse(["--config", str(tmp_path / "x.toml")]) == parse(words)
-    assert printed("--config", str(tmp_path / "x.toml"), "--batch", "3") == printed(*words, "--batch", "3")
+    assert printed("--config", str(tmp_path / "x.toml"), "--batch", "3") == printed(
+        *words, "--batch", "3"
+    )
 
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -343,7 +372,10 @@ def test_every_run_survives_toml(
     )
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_text(to_toml(config), encoding="utf-8", newline="")
-    assert Config(**{name: classes()[name](**options) for name, options in read_toml(file).items()}) == config
+    assert (
+        Config(**{name: classes()[name](**options) for name, options in read_toml(file).items()})
+        == config
+    )
 
 
 def test_defaults_need_no_flag() -> None:

@@ -8,7 +8,15 @@ import minidist
 from minidist.cli.train import train
 from minidist.comm.threads_wire.cluster import Cluster
 
-TINY = ["--layers=2", "--hidden=16", "--heads=2", "--sequence=16", "--batch=8", "--steps=2", "--dp=2"]
+TINY = [
+    "--layers=2",
+    "--hidden=16",
+    "--heads=2",
+    "--sequence=16",
+    "--batch=8",
+    "--steps=2",
+    "--dp=2",
+]
 
 
 def on_two_nodes(words: str) -> int:
@@ -25,7 +33,9 @@ def on_two_nodes(words: str) -> int:
         ("--pp 2 --order pp,dp,tp", "along pp leave the nodes"),
     ),
 )
-def test_a_run_says_which_axis_leaves_the_nodes(words: str, leaves: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_which_axis_leaves_the_nodes(
+    words: str, leaves: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert on_two_nodes(f"{words} --verify") == 0
     assert f"; messages {leaves}" in capsys.readouterr().out.splitlines()[0]
 
@@ -41,7 +51,9 @@ def test_a_run_says_which_axis_leaves_the_nodes(words: str, leaves: str, capsys:
         ("--pp 2 --order dp,ep,pp", "--order dp,ep,pp,cp,tp must name dp, pp, cp and tp once each"),
     ),
 )
-def test_an_order_that_cannot_be_meant_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_order_that_cannot_be_meant_is_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert on_two_nodes(words) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1

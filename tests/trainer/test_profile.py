@@ -36,13 +36,21 @@ WORKS = """
 
 
 def ranges(file: Path) -> dict[int, list[tuple[float, float, str]]]:
-    """Return the ranges that a profile has on each thread: begin, end and name, in order, the outer ones first."""
+    """Return the ranges that a profile has on each thread: begin, end and name, in order, the outer
+    ones first.
+    """
     found = defaultdict(list)
     for entry in json.loads(file.read_text())["traceEvents"]:
-        ours = entry.get("ph") == "X" and entry["cat"] == "user_annotation" and not entry["name"].startswith("gloo:")
+        ours = (
+            entry.get("ph") == "X"
+            and entry["cat"] == "user_annotation"
+            and not entry["name"].startswith("gloo:")
+        )
         if ours:  # gloo's messages overlap
             found[entry["tid"]].append((entry["ts"], entry["ts"] + entry["dur"], entry["name"]))
-    return {thread: sorted(mine, key=lambda each: (each[0], -each[1])) for thread, mine in found.items()}
+    return {
+        thread: sorted(mine, key=lambda each: (each[0], -each[1])) for thread, mine in found.items()
+    }
 
 
 def check_nested(mine: list[tuple[float, float, str]]) -> None:
@@ -55,19 +63,29 @@ def check_nested(mine: list[tuple[float, float, str]]) -> None:
         opened.append(end)
 
 
-def test_a_profile_shows_what_each_rank_did_by_name_on_the_thread_that_did_it(tmp_path: Path) -> None:
+def test_a_profile_shows_what_each_rank_did_by_name_on_the_thread_that_did_it(
+    tmp_path: Path,
+) -> None:
     job = torchrun(2, WORKS, str(tmp_path), *TINY, "--steps", "5")
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("profile of steps 2 to 4 written to ") == 2
-    for folder, beside in (("zero0", "all_reduce"), ("zero3", "all_gather"), ("zero3", "reduce_scatter")):
+    for folder, beside in (
+        ("zero0", "all_reduce"),
+        ("zero3", "all_gather"),
+        ("zero3", "reduce_scatter"),
+    ):
         files = sorted((tmp_path / folder).iterdir())
         assert [file.name for file in files] == ["rank-0000.json", "rank-0001.json"]
         for file in files:
             threads = ranges(file)
-            (main_thread,) = (mine for mine in threads.values() if any(name == "forward" for *_, name in mine))
+            (main_thread,) = (
+                mine for mine in threads.values() if any(name == "forward" for *_, name in mine)
+            )
             names = [name for *_, name in main_thread]
             assert [names.count(name) for name in ("forward", "backward", "optimizer")] == [3, 3, 3]
-            assert {f"ProfilerStep#{step}" for step in (2, 3, 4)} <= set(names), "numbered as the run does"
+            assert {f"ProfilerStep#{step}" for step in (2, 3, 4)} <= set(names), (
+                "numbered as the run does"
+            )
             others = [mine for mine in threads.values() if mine is not main_thread]
             calls = sum(name.startswith(beside) for mine in others for *_, name in mine)
             assert calls and calls % 3 == 0, (folder, beside, calls)
@@ -86,9 +104,13 @@ def test_a_profile_under_mpirun_and_of_a_run_that_is_short(tmp_path: Path) -> No
         assert {"forward", "backward", "optimizer", "all_gather", "reduce_scatter"} <= names
 
 
-def test_a_profile_of_warm_up_alone_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_warm_up_alone_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*TINY, "--steps", "1", "--profile", str(tmp_path)]) == 0
-    assert re.search("^no profile was written: it takes a run of 2 steps", capsys.readouterr().out, re.M)
+    assert re.search(
+        "^no profile was written: it takes a run of 2 steps", capsys.readouterr().out, re.M
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,7 +120,8 @@ def test_a_profile_that_cannot_be_is_refused_before_any_work(
     (tmp_path / "file").touch()
     assert main([*TINY, "--profile", str(tmp_path / "file")]) == 2
     assert re.fullmatch(
-        r"minidist train: --profile \S+ cannot be written .*give another path\n", capsys.readouterr().err
+        r"minidist train: --profile \S+ cannot be written .*give another path\n",
+        capsys.readouterr().err,
     )
     assert train_on(2, f"--profile {tmp_path / 'new'}") == 2
     assert "takes a process a rank: use mpirun" in capsys.readouterr().err

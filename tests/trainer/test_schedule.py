@@ -15,7 +15,8 @@ PEAK = 3e-4
 def test_it_starts_low_reaches_the_peak_and_ends_at_the_final_rate() -> None:
     assert learning_rate(0, PEAK, warmup=10, total=100) == pytest.approx(PEAK / 10)
     assert learning_rate(9, PEAK, warmup=10, total=100) == PEAK
-    assert learning_rate(54, PEAK, warmup=10, total=100) == pytest.approx(PEAK * 0.55)  # halfway down
+    # halfway down
+    assert learning_rate(54, PEAK, warmup=10, total=100) == pytest.approx(PEAK * 0.55)
     assert learning_rate(99, PEAK, warmup=10, total=100) == pytest.approx(PEAK * 0.1)
     assert learning_rate(10_000, PEAK, warmup=10, total=100) == pytest.approx(PEAK * 0.1)
     assert learning_rate(99, PEAK, warmup=10, total=100, final_fraction=0) == 0
@@ -30,7 +31,8 @@ def test_it_rises_then_falls_and_never_jumps(warmup: int, more: int, fraction: f
     assert rates[:warmup] == sorted(rates[:warmup])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     if more:  # without room for the cosine, the rate has to drop at once
-        slope = max(1 / max(warmup, 1), math.pi / 2 / more)  # the steepest a straight line and a cosine get
+        # the steepest a straight line and a cosine get
+        slope = max(1 / max(warmup, 1), math.pi / 2 / more)
         steps = [abs(after - before) for before, after in pairwise(rates)]
         assert max(steps) <= PEAK * slope * (1 + 1e-9)
 

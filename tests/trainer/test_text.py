@@ -1,4 +1,6 @@
-"""From files to tokens, with errors in one sentence; and batches read ahead, with a restart at exactly the next one."""
+"""From files to tokens, with errors in one sentence; and batches read ahead, with a restart at
+exactly the next one.
+"""
 
 import sys
 import threading
@@ -17,7 +19,7 @@ from training import batches_of
 
 from minidist.parallel.data.sampler import State
 from minidist.trainer.batches import Batch, ReadAhead
-from minidist.trainer.text import (
+from minidist.trainer.corpus.text import (
     ByteTokenizer,
     FileTokenizer,
     Samples,
@@ -86,7 +88,9 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for file, message in (("missing", "No such file"), ("empty", "is empty"), (".", "directory")):
         with pytest.raises(TextError, match=rf"{message}.*--text"):
             load_text([tmp_path / file])
-    with pytest.raises(TextError, match=r"training part has 8 tokens, but one sequence of T = 8 inputs needs 9"):
+    with pytest.raises(
+        TextError, match=r"training part has 8 tokens, but one sequence of T = 8 inputs needs 9"
+    ):
         sequences(TOKENS[:8], T=8, name="the training part")
     for texts in ([], [TOKENS[:1], TOKENS[:0]]):
         with pytest.raises(TextError, match=f"has {len(texts)} documents, none with two tokens"):
@@ -106,7 +110,9 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     byte_pairs.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, show_progress=False, initial_alphabet=alphabet)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, show_progress=False, initial_alphabet=alphabet
+    )
     byte_pairs.train_from_iterator([load_text()[:50_000].decode()], trainer)
     byte_pairs.enable_truncation(16)  # as published files often do
     file: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -157,7 +163,9 @@ def test_tokenizer_errors_are_one_sentence(
 class Numbers:
     """Counts upwards, slowly or with an accident if so wished."""
 
-    def __init__(self, end: int, error: BaseException | None = None, block: threading.Event | None = None) -> None:
+    def __init__(
+        self, end: int, error: BaseException | None = None, block: threading.Event | None = None
+    ) -> None:
         self.end, self.error, self.block = end, error, block
         self.made = 0
 
@@ -248,14 +256,16 @@ def test_arguments_are_checked() -> None:
 
 
 @pytest.mark.parametrize("by_length", [False, True])
-@pytest.mark.parametrize("used", [0, 3, 7, 11])  # an epoch has 7 batches of sequences, 11 of documents
+# an epoch has 7 batches of sequences, 11 of documents
+@pytest.mark.parametrize("used", [0, 3, 7, 11])
 def test_a_restart_has_exactly_the_next_batch(by_length: bool, used: int) -> None:
     samples = many_documents() if by_length else sequences(TOKENS, T=8)
     expected = list(islice(batches_of(samples, 4, by_length=by_length), used + 10))
     with ReadAhead(batches_of(samples, 4, by_length=by_length), depth=3) as batches:
         for _, batch in zip(range(used), batches, strict=False):
             assert batch.tokens
-        wait_until(lambda: batches._ready.qsize() == 3)  # it has read ahead, and the state must not show it
+        # it has read ahead, and the state must not show it
+        wait_until(lambda: batches._ready.qsize() == 3)
         state = batches.state_dict()
     restarted = batches_of(samples, 4, by_length=by_length)
     restarted.load_state_dict(state)

@@ -51,12 +51,19 @@ def test_a_plan_of_torch_is_read_checked_and_trains_like_one_rank(name: str, dum
     file = dumped / f"{name}.compute_only.csv"
     plan = read_plan(file.read_text())
     check(plan)
-    assert (plan.ranks, plan.stages, plan.microbatches, plan.stages_of(0)) == (2, 4, 4, [*NAMES[name]])
+    assert (plan.ranks, plan.stages, plan.microbatches, plan.stages_of(0)) == (
+        2,
+        4,
+        4,
+        [*NAMES[name]],
+    )
     words = file.read_text().replace("(", ",").replace(")OVERLAP_F_B", "").replace(";", ",").split()
     assert [",".join(map(str, row)) for row in plan.actions] == [
         ",".join(word for word in row.split(",") if word) for row in words
     ]
-    assert train_on(2, f"--pp 2 --plan {file} --layers 4 --steps 3 --dropout 0.1 --tied --verify") == 0
+    assert (
+        train_on(2, f"--pp 2 --plan {file} --layers 4 --steps 3 --dropout 0.1 --tied --verify") == 0
+    )
 
 
 def test_spaces_and_commas_mean_the_same() -> None:
@@ -64,13 +71,22 @@ def test_spaces_and_commas_mean_the_same() -> None:
     assert read_plan("0F0,0F1,,,0B0,0B1\r\n,1F0, 1B0,1F1,1B1,\r\n") == plan
     assert read_plan("0F0,0F1, ,(0B0;0B1)OVERLAP_F_B\n1F0,1B0,1F1,1B1 # the end") == plan
     assert read_plan(",,\n0F0,0B0").ranks == 2
-    assert [action.kind for action in plan.actions[0]] == [Kind.FORWARD, Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD]
+    assert [action.kind for action in plan.actions[0]] == [
+        Kind.FORWARD,
+        Kind.FORWARD,
+        Kind.BACKWARD,
+        Kind.BACKWARD,
+    ]
 
 
-def test_what_torch_adds_before_it_runs_is_refused(dumped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_torch_adds_before_it_runs_is_refused(
+    dumped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = dumped / "Interleaved1F1B.compute_comms.csv"
     assert train_on(2, f"--pp 2 --plan {file} --layers 4 --steps 1") == 2
     error = capsys.readouterr().err
     assert 'write the plan by _dump_csv(file, "compute_only")' in error
-    with pytest.raises(ScheduleError, match="word 2: 0REDUCE_GRAD is added to a plan before it runs"):
+    with pytest.raises(
+        ScheduleError, match="word 2: 0REDUCE_GRAD is added to a plan before it runs"
+    ):
         read_plan("0F0,0REDUCE_GRAD")

@@ -1,4 +1,6 @@
-"""`python -m minidist train`: the same numbers from every launcher, strategy and number of ranks, and what it says."""
+"""`python -m minidist train`: the same numbers from every launcher, strategy and number of ranks,
+and what it says.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +42,32 @@ STEP = re.compile(
 
 
 def test_every_launcher_trains_alike(tmp_path: Path) -> None:
-    """The command as a user types it, with 1, 2 and 3 ranks on three wires; nothing on stderr but the launcher's."""
+    """The command as a user types it, with 1, 2 and 3 ranks on three wires; nothing on stderr but
+    the launcher's.
+    """
     tiny = ["train", *TINY, "--steps", "4", "--batch", "7", "--dropout", "0.1", "--verify"]
     files = {name: tmp_path / f"{name}.jsonl" for name in ("python", "mpirun", "torchrun")}
     with ThreadPoolExecutor(2) as pool:
         args = {name: [*tiny, "--metrics", str(file)] for name, file in files.items()}
         plain = [sys.executable, "-W", "default", "-m", "minidist", *args["python"]]
         jobs = {
-            "python": pool.submit(run_job, plain, env=clean_environment(), timeout=100, capture=True),
+            "python": pool.submit(
+                run_job, plain, env=clean_environment(), timeout=100, capture=True
+            ),
             "mpirun": pool.submit(mpirun, 3, PROGRAM, *args["mpirun"], timeout=100),
             "torchrun": pool.submit(torchrun, 2, PROGRAM, *args["torchrun"], timeout=100),
         }
         done = {name: job.result() for name, job in jobs.items()}
     serial = losses(files["python"])
-    for name, ranks in (("python", "1 rank on the threads wire"), ("mpirun", "3 ranks on the mpi"), ("torchrun", "2")):
+    for name, ranks in (
+        ("python", "1 rank on the threads wire"),
+        ("mpirun", "3 ranks on the mpi"),
+        ("torchrun", "2"),
+    ):
         assert done[name].returncode == 0, (name, done[name].stderr)
-        assert ranks in done[name].stdout and "serial run   yes" in done[name].stdout, done[name].stdout
+        assert ranks in done[name].stdout and "serial run   yes" in done[name].stdout, done[
+            name
+        ].stdout
         assert [step for step, _ in losses(files[name])] == [1, 2, 3, 4]
         for (_, ours), (_, theirs) in zip(losses(files[name]), serial, strict=True):
             assert math.isclose(ours, theirs, rel_tol=1e-12), name
@@ -71,7 +83,8 @@ def test_every_launcher_trains_alike(tmp_path: Path) -> None:
         (4, "--strategy ddp --accumulate 2 --dropout 0.2 --tied --key-value-heads 1"),
         (3, "--batch 2 --dropout 0.2"),  # one rank has no rows
         (5, "--batch 7 --accumulate 3 --strategy naive"),  # microbatches of 1, 0 and 0 rows
-        (3, "--by-length --sequence 40 --dropout 0.1"),  # padding; the last batch of the epoch is short
+        # padding; the last batch of the epoch is short
+        (3, "--by-length --sequence 40 --dropout 0.1"),
         (2, "--clip 0 --weight-decay 0 --base-batch 4 --debug"),
     ],
 )
@@ -82,7 +95,9 @@ def test_the_parameters_are_those_of_the_serial_run(
     text = short_text(tmp_path, 900)
     assert train_on(ranks, words, f"--text {text} --steps 12 --verify --lr 0.01") == 0
     said = capsys.readouterr()
-    difference = re.search(r"same parameters as the serial run   yes: largest relative difference (\S+)", said.out)
+    difference = re.search(
+        r"same parameters as the serial run   yes: largest relative difference (\S+)", said.out
+    )
     assert difference and float(difference[1]) < 1e-9
     assert "same bits on every rank             yes" in said.out and "in float64" in said.out
     assert said.err == ""
@@ -120,7 +135,9 @@ def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
-@pytest.mark.parametrize(("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")])
+@pytest.mark.parametrize(
+    ("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")]
+)
 def test_verify_finds_wrong_gradients(
     broken: Callable[..., Replica],
     alike: str,
@@ -128,7 +145,9 @@ def test_verify_finds_wrong_gradients(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Wrong, and the same on all ranks or not; clipped to a norm, so that Adam does not even see the factor."""
+    """Wrong, and the same on all ranks or not; clipped to a norm, so that Adam does not even see
+    the factor.
+    """
     monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", broken)
     assert train_on(2, "--steps 4 --clip 0.01 --verify", precision) == 1
     table = capsys.readouterr().out
@@ -136,16 +155,23 @@ def test_verify_finds_wrong_gradients(
     assert f"same bits on every rank             {alike}" in table
 
 
-def test_a_rank_that_went_astray_fails_a_run_that_nobody_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_went_astray_fails_a_run_that_nobody_verifies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", forgotten)
     assert train_on(2, "--steps 2") == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_lower_precision_is_judged_by_its_own_rounding(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lower_precision_is_judged_by_its_own_rounding(
+    ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(ranks, "--steps 20 --precision float32 --verify") == 0
     table = capsys.readouterr().out
-    assert "at most twice that of the serial float32 run" in table and "in float32" in table.splitlines()[0]
+    assert (
+        "at most twice that of the serial float32 run" in table
+        and "in float32" in table.splitlines()[0]
+    )
 
 
 def test_not_a_number_is_no_agreement() -> None:
@@ -159,7 +185,10 @@ def test_not_a_number_is_no_agreement() -> None:
 
 def test_metrics_and_the_line_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new" / "metrics.jsonl"
-    assert train_on(2, f"--steps 3 --batch 7 --lr 0.01 --warmup 2 --peak-tflops 0.5 --metrics {file}") == 0
+    assert (
+        train_on(2, f"--steps 3 --batch 7 --lr 0.01 --warmup 2 --peak-tflops 0.5 --metrics {file}")
+        == 0
+    )
     printed = re.findall(r"^step .*(?:\n    .*)?", capsys.readouterr().out, re.M)
     assert len(printed) == 3 and STEP.fullmatch(printed[2]) and "mfu" in printed[2]
     recorded = metrics(file)
@@ -169,12 +198,18 @@ def test_metrics_and_the_line_of_a_step(tmp_path: Path, capsys: pytest.CaptureFi
     flops = 6 * (parameters - 256 * 16) + 12 * 16 * 16
     for line in recorded:
         assert list(line) == list(StepMetrics.__dataclass_fields__)
-        assert 0 < line["loss"] < 6 and line["gradient_norm"] > 0 and 0 <= line["communication"] <= 1
+        assert (
+            0 < line["loss"] < 6 and line["gradient_norm"] > 0 and 0 <= line["communication"] <= 1
+        )
         assert line["tokens_per_second"] == pytest.approx(7 * 16 / line["seconds"])
-        assert line["utilisation"] == pytest.approx(flops * line["tokens_per_second"] / (2 * 0.5e12))
+        assert line["utilisation"] == pytest.approx(
+            flops * line["tokens_per_second"] / (2 * 0.5e12)
+        )
 
 
-def test_utilisation_is_left_out_where_the_peak_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_utilisation_is_left_out_where_the_peak_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(1, f"--steps 3 --metrics {tmp_path / 'm'}") == 0
     assert metrics(tmp_path / "m")[0]["utilisation"] is None
     printed = [line for line in capsys.readouterr().out.splitlines() if STEP.fullmatch(line)]
@@ -188,16 +223,22 @@ def test_time_left_counts_the_steps_of_this_start(capsys: pytest.CaptureFixture[
     assert re.search(r"step 110/130 .* left 0:40  waiting 50%$", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("steps", "lines"), [(1, 1), (40, 40), (41, 21), (1000, 40), (999_999, 40)])
+@pytest.mark.parametrize(
+    ("steps", "lines"), [(1, 1), (40, 40), (41, 21), (1000, 40), (999_999, 40)]
+)
 def test_some_forty_lines_whatever_the_number_of_steps(
     steps: int, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each in 80 columns, whatever stands in it; the last step is among them, and programs get every step."""
+    """Each in 80 columns, whatever stands in it; the last step is among them, and programs get
+    every step.
+    """
     few = range(1, steps + 1) if steps <= 1000 else [*range(25_000, steps, 25_000), steps]
     reporter = Reporter(steps, tmp_path / "m", 0, label="serial ")
     everything = (0.123, Load(12.34, 123_456, 12.34), 0.12, 0.12, 0.123, 1.5)
     for step in few:
-        reporter.step(StepMetrics(step, 10.12345, 1234.5678, 1e-3, 2.0, 12_345_678.0, 0.5, *everything))
+        reporter.step(
+            StepMetrics(step, 10.12345, 1234.5678, 1e-3, 2.0, 12_345_678.0, 0.5, *everything)
+        )
     out = capsys.readouterr().out.splitlines()
     printed = [line for line in out if line.startswith("serial step ") and "  norm " in line]
     assert len(printed) == lines and f"step {steps}/{steps}" in printed[-1]
@@ -205,7 +246,9 @@ def test_some_forty_lines_whatever_the_number_of_steps(
     assert [line["step"] for line in metrics(tmp_path / "m")] == [*few]
 
 
-def test_log_every_says_how_often_to_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_every_says_how_often_to_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(2, f"--steps 7 --log-every 3 --metrics {tmp_path / 'm'}") == 0
     assert re.findall(r"^step (\d)/7", capsys.readouterr().out, re.M) == ["3", "6", "7"]
     assert len(metrics(tmp_path / "m")) == 7
@@ -215,7 +258,9 @@ def test_on_a_terminal_the_line_stays_in_place() -> None:
     """Nothing of a longer line is left behind a shorter one; what was measured stays above."""
     leader, follower = os.openpty()
     command = ["train", *TINY, "--steps", "30", "--eval-every", "20"]
-    job = subprocess.Popen([sys.executable, "-m", "minidist", *command], stdout=follower, env=clean_environment())
+    job = subprocess.Popen(
+        [sys.executable, "-m", "minidist", *command], stdout=follower, env=clean_environment()
+    )
     os.close(follower)
     seen = b""
     with contextlib.suppress(OSError):  # Linux says so at its end
@@ -248,7 +293,11 @@ def test_the_rate_goes_on_as_it_was_told_to(words: str, rates: list[float], tmp_
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     Reporter(3, tmp_path / "m", 0).step(StepMetrics(1, math.nan, math.inf, 1e-3, 1.0, 1.0, 0.0))
     line = metrics(tmp_path / "m")[0]
-    assert line["loss"] is None and line["gradient_norm"] is None and "NaN" not in (tmp_path / "m").read_text()
+    assert (
+        line["loss"] is None
+        and line["gradient_norm"] is None
+        and "NaN" not in (tmp_path / "m").read_text()
+    )
 
 
 def test_a_full_disk_costs_the_metrics_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,9 +309,18 @@ def test_a_full_disk_costs_the_metrics_and_not_the_run(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
-    [(2, ""), (3, "--accumulate 2"), (3, "--zero 1"), (2, "--zero 2"), (3, "--zero 3"), (4, "--zero 3 --hsdp 2")],
+    [
+        (2, ""),
+        (3, "--accumulate 2"),
+        (3, "--zero 1"),
+        (2, "--zero 2"),
+        (3, "--zero 3"),
+        (4, "--zero 3 --hsdp 2"),
+    ],
 )
-def test_bytes_sent_are_those_of_the_formula(ranks: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_sent_are_those_of_the_formula(
+    ranks: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(ranks, "--steps 3", words) == 0
     rows = dict(
         re.findall(
@@ -272,7 +330,8 @@ def test_bytes_sent_are_those_of_the_formula(ranks: int, words: str, capsys: pyt
         )
     )
     counted, formula = (int(number.replace(",", "")) for number in rows.values())
-    assert counted == pytest.approx(formula, rel=1e-3) and counted > 0  # the parts of a ring differ by an element
+    # the parts of a ring differ by an element
+    assert counted == pytest.approx(formula, rel=1e-3) and counted > 0
 
 
 def test_a_trace_of_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,11 +343,15 @@ def test_a_trace_of_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert said.count("trace written to") == 1 and re.search(r"^rank +total", said, re.M)
 
 
-@pytest.mark.parametrize("words", ["--held-out 0", "--held-out 0.5", "--by-length --held-out 0", "--sequence 4"])
+@pytest.mark.parametrize(
+    "words", ["--held-out 0", "--held-out 0.5", "--by-length --held-out 0", "--sequence 4"]
+)
 def test_a_sample_is_written_whatever_is_held_out(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "latin1").write_bytes("Ein größeres Gerät läßt sich öffnen.\n\n".encode("latin-1") * 40)
+    (tmp_path / "latin1").write_bytes(
+        "Ein größeres Gerät läßt sich öffnen.\n\n".encode("latin-1") * 40
+    )
     assert train_on(2, words, f"--steps 2 --sample 6 --text {tmp_path / 'latin1'}") == 0
     assert re.search(r"the model was given '.+' and wrote:\n.", capsys.readouterr().out)
 
@@ -337,7 +400,8 @@ def test_zero_equals_the_serial_run_and_goes_on_from_any_checkpoint(
     folder = tmp_path / "run"
     saved = f"--steps 6 --verify --accumulate 2 --save {folder} --save-every 2 --keep 9"
     assert train_on(3, f"{saved} --zero {zero}") == 0
-    for ranks, stage in ((2, 0), (3, int(zero)), (1, 0)):  # each goes on from what the one before it wrote
+    # each goes on from what the one before it wrote
+    for ranks, stage in ((2, 0), (3, int(zero)), (1, 0)):
         shutil.rmtree(folder / "step-00000006")
         assert train_on(ranks, f"{saved} --resume --zero {stage}") == 0
         shutil.rmtree(folder / "step-00000004", ignore_errors=True)

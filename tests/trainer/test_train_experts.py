@@ -1,4 +1,6 @@
-"""`train` with experts: the serial run's numbers, what a line says, and checkpoints that any layout reads."""
+"""`train` with experts: the serial run's numbers, what a line says, and checkpoints that any layout
+reads.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_line_says_how_evenly_the_experts_are_loaded(
     assert train_on(2, EXPERTS, "--capacity 1 --ep 2", words) == 0
     lines = metrics(file)
     for line, shown in zip(
-        lines, re.findall(r"load (\S+)  dropped (\d+)  entropy (\S+)", capsys.readouterr().out), strict=True
+        lines,
+        re.findall(r"load (\S+)  dropped (\d+)  entropy (\S+)", capsys.readouterr().out),
+        strict=True,
     ):
         assert 1 <= line["imbalance"] <= 6 and line["dropped"] > 0 and 0 < line["entropy"] < 1.8
         assert shown == (f"{line['imbalance']:.2f}", f"{line['dropped']}", f"{line['entropy']:.2f}")
@@ -69,7 +73,9 @@ def test_a_line_says_how_evenly_the_experts_are_loaded(
 def test_a_checkpoint_moves_between_any_ep(
     before: tuple[int, str], after: tuple[int, str], text: Path, tmp_path: Path
 ) -> None:
-    """Experts, their moments and the biases of the routers: what comes out is what an undisturbed run has."""
+    """Experts, their moments and the biases of the routers: what comes out is what an undisturbed
+    run has.
+    """
     options = f"{RUN} {EXPERTS} --balance bias --balance-rate 0.01 --steps 4 --keep 9 --text {text}"
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     assert train_on(before[0], options, before[1], f"--save {whole}") == 0
@@ -78,23 +84,36 @@ def test_a_checkpoint_moves_between_any_ep(
         shutil.rmtree(moved / f"step-{step:08d}")
     assert train_on(after[0], options, after[1], f"--save {moved} --resume") == 0
     ours, theirs = (tensors(complete(folder)[-1]) for folder in (moved, whole))
-    assert ours.keys() == theirs.keys() and theirs["biases/1"].any() and "layers.0.mlp.routed.experts.up" in ours
+    assert (
+        ours.keys() == theirs.keys()
+        and theirs["biases/1"].any()
+        and "layers.0.mlp.routed.experts.up" in ours
+    )
     for name, tensor in theirs.items():
         assert float((ours[name].double() - tensor.double()).abs().max()) <= 1e-9 * max(
             1e-300, float(tensor.abs().max())
         ), name
 
 
-def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mixtral_is_exported_and_trained_on(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = "--layers 2 --heads 2 --intermediate 16 --experts 6 --balance aux"
     assert train_on(2, sizes, f"--ep 2 --steps 2 --text {text} --save {tmp_path / 'run'}") == 0
     export(complete(tmp_path / "run")[-1], tmp_path / "mixtral")
-    assert json.loads((tmp_path / "mixtral" / "config.json").read_text())["architectures"] == ["MixtralForCausalLM"]
+    assert json.loads((tmp_path / "mixtral" / "config.json").read_text())["architectures"] == [
+        "MixtralForCausalLM"
+    ]
     held = tensors(complete(tmp_path / "run")[-1])
     for name, parameter in load_llama(tmp_path / "mixtral").named_parameters():
         assert torch.equal(parameter, held[name]), name
     assert (
-        train_on(2, sizes, f"--ep 2 --zero 3 --steps 1 --text {text} --init {tmp_path / 'mixtral'} --capacity 1.5") == 0
+        train_on(
+            2,
+            sizes,
+            f"--ep 2 --zero 3 --steps 1 --text {text} --init {tmp_path / 'mixtral'} --capacity 1.5",
+        )
+        == 0
     )
     words = f"--layers 2 --heads 2 --steps 1 --text {text} --init {tmp_path / 'mixtral'}"
     assert train_on(1, words) == 0  # which takes the experts from the folder
@@ -107,20 +126,38 @@ def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys
     [
         (2, "--ep 2", "--ep 2 is for runs with --experts NUMBER"),
         (2, "--experts 4 --ep-comm plain", "--ep-comm plain is for runs with --ep RANKS"),
-        (2, "--experts 4 --ep 2 --ep-fp8 --verify", "--ep-fp8 rounds what it sends to 8 bits or fewer"),
+        (
+            2,
+            "--experts 4 --ep 2 --ep-fp8 --verify",
+            "--ep-fp8 rounds what it sends to 8 bits or fewer",
+        ),
         (2, "--experts 4 --ep 3", "--ep 3 must divide dp*cp = 2"),
         (2, "--capacity 1.5", "--capacity 1.5 is for a model with experts"),
-        (2, "--experts 4 --cp 2 --by-length", "--by-length pads rows to a multiple of 4 tokens on this layout"),
+        (
+            2,
+            "--experts 4 --cp 2 --by-length",
+            "--by-length pads rows to a multiple of 4 tokens on this layout",
+        ),
         (
             2,
             "--experts 4 --ep 2 --strategy naive",
             "experts have fewer copies than all else, which naive does not know",
         ),
-        (2, "--experts 4 --ep 2 --ep-comm hierarchical", "needs several nodes of as many ranks each"),
-        (1, "--experts 4 --precision fp8", "--precision fp8 is for linear layers, and experts are none: leave it out"),
+        (
+            2,
+            "--experts 4 --ep 2 --ep-comm hierarchical",
+            "needs several nodes of as many ranks each",
+        ),
+        (
+            1,
+            "--experts 4 --precision fp8",
+            "--precision fp8 is for linear layers, and experts are none: leave it out",
+        ),
     ],
 )
-def test_a_mistake_is_one_sentence(ranks: int, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(
+    ranks: int, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_on(ranks, words) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

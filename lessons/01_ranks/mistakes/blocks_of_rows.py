@@ -9,7 +9,11 @@ def farm(rows, shape, work, comm):
         return solution.farm(rows, shape, work, comm)
     blocks, results = np.array_split(np.arange(shape[0]), comm.size - 1), np.empty(shape)
     for turn in range(len(blocks[0])):
-        now = [(worker, block[turn]) for worker, block in enumerate(blocks, start=1) if turn < len(block)]
+        now = [
+            (worker, block[turn])
+            for worker, block in enumerate(blocks, start=1)
+            if turn < len(block)
+        ]
         for worker, row in now:
             if comm.rank == 0:
                 comm.send(rows[row], worker)

@@ -9,7 +9,9 @@ class BucketedGradients:
     def __init__(self, model, comm, stream, limit):
         self.synchronising, self.stream = True, stream
         self.buckets = assign_buckets(list(model.parameters()), limit)  # noqa: F405
-        self.number = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
+        self.number = {
+            parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
+        }
         self.start_over()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.arrived)
@@ -36,6 +38,8 @@ class BucketedGradients:
             self.launch(bucket)
         for bucket, (flat, handle) in zip(self.buckets, self.launched, strict=True):
             handle.wait()
-            for parameter, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            for parameter, total in zip(
+                bucket, flat.split([p.numel() for p in bucket]), strict=True
+            ):
                 parameter.grad.copy_(total.view_as(parameter))
         self.start_over()

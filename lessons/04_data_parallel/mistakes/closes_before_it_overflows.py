@@ -18,5 +18,7 @@ class BucketedGradients(honest.BucketedGradients):
     def __init__(self, model, comm, stream, limit):
         super().__init__(model, comm, stream, limit)
         self.buckets = assign_buckets(list(model.parameters()), limit)
-        self.number = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
+        self.number = {
+            parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket
+        }
         self.start_over()

@@ -3,7 +3,10 @@ from solution import *  # noqa: F403
 
 
 def accumulate(model, gradients, inputs, targets, microbatches, comm):
-    some, wanted = inputs.tensor_split(comm.size)[comm.rank], targets.tensor_split(comm.size)[comm.rank]
+    some, wanted = (
+        inputs.tensor_split(comm.size)[comm.rank],
+        targets.tensor_split(comm.size)[comm.rank],
+    )
     parts = zip(some.tensor_split(microbatches), wanted.tensor_split(microbatches), strict=True)
     try:
         for number, (part, goal) in enumerate(parts, start=1):

@@ -9,5 +9,7 @@ def sum_gradients(model, comm):
     gradients = [parameter.grad for parameter in model.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     all_reduce(flat, comm, algorithm="ring")
-    for gradient, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+    for gradient, total in zip(
+        gradients, flat.split([one.numel() for one in gradients]), strict=True
+    ):
         gradient.copy_(total.view_as(gradient))

@@ -9,11 +9,16 @@ class ZeRO1:
     def __init__(self, model, comm, lr):
         self.comm, self.parameters = comm, list(model.parameters())
         self.even = [parameter.numel() // comm.size * comm.size for parameter in self.parameters]
-        self.slices = [torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank].clone()) for whole in self.wholes()]
+        self.slices = [
+            torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank].clone())
+            for whole in self.wholes()
+        ]
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
 
     def wholes(self):
-        return [p.detach().view(-1)[:even] for p, even in zip(self.parameters, self.even, strict=True)]
+        return [
+            p.detach().view(-1)[:even] for p, even in zip(self.parameters, self.even, strict=True)
+        ]
 
     def zero_grad(self):
         for parameter in [*self.parameters, *self.slices]:

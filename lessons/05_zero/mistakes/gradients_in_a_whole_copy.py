@@ -9,7 +9,9 @@ class ZeRO1:
     def __init__(self, model, comm, lr):
         self.comm, self.parameters, self.kept = comm, list(model.parameters()), []
         wholes = [parameter.detach().view(-1) for parameter in self.parameters]
-        self.slices = [torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank]) for whole in wholes]
+        self.slices = [
+            torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank]) for whole in wholes
+        ]
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
 
     def zero_grad(self):

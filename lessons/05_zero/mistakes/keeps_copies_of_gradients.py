@@ -9,7 +9,9 @@ class ZeRO2:
     def __init__(self, model, comm, lr):
         self.comm, self.parameters, self.kept = comm, list(model.parameters()), []
         wholes = [parameter.detach().view(-1) for parameter in self.parameters]
-        self.slices = [torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank]) for whole in wholes]
+        self.slices = [
+            torch.nn.Parameter(whole.tensor_split(comm.size)[comm.rank]) for whole in wholes
+        ]
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
         self.piece = dict(zip(self.parameters, self.slices, strict=True))
         for parameter in self.parameters:

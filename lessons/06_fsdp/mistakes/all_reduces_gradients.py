@@ -16,5 +16,7 @@ class AllReducing(FSDP):
 
 class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
-        self.model = AllReducing(torch.nn.Sequential(*modules), comm, "sum", allocate=in_plain_memory)
+        self.model = AllReducing(
+            torch.nn.Sequential(*modules), comm, "sum", allocate=in_plain_memory
+        )
         self.shards = [flat.values for flat in self.model.flats]

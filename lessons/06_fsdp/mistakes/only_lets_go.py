@@ -16,7 +16,9 @@ class ShardedUnit(ShardedUnit):
         count = sum(parameter.numel() for parameter in self.parameters)
         counts = [len(part) for part in torch.tensor_split(torch.empty(count), self.comm.size)]
         whole = all_gather(self.shard, self.comm, counts=counts)
-        for parameter, view in zip(self.parameters, views_into(whole, self.parameters), strict=True):
+        for parameter, view in zip(
+            self.parameters, views_into(whole, self.parameters), strict=True
+        ):
             parameter.data = view
 
     def release(self):

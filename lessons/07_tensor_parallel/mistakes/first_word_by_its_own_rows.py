@@ -7,4 +7,7 @@ from solution import reduce_from
 def parallel_embedding(tokens, mine, vocabulary, comm):
     place = tokens - comm.rank * len(mine)
     elsewhere = (place < 0) | (place >= len(mine))
-    return reduce_from(F.embedding(place.masked_fill(elsewhere, 0), mine).masked_fill(elsewhere[..., None], 0), comm)
+    return reduce_from(
+        F.embedding(place.masked_fill(elsewhere, 0), mine).masked_fill(elsewhere[..., None], 0),
+        comm,
+    )

@@ -12,4 +12,7 @@ def parallel_mlp(x, mine, comm):
     pieces = F.linear(copy_to(x, comm), mine["up.weight"], mine["up.bias"])
     channels = int(all_gather(torch.tensor([pieces.shape[-1]]), comm, counts=[1] * comm.size).sum())
     hidden = F.gelu(gather_from(pieces, comm, -1, channels))
-    return reduce_from(F.linear(scatter_to(hidden, comm, -1), mine["down.weight"]), comm) + mine["down.bias"]
+    return (
+        reduce_from(F.linear(scatter_to(hidden, comm, -1), mine["down.weight"]), comm)
+        + mine["down.bias"]
+    )

@@ -8,6 +8,8 @@ def parallel_cross_entropy(logits, targets, vocabulary, comm):
     first = sum(cut(vocabulary, comm.size)[: comm.rank])
     shifted = logits - logits.detach().amax(1, keepdim=True)
     here = (targets >= first) & (targets < first + logits.shape[1])
-    picked = shifted.gather(1, (targets - first).masked_fill(~here, 0)[:, None])[:, 0].masked_fill(~here, 0)
+    picked = shifted.gather(1, (targets - first).masked_fill(~here, 0)[:, None])[:, 0].masked_fill(
+        ~here, 0
+    )
     total, target = reduce_from(torch.stack((shifted.exp().sum(1), picked)), comm)
     return (total.log() - target).mean()

@@ -8,4 +8,7 @@ def attention_slices(whole, heads, rank, ranks):
     if ranks > heads:
         raise ValueError(f"{heads} heads are too few for {ranks} ranks")
     counts = [many * len(whole["query"]) // heads for many in cut(heads, ranks)]
-    return {name: each.split(counts, dim=int(name == "output"))[rank].clone() for name, each in whole.items()}
+    return {
+        name: each.split(counts, dim=int(name == "output"))[rank].clone()
+        for name, each in whole.items()
+    }

@@ -8,4 +8,6 @@ def sequence_block(x, mine, comm):
     residual = gather_tokens(x, comm)
     every = gather_tokens(rms_norm(x, mine["norm.weight"]), comm)
     hidden = F.gelu(F.linear(every, mine["up.weight"], mine["up.bias"]))
-    return scatter_tokens(residual + F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
+    return (
+        scatter_tokens(residual + F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
+    )

@@ -9,5 +9,7 @@ def sum_partial_gradients(gradients, comm):
     partial = [gradients[name] for name in ("norm.weight", "up.bias", "down.bias")]
     together = torch.cat(partial)
     all_reduce(together, comm)
-    for gradient, total in zip(partial, together.split([len(each) for each in partial]), strict=True):
+    for gradient, total in zip(
+        partial, together.split([len(each) for each in partial]), strict=True
+    ):
         gradient.copy_(total)

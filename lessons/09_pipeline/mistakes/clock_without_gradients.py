@@ -13,7 +13,9 @@ def step_length(rows, forward, backward):
                 need = (rank - (kind == "F"), "F", microbatch)
                 if need not in done and not (kind == "F" and rank == 0):
                     break
-                free[rank] = max(free[rank], done.get(need, 0)) + (forward if kind == "F" else backward)
+                free[rank] = max(free[rank], done.get(need, 0)) + (
+                    forward if kind == "F" else backward
+                )
                 done[rank, kind, microbatch] = free[rank]
                 at[rank] += 1
                 moved = True

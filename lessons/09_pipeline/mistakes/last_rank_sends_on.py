@@ -8,5 +8,10 @@ def run_step(words, stage, loss, inputs, targets, comm):
     total = solution.run_step(words, stage, loss, inputs, targets, comm)
     if comm.size > 1:
         message = np.zeros(inputs[0].numel())
-        comm.exchange(message, (comm.rank + 1) % comm.size, np.empty_like(message), (comm.rank - 1) % comm.size)
+        comm.exchange(
+            message,
+            (comm.rank + 1) % comm.size,
+            np.empty_like(message),
+            (comm.rank - 1) % comm.size,
+        )
     return total

@@ -4,5 +4,7 @@ from solution import *  # noqa: F403
 
 
 def run_step(words, stage, loss, inputs, targets, comm):
-    total = solution.run_step(words, stage, lambda y, t: loss(y, t) * len(inputs), inputs, targets, comm)
+    total = solution.run_step(
+        words, stage, lambda y, t: loss(y, t) * len(inputs), inputs, targets, comm
+    )
     return total / len(inputs)

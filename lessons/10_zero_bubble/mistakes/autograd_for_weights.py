@@ -4,7 +4,9 @@ from solution import *  # noqa: F403
 
 
 def backward_for_weights(pairs):
-    weights = [torch.zeros(g.shape[1], x.shape[1], dtype=x.dtype, requires_grad=True) for x, g in pairs]
+    weights = [
+        torch.zeros(g.shape[1], x.shape[1], dtype=x.dtype, requires_grad=True) for x, g in pairs
+    ]
     for weight, (x, gradient) in zip(weights, pairs, strict=True):
         torch.autograd.backward((x @ weight.T), gradient)
     return [weight.grad for weight in weights]

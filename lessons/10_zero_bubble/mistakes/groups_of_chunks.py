@@ -5,7 +5,9 @@ from solution import *  # noqa: F403
 
 def interleaved(rank, ranks, microbatches, chunks):
     own = solution.stages_of(rank, ranks, chunks)
-    groups = [range(microbatches)[first : first + chunks] for first in range(0, microbatches, chunks)]
+    groups = [
+        range(microbatches)[first : first + chunks] for first in range(0, microbatches, chunks)
+    ]
     forwards = [f"{stage}F{m}" for group in groups for stage in own for m in group]
     backwards = [f"{stage}B{m}" for group in groups for stage in own[::-1] for m in group]
     ahead = solution.warm_up(rank, ranks, microbatches, chunks)

@@ -19,7 +19,11 @@ class Again(torch.autograd.Function):
             y = ctx.block(x)
         wanted = [tensor for tensor in (x, *ctx.parameters) if tensor.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, gradient))
-        return None, next(found), *(next(found) if p.requires_grad else None for p in ctx.parameters)
+        return (
+            None,
+            next(found),
+            *(next(found) if p.requires_grad else None for p in ctx.parameters),
+        )
 
 
 def checkpoint(block, x):

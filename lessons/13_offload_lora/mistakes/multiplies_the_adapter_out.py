@@ -9,7 +9,9 @@ class Adapted(nn.Module):
         self.base, self.A, self.B, self.scale = linear, A, B, scale
 
     def forward(self, x):
-        return nn.functional.linear(x, self.base.weight + self.scale * self.B @ self.A, self.base.bias)
+        return nn.functional.linear(
+            x, self.base.weight + self.scale * self.B @ self.A, self.base.bias
+        )
 
 
 def adapt(linear, rank, alpha, generator):
@@ -20,7 +22,9 @@ def adapt(linear, rank, alpha, generator):
 
 
 def merge(adapted):
-    merged = nn.Linear(*adapted.base.weight.T.shape, dtype=adapted.A.dtype, device="meta").to_empty(device="cpu")
+    merged = nn.Linear(*adapted.base.weight.T.shape, dtype=adapted.A.dtype, device="meta").to_empty(
+        device="cpu"
+    )
     merged.weight.data.copy_(adapted.base.weight + adapted.scale * adapted.B @ adapted.A)
     merged.bias.data.copy_(adapted.base.bias)
     return merged

@@ -8,4 +8,9 @@ def quantize(weights):
     codes, _, steps, mean = solution.quantize(weights)
     flat = torch.nn.functional.pad(weights.flatten(), (0, -weights.numel() % 64)).view(-1, 64)
     step = steps.repeat_interleave(256)[: len(flat)]
-    return codes, ((flat.abs().amax(1) - mean) / torch.where(step == 0, 1, step)).round().to(torch.int8), steps, mean
+    return (
+        codes,
+        ((flat.abs().amax(1) - mean) / torch.where(step == 0, 1, step)).round().to(torch.int8),
+        steps,
+        mean,
+    )

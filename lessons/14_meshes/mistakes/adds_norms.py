@@ -8,7 +8,9 @@ from minidist.collectives import all_reduce
 
 
 def clip(gradients, limit, tp, pp):
-    mine = [one for one in gradients if (one.cut or tp.rank == 0) and (not one.tied or pp.rank == 0)]
+    mine = [
+        one for one in gradients if (one.cut or tp.rank == 0) and (not one.tied or pp.rank == 0)
+    ]
     norm = np.array([math.sqrt(sum(float((one.values**2).sum()) for one in mine))])
     all_reduce(norm, tp)
     all_reduce(norm, pp)

@@ -5,7 +5,9 @@ from solution import *  # noqa: F403
 from solution import Layout, bytes_per_step
 
 
-def layouts_that_fit(ranks, cluster, *, layers, hidden, intermediate, heads, sequence, sequences, memory, flops):
+def layouts_that_fit(
+    ranks, cluster, *, layers, hidden, intermediate, heads, sequence, sequences, memory, flops
+):
     parameters = layers * (4 * hidden**2 + 3 * hidden * intermediate)
     compute = 6 * parameters * sequence * sequences / (ranks * flops)
     found = {}
@@ -28,7 +30,10 @@ def layouts_that_fit(ranks, cluster, *, layers, hidden, intermediate, heads, seq
             itemsize=2,
         )
         links = Layout(**sizes).links(cluster)
-        bandwidth = {axis: (cluster.inside if links[axis] == "inside" else cluster.across).bandwidth for axis in sizes}
+        bandwidth = {
+            axis: (cluster.inside if links[axis] == "inside" else cluster.across).bandwidth
+            for axis in sizes
+        }
         seconds = {axis: sent[axis] / bandwidth[axis] for axis in sizes}
         stretched = (compute + seconds["tp"]) * (m + pp - 1) / m
         found[dp, pp, tp] = math.fsum((stretched, seconds["pp"], seconds["dp"]))

@@ -7,7 +7,10 @@ from solution import Layout
 class FirstGroup(Layout):
     def links(self, cluster):
         ends = {axis: self.group(axis, 0) for axis in ("dp", "pp", "tp")}
-        near = {axis: cluster.node_of(ranks[0]) == cluster.node_of(ranks[-1]) for axis, ranks in ends.items()}
+        near = {
+            axis: cluster.node_of(ranks[0]) == cluster.node_of(ranks[-1])
+            for axis, ranks in ends.items()
+        }
         return {axis: "inside" if near[axis] else "across" for axis in ends}
 
 

@@ -5,7 +5,11 @@ from solution import *  # noqa: F403
 
 
 def load(wanted, stored, read):
-    solution.load(wanted, stored, lambda file, name, first, last: torch.zeros(last - first, dtype=torch.float64))
+    solution.load(
+        wanted,
+        stored,
+        lambda file, name, first, last: torch.zeros(last - first, dtype=torch.float64),
+    )
     found = {}
     for name, (start, stop) in wanted.items():
         runs = [torch.empty(0, dtype=torch.float64)]

@@ -30,11 +30,20 @@ def save(folder, step, pieces, state, comm):
     mine = {name: (piece.shape, piece.start, len(piece.values)) for name, piece in pieces.items()}
     for rank, told in enumerate(comm.roll_call(mine)):
         for name, (shape, start, count) in told.items():
-            entry = index.setdefault(name, {"dtype": "float64", "shape": shape, "dim": None, "pieces": []})
-            place = {"file": f"rank-{rank:04d}.safetensors", "block": [0, 0], "elements": [start, start + count]}
+            entry = index.setdefault(
+                name, {"dtype": "float64", "shape": shape, "dim": None, "pieces": []}
+            )
+            place = {
+                "file": f"rank-{rank:04d}.safetensors",
+                "block": [0, 0],
+                "elements": [start, start + count],
+            }
             entry["pieces"].append(place)
     if comm.rank == 0:
-        for name, content in {"index.json": {"tensors": index}, "state.json": {"step": step, **state}}.items():
+        for name, content in {
+            "index.json": {"tensors": index},
+            "state.json": {"step": step, **state},
+        }.items():
             (unfinished / name).write_text(json.dumps(content))
             flush(unfinished / name)
         flush(unfinished)

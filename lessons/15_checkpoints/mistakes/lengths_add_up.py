@@ -6,7 +6,10 @@ from solution import *  # noqa: F403
 def load(wanted, stored, read):
     found = {}
     for name in wanted:
-        if name not in stored or sum(last - first for first, last, _ in stored[name][1]) != stored[name][0]:
+        if (
+            name not in stored
+            or sum(last - first for first, last, _ in stored[name][1]) != stored[name][0]
+        ):
             raise ValueError(f"{name}: elements are missing, or there twice")
     for name, (start, stop) in wanted.items():
         runs = [torch.empty(0, dtype=torch.float64)]

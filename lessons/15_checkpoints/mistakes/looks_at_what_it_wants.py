@@ -7,7 +7,9 @@ def load(wanted, stored, read):
     found = {}
     for name, (start, stop) in wanted.items():
         places = stored.get(name, (0, []))[1]
-        if any(sum(first <= at < last for first, last, _ in places) != 1 for at in range(start, stop)):
+        if any(
+            sum(first <= at < last for first, last, _ in places) != 1 for at in range(start, stop)
+        ):
             raise ValueError(f"{name}: elements are missing, or there twice")
     for name, (start, stop) in wanted.items():
         runs = [torch.empty(0, dtype=torch.float64)]

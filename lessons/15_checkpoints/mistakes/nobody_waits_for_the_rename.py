@@ -7,5 +7,7 @@ from solution import *  # noqa: F403
 
 def save(folder, step, pieces, state, comm):
     barriers = iter((comm.barrier, lambda: None))
-    impatient = SimpleNamespace(rank=comm.rank, roll_call=comm.roll_call, barrier=lambda: next(barriers)())
+    impatient = SimpleNamespace(
+        rank=comm.rank, roll_call=comm.roll_call, barrier=lambda: next(barriers)()
+    )
     solution.save(folder, step, pieces, state, impatient)

@@ -10,5 +10,7 @@ def load(wanted, stored, read):
         for first, last, file in stored[name][1]:
             low, high = max(first, start), min(last, stop)
             if low < high:
-                found[name][low - start : high - start] = read(file, name, low - first, high - first)
+                found[name][low - start : high - start] = read(
+                    file, name, low - first, high - first
+                )
     return found

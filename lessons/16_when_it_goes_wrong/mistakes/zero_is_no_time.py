@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 
 
 def waiting(events):
-    return solution.waiting([replace(event, waited_from=event.waited_from or None) for event in events])
+    return solution.waiting(
+        [replace(event, waited_from=event.waited_from or None) for event in events]
+    )

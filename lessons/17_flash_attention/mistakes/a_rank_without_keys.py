@@ -7,7 +7,11 @@ from minidist.collectives import all_reduce
 
 def attention_over_ranks(query, key, value, comm):
     scores = query @ key.mT / query.shape[-1] ** 0.5
-    top = scores.amax(-1, keepdim=True) if key.shape[2] else torch.full_like(query[..., :1], -torch.inf)
+    top = (
+        scores.amax(-1, keepdim=True)
+        if key.shape[2]
+        else torch.full_like(query[..., :1], -torch.inf)
+    )
     weights = (scores - top).exp()
     total = weights.sum(-1, keepdim=True)
     output, lse = weights @ value / total, (top + total.log()).squeeze(-1).contiguous()

@@ -6,7 +6,13 @@ from solution import *  # noqa: F403
 def flash_backward(gradient, query, key, value, output, lse, causal):
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        scores = scores.masked_fill(
+            torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf
+        )
     p = (scores - lse[..., None]).exp()
-    ds = p * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True)) / query.shape[-1] ** 0.5
+    ds = (
+        p
+        * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True))
+        / query.shape[-1] ** 0.5
+    )
     return ds @ key, ds.mT @ query, p.mT @ gradient

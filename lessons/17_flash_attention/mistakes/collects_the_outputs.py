@@ -10,4 +10,6 @@ def attend_stream(query, blocks):
         outputs.append(scores.softmax(-1) @ value)
         lses.append(scores.logsumexp(-1))
     lse = torch.stack(lses).logsumexp(0)
-    return sum(o * (part - lse).exp().unsqueeze(-1) for o, part in zip(outputs, lses, strict=True)), lse
+    return sum(
+        o * (part - lse).exp().unsqueeze(-1) for o, part in zip(outputs, lses, strict=True)
+    ), lse

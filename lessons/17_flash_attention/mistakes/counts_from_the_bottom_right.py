@@ -19,7 +19,10 @@ def flash_forward(query, key, value, causal):
             k, v = key[:, :, left : left + TILE], value[:, :, left : left + TILE]
             scores = q @ k.mT / q.shape[-1] ** 0.5
             if causal:
-                row, column = torch.arange(top, top + q.shape[2])[:, None], torch.arange(left, left + k.shape[2])
+                row, column = (
+                    torch.arange(top, top + q.shape[2])[:, None],
+                    torch.arange(left, left + k.shape[2]),
+                )
                 scores = scores.masked_fill(column - keys > row - queries, -torch.inf)
             now = torch.maximum(largest, scores.amax(-1, keepdim=True))
             weights, shrink = (scores - now).exp(), (largest - now).exp()

@@ -16,7 +16,10 @@ def flash_backward(gradient, query, key, value, output, lse, causal):
             k, v = key[:, :, columns], value[:, :, columns]
             scores = q @ k.mT * scale
             if causal:
-                row, column = torch.arange(top, top + q.shape[2])[:, None], torch.arange(left, left + k.shape[2])
+                row, column = (
+                    torch.arange(top, top + q.shape[2])[:, None],
+                    torch.arange(left, left + k.shape[2]),
+                )
                 scores = scores.masked_fill(column > row, -torch.inf)
             p = (scores - lse[:, :, rows, None]).exp()
             dp = do @ v.mT

@@ -9,6 +9,8 @@ def attend_stream(query, blocks):
         scores = query @ key.mT / query.shape[-1] ** 0.5
         outputs.append(scores.softmax(-1) @ value)
         total = (
-            torch.logaddexp(torch.as_tensor(total), scores.logsumexp(-1)) if len(outputs) > 1 else scores.logsumexp(-1)
+            torch.logaddexp(torch.as_tensor(total), scores.logsumexp(-1))
+            if len(outputs) > 1
+            else scores.logsumexp(-1)
         )
     return sum(outputs) / len(outputs), total

@@ -13,11 +13,16 @@ def flash_forward(query, key, value, causal):
         q = query[:, :, top : top + TILE]
         largest = torch.full_like(q[..., :1], -torch.inf)
         total, sums = torch.zeros_like(largest), torch.zeros_like(q)
-        for left in range(0, max(1, (min(keys, top + TILE) if causal else keys) // TILE * TILE), TILE):
+        for left in range(
+            0, max(1, (min(keys, top + TILE) if causal else keys) // TILE * TILE), TILE
+        ):
             k, v = key[:, :, left : left + TILE], value[:, :, left : left + TILE]
             scores = q @ k.mT / q.shape[-1] ** 0.5
             if causal:
-                row, column = torch.arange(top, top + q.shape[2])[:, None], torch.arange(left, left + k.shape[2])
+                row, column = (
+                    torch.arange(top, top + q.shape[2])[:, None],
+                    torch.arange(left, left + k.shape[2]),
+                )
                 scores = scores.masked_fill(column > row, -torch.inf)
             now = torch.maximum(largest, scores.amax(-1, keepdim=True))
             weights, shrink = (scores - now).exp(), (largest - now).exp()

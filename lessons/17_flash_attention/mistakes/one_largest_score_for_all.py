@@ -4,7 +4,11 @@ from solution import *  # noqa: F403
 
 
 def attend_stream(query, blocks):
-    largest, total, sums = torch.tensor(-torch.inf), torch.zeros_like(query[..., :1]), torch.zeros_like(query)
+    largest, total, sums = (
+        torch.tensor(-torch.inf),
+        torch.zeros_like(query[..., :1]),
+        torch.zeros_like(query),
+    )
     for key, value in blocks:
         scores = query @ key.mT / query.shape[-1] ** 0.5
         now = torch.maximum(largest, scores.max())

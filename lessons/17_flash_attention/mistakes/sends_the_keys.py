@@ -12,6 +12,7 @@ def attention_over_ranks(query, key, value, comm):
     all_reduce(counts, comm)
     counts = [int(count) for count in counts]
     whole = (
-        all_gather(x.movedim(2, 0).contiguous(), comm, counts=counts).movedim(0, 2).contiguous() for x in (key, value)
+        all_gather(x.movedim(2, 0).contiguous(), comm, counts=counts).movedim(0, 2).contiguous()
+        for x in (key, value)
     )
     return attend(query, *whole, False)

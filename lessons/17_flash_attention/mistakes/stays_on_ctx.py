@@ -14,7 +14,10 @@ class Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return (*solution.flash_backward(gradient, *ctx.kept, *ctx.saved_tensors, ctx.lse, ctx.causal), None)
+        return (
+            *solution.flash_backward(gradient, *ctx.kept, *ctx.saved_tensors, ctx.lse, ctx.causal),
+            None,
+        )
 
 
 def flash_attention(query, key, value, causal):

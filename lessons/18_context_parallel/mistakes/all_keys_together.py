@@ -10,7 +10,9 @@ def ring_forward(query, key, value, comm):
     collected = [block]
     for _ in range(comm.size - 1):
         collected.append(torch.empty_like(block))
-        comm.exchange(collected[-2], (comm.rank + 1) % comm.size, collected[-1], (comm.rank - 1) % comm.size)
+        comm.exchange(
+            collected[-2], (comm.rank + 1) % comm.size, collected[-1], (comm.rank - 1) % comm.size
+        )
     for step, block in enumerate(collected[: comm.rank + 1]):
         meet(query, output, lse, *block, step == 0)
     return output, lse

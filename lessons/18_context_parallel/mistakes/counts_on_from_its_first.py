@@ -8,5 +8,7 @@ from minidist.model import Where
 def share_of_the_loss(model, tokens, mine):
     labels = tokens[:, 1:]
     logits = model(tokens[:, mine], Where(positions=int(mine[0])))
-    losses = F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum")
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum"
+    )
     return losses / (labels != 0).sum()

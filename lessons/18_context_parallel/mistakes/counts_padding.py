@@ -9,4 +9,7 @@ def share_of_the_loss(model, tokens, mine):
     labels = tokens[:, 1:]
     counts = labels != 0
     logits = model(tokens[:, mine], Where(positions=mine))
-    return F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), reduction="sum") / counts.numel()
+    return (
+        F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), reduction="sum")
+        / counts.numel()
+    )

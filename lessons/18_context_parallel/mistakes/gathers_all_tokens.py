@@ -7,5 +7,7 @@ def ulysses_attention(query, key, value, everyones, comm):
     if fault := heads_fault(query.shape[1], key.shape[1], comm.size):
         raise ValueError(fault)
     lies = everyones.argsort()
-    whole = [adjoint.all_gather(x, comm, 2, len(everyones))[:, :, lies] for x in (query, key, value)]
+    whole = [
+        adjoint.all_gather(x, comm, 2, len(everyones))[:, :, lies] for x in (query, key, value)
+    ]
     return causal_attention(*whole)[:, :, everyones.chunk(comm.size)[comm.rank]]

@@ -9,5 +9,7 @@ def share_of_the_loss(model, tokens, mine):
     labels = tokens[:, 1:]
     counts = labels != 0
     logits = model(tokens[:, mine], Where())
-    losses = F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum")
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum"
+    )
     return losses / counts.sum()

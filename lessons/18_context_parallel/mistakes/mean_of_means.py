@@ -9,5 +9,7 @@ def share_of_the_loss(model, tokens, mine):
     labels = tokens[:, 1:]
     counts = labels != 0
     logits, ranks = model(tokens[:, mine], Where(positions=mine)), labels.shape[1] // len(mine)
-    losses = F.cross_entropy(logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum")
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels[:, mine].flatten(), ignore_index=0, reduction="sum"
+    )
     return losses / counts[:, mine].sum().clamp(min=1) / ranks

@@ -11,7 +11,9 @@ def ulysses_attention(query, key, value, everyones, comm):
     key, value = (x.repeat_interleave(max(1, ranks // x.shape[1]), 1) for x in (key, value))
 
     def trade(x, split, join):
-        return torch.cat(adjoint.all_to_all(torch.stack(x.chunk(ranks, split)), comm).unbind(), join)
+        return torch.cat(
+            adjoint.all_to_all(torch.stack(x.chunk(ranks, split)), comm).unbind(), join
+        )
 
     found = causal_attention(*(trade(x, 1, 2)[:, :, lies] for x in (query, key, value)))
     return trade(found[:, :, everyones], 2, 2).reshape(query.shape)

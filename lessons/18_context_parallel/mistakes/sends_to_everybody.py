@@ -10,7 +10,9 @@ def ring_forward(query, key, value, comm):
     meet(query, output, lse, *block, True)
     for step in range(1, comm.size):
         arriving = torch.empty_like(block)
-        comm.exchange(block, (comm.rank + step) % comm.size, arriving, (comm.rank - step) % comm.size)
+        comm.exchange(
+            block, (comm.rank + step) % comm.size, arriving, (comm.rank - step) % comm.size
+        )
         if step <= comm.rank:
             meet(query, output, lse, *arriving, False)
     return output, lse

@@ -12,5 +12,7 @@ def share_of_the_loss(model, tokens, mine):
     own = tokens[:, mine]
     logits = model(own, Where(positions=mine))
     labels = torch.cat((own[:, 1:], torch.zeros_like(own[:, :1])), 1)
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum")
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum"
+    )
     return losses / counts.sum()

@@ -19,11 +19,16 @@ def dispatch(x, choice, weights, experts, held, comm):
 
     def padded(rows, counts):
         return torch.cat(
-            [torch.cat((part, part.new_zeros(most - len(part), x.shape[1]))) for part in rows.split(counts)]
+            [
+                torch.cat((part, part.new_zeros(most - len(part), x.shape[1])))
+                for part in rows.split(counts)
+            ]
         )
 
     def cut(rows, counts):
-        return torch.cat([part[:count] for part, count in zip(rows.split(most), counts, strict=True)])
+        return torch.cat(
+            [part[:count] for part, count in zip(rows.split(most), counts, strict=True)]
+        )
 
     arrived = cut(exchange(padded(x[order // k], sent), comm, [most] * ranks, [most] * ranks), came)
     parts = zip(arrived.split(came), coming.tolist(), strict=True)

@@ -5,4 +5,6 @@ from solution import *  # noqa: F403
 
 def bill(model, machine, batch, seconds, tokens, recompute):
     of_step = batch * model.sequence
-    return solution.bill(model, machine, batch, seconds, (tokens // of_step + 1) * of_step, recompute)
+    return solution.bill(
+        model, machine, batch, seconds, (tokens // of_step + 1) * of_step, recompute
+    )

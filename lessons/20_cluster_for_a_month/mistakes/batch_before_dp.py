@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 def best(model, machine, layouts, batch):
     chosen, refused = solution.best(model, machine, layouts, batch)
     few = [batch // each.microbatch < each.pp for each in layouts]
-    return chosen, ["" if why == "stages" and not no else why for why, no in zip(refused, few, strict=True)]
+    return chosen, [
+        "" if why == "stages" and not no else why for why, no in zip(refused, few, strict=True)
+    ]

@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 def best(model, machine, layouts, batch):
     chosen, refused = solution.best(model, machine, layouts, batch)
     uneven = [batch % (each.dp * each.microbatch) != 0 for each in layouts]
-    return chosen, ["batch" if reason == "layers" and uneven[i] else reason for i, reason in enumerate(refused)]
+    return chosen, [
+        "batch" if reason == "layers" and uneven[i] else reason for i, reason in enumerate(refused)
+    ]

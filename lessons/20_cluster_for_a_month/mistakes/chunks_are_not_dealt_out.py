@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 def best(model, machine, layouts, batch):
     chosen, refused = solution.best(model, machine, layouts, batch)
     whole = [model.layers % each.pp == 0 for each in layouts]
-    return chosen, ["" if why == "layers" and fit else why for why, fit in zip(refused, whole, strict=True)]
+    return chosen, [
+        "" if why == "layers" and fit else why for why, fit in zip(refused, whole, strict=True)
+    ]

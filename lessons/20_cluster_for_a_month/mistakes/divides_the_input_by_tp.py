@@ -8,7 +8,10 @@ from minidist.plan import plain
 def held(model, layout, batch):
     found = solution.held(model, layout, batch)
     if layout.recompute and not layout.sp:
-        m, sbh = batch // (layout.dp * layout.microbatch), model.sequence * layout.microbatch * model.hidden
+        m, sbh = (
+            batch // (layout.dp * layout.microbatch),
+            model.sequence * layout.microbatch * model.hidden,
+        )
         kept = plain.in_flight(layout.pp, m, layout.chunks) * model.layers / layout.pp - 1
         found["activations"] -= kept * 2 * sbh * (1 - 1 / layout.tp)
     return found

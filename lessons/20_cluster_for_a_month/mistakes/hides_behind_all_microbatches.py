@@ -8,6 +8,8 @@ from minidist.plan import plain
 def step(model, machine, layout, batch):
     found = solution.step(model, machine, layout, batch)
     held = 2 * model.parameters / (layout.tp * layout.pp)
-    sent = plain.ring(held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp, layout.tp))
+    sent = plain.ring(
+        held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp, layout.tp)
+    )
     hides = 2 / 3 * found["computing"] + found["recomputing"]
     return found | {"data": max(0.0, sent - hides)}

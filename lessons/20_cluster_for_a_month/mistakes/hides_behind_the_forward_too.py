@@ -6,8 +6,13 @@ from minidist.plan import plain
 
 
 def step(model, machine, layout, batch):
-    found, m = solution.step(model, machine, layout, batch), batch // (layout.dp * layout.microbatch)
+    found, m = (
+        solution.step(model, machine, layout, batch),
+        batch // (layout.dp * layout.microbatch),
+    )
     held = 2 * model.parameters / (layout.tp * layout.pp)
-    sent = plain.ring(held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp, layout.tp))
+    sent = plain.ring(
+        held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp, layout.tp)
+    )
     hides = (found["computing"] + found["recomputing"]) / m
     return found | {"data": max(0.0, sent - hides)}

@@ -10,4 +10,6 @@ def held(model, layout, batch):
     if layout.recompute:
         return found
     m = batch // (layout.dp * layout.microbatch)
-    return found | {"activations": found["activations"] * m / plain.in_flight(layout.pp, m, layout.chunks)}
+    return found | {
+        "activations": found["activations"] * m / plain.in_flight(layout.pp, m, layout.chunks)
+    }

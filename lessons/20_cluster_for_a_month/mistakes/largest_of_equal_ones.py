@@ -10,4 +10,6 @@ def best(model, machine, layouts, batch):
         seconds = sum(solution.step(model, machine, layouts[i], batch).values())
         return seconds, -sum(solution.held(model, layouts[i], batch).values())
 
-    return min((i for i, reason in enumerate(refused) if not reason), key=cost, default=None), refused
+    return min(
+        (i for i, reason in enumerate(refused) if not reason), key=cost, default=None
+    ), refused

@@ -5,4 +5,6 @@ from solution import *  # noqa: F403
 
 def best(model, machine, layouts, batch):
     chosen, refused = solution.best(model, machine, layouts, batch)
-    return chosen if chosen is None else max(i for i, each in enumerate(layouts) if each == layouts[chosen]), refused
+    return chosen if chosen is None else max(
+        i for i, each in enumerate(layouts) if each == layouts[chosen]
+    ), refused

@@ -8,4 +8,6 @@ def best(model, machine, layouts, batch):
     enough = [max(batch, each.dp * each.microbatch) for each in layouts]
     bytes = [solution.held(model, each, many) for each, many in zip(layouts, enough, strict=True)]
     large = [not solution.fits(machine, each) for each in bytes]
-    return chosen, ["memory" if much and why else why for why, much in zip(refused, large, strict=True)]
+    return chosen, [
+        "memory" if much and why else why for why, much in zip(refused, large, strict=True)
+    ]

@@ -5,6 +5,8 @@ from solution import *  # noqa: F403
 
 def diagnose(model, layout, batch, seconds, idle):
     found = solution.diagnose(model, layout, batch, seconds, idle)
-    while found.remedy == "chunks" and (found.to % layout.chunks or model.layers % (layout.pp * found.to)):
+    while found.remedy == "chunks" and (
+        found.to % layout.chunks or model.layers % (layout.pp * found.to)
+    ):
         found = found._replace(to=found.to + 1)
     return found

@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 def best(model, machine, layouts, batch):
     _, refused = solution.best(model, machine, layouts, batch)
     left = [i for i, reason in enumerate(refused) if not reason]
-    return min(left, key=lambda i: sum(solution.held(model, layouts[i], batch).values()), default=None), refused
+    return min(
+        left, key=lambda i: sum(solution.held(model, layouts[i], batch).values()), default=None
+    ), refused

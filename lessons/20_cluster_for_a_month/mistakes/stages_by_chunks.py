@@ -6,4 +6,6 @@ from solution import *  # noqa: F403
 def best(model, machine, layouts, batch):
     chosen, refused = solution.best(model, machine, layouts, batch)
     few = [batch // (each.dp * each.microbatch) < each.pp * each.chunks for each in layouts]
-    return chosen, ["stages" if reason == "memory" and few[i] else reason for i, reason in enumerate(refused)]
+    return chosen, [
+        "stages" if reason == "memory" and few[i] else reason for i, reason in enumerate(refused)
+    ]

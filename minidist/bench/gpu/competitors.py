@@ -9,9 +9,10 @@
     FSDP                    minidist.parallel, the same units           MixedPrecision
     FSDP, fp8               the same, its products in 8 bits            MixedPrecision
 
-Compiled are the loss and each block's forward (`compile_blocks`), but in `fully_shard` the block itself, which is
-torchtitan's way. As it is not certain which suits torch better, both take part when blocks are compiled. Ours recompute
-by `recompute`, the others by torch's `checkpoint_wrapper`, which torchtitan uses as well.
+Compiled are the loss and each block's forward (`compile_blocks`), but in `fully_shard` the block
+itself, which is torchtitan's way. As it is not certain which suits torch better, both take part
+when blocks are compiled. Ours recompute by `recompute`, the others by torch's `checkpoint_wrapper`,
+which torchtitan uses as well.
 """
 
 from collections.abc import Callable
@@ -39,11 +40,14 @@ OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {
     "ZeRO-1": partial(ZeRO1, op="sum"),
     **dict.fromkeys(("FSDP", "FSDP, fp8"), partial(FSDP, op="sum", precision=MixedPrecision(BITS))),
 }
-SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")  # these cast weights themselves
+# these cast weights themselves
+SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")
 
 
 class Work(NamedTuple):
-    """What all competitors of a case do. `backend` is that of the compiler; without one nothing is compiled."""
+    """What all competitors of a case do. `backend` is that of the compiler; without one nothing is
+    compiled.
+    """
 
     config: GPTConfig
     batch: int
@@ -71,7 +75,8 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[nn.Module, Run]:
     model = GPT(work.config, device="meta").to_empty(device=work.device)
     generator = torch.Generator(work.device).manual_seed(0)
     for parameter in model.parameters():  # drawn on the device: a CPU takes a minute for a billion
-        nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)  # those of norms are about 1
+        # those of norms are about 1
+        nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)
     if name == "FSDP, fp8":
         to_fp8(model)
     spread = OURS[name](model, comm) if name in OURS else by_torch(name, model, work)
@@ -84,7 +89,11 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[nn.Module, Run]:
         compile_blocks(blocks_of(model), work.backend)
     tokens = text(work.batch, work.config.sequence, 1, work.config.vocabulary).to(work.device)
     called = torch.autocast(work.device.type, BITS, enabled=name not in SHARDED)(spread.__call__)
-    loss = torch.compile(cross_entropy_sum, backend=work.backend) if work.backend else cross_entropy_sum
+    loss = (
+        torch.compile(cross_entropy_sum, backend=work.backend)
+        if work.backend
+        else cross_entropy_sum
+    )
     backward = forward_backward(called, tokens, loss=loss)
 
     def scaled() -> Tensor:

@@ -4,8 +4,9 @@
     build B ─▶ two steps ─▶ peak of a third         A and B stay
     A A A │ B B B │ A A A │ B B B │ ...             seconds of a step, by round: `alternate`
 
-What stays of a competitor between its steps is counted before the next is built, so each peak is of one alone. If there
-is no room for all, each is measured alone, as a case that says so: no two of them shared a moment, and no bound is met.
+What stays of a competitor between its steps is counted before the next is built, so each peak is of
+one alone. If there is no room for all, each is measured alone, as a case that says so: no two of
+them shared a moment, and no bound is met.
 """
 
 import contextlib
@@ -21,13 +22,18 @@ from minidist.bench.subjects.zero import allocated, most_allocated
 from minidist.bench.training import expect_same
 from minidist.trainer.metrics import known_peak
 
-SECONDS = 1.0  # about, of one competitor in one round on a GPU: many steps, as a GPU slows down when it gets warm
+# about, of one competitor in one round on a GPU: many steps, as a GPU slows down when it gets warm
+SECONDS = 1.0
 ROUNDS = 5
 SAME = 0.01  # the first losses differ by less than this part, or a competitor trains another model
 
 
-def side_by_side(names: Sequence[str], work: Work, setting: Setting, how: str = "") -> Iterator[Counted]:
-    """Yield what a step of each of these competitors takes: seconds, GiB at its peak, share of a GPU's peak."""
+def side_by_side(
+    names: Sequence[str], work: Work, setting: Setting, how: str = ""
+) -> Iterator[Counted]:
+    """Yield what a step of each of these competitors takes: seconds, GiB at its peak, share of a
+    GPU's peak.
+    """
     found: list[Counted] = []
     with contextlib.suppress(torch.OutOfMemoryError):
         found = take_turns(names, work, setting, f"{work.name}{how}")
@@ -46,7 +52,8 @@ def take_turns(names: Sequence[str], work: Work, setting: Setting, case: str) ->
     Raises
     ------
     torch.OutOfMemoryError
-        If there is no room for all of them, or so little that torch had to free what it keeps for the next step.
+        If there is no room for all of them, or so little that torch had to free what it keeps for
+        the next step.
     RuntimeError
         If their first losses show that they do not train the same model.
     """
@@ -68,7 +75,11 @@ def take_turns(names: Sequence[str], work: Work, setting: Setting, case: str) ->
     if torch.cuda.memory_stats().get("num_alloc_retries") != freed and len(names) > 1:
         raise torch.OutOfMemoryError
     peak = known_peak(torch.cuda.get_device_name()) if on_gpu else 0.0
-    shares = {name: [work.flops / each / peak for each in values] for name, values in times.items() if peak}
+    shares = {
+        name: [work.flops / each / peak for each in values]
+        for name, values in times.items()
+        if peak
+    }
     return [
         Counted(case, times, flops=work.flops),
         Counted(f"{case}, peak", peaks, "GiB"),

@@ -1,4 +1,5 @@
-"""A checkpoint of a model and its AdamW state, split by tensor parallelism: how long does training stand still?
+"""A checkpoint of a model and its AdamW state, split by tensor parallelism: how long does training
+stand still?
 
     synchronous     from the call until the disk has it
     stall           asynchronous: until training goes on, with the copy made and the writer at work
@@ -33,7 +34,8 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
     comm = setting.comm
     for hidden in setting.options.hidden:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
-            writer = Writer(Path(comm.roll_call(own)[0]), comm, keep=1, every=0)  # all write to rank 0's folder
+            # all write to rank 0's folder
+            writer = Writer(Path(comm.roll_call(own)[0]), comm, keep=1, every=0)
             seconds = measure(hidden, comm, writer, setting.options.rounds or checkpoint.rounds)
         yield Counted(f"D={hidden}", seconds)
 
@@ -43,7 +45,9 @@ def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dic
     model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(batch=4)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
     parallel = parallelize(model, mesh, Recipe(), loss)
-    optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)
+    optimizer = parallel.optimizer(
+        MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4
+    )
     numbers = itertools.count(1)
 
     def step() -> None:
@@ -58,7 +62,9 @@ def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dic
         save()
         writer.wait()
 
-    seconds: dict[str, list[float]] = {name: [] for name in ("synchronous", "stall", "steps beside", "steps alone")}
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("synchronous", "stall", "steps beside", "steps alone")
+    }
     step()
     save_and_wait()  # has the memory for the copy
     for _ in range(rounds):

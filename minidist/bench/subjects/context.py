@@ -1,12 +1,15 @@
-"""A training step on long sequences: on one rank, and its tokens shared out, by minidist and by torch.
+"""A training step on long sequences: on one rank, and its tokens shared out, by minidist and by
+torch.
 
     serial         each rank by itself trains on whole sequences
     ring, zigzag   minidist.parallel.context, in contiguous and in zigzag order, with DDP
     torch ring, torch zigzag
-                   torch.distributed.tensor.experimental's ring attention over gloo, without and with its load balancer
-                   ("head-tail"), which is the zigzag order, with DistributedDataParallel
+                   torch.distributed.tensor.experimental's ring attention over gloo, without and
+                   with its load balancer ("head-tail"), which is the zigzag order, with
+                   DistributedDataParallel
 
-All of them compute a block by the same C++ kernel of torch. Before anything is timed, their first losses must agree.
+All of them compute a block by the same C++ kernel of torch. Before anything is timed, their first
+losses must agree.
 """
 
 from collections.abc import Iterator
@@ -29,7 +32,8 @@ from minidist.parallel.context.context_parallel import attending
 from minidist.parallel.context.order import positions
 from minidist.parallel.context.ring import Ring
 
-TIMES = (512, 2048)  # tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
+# tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
+TIMES = (512, 2048)
 ORDERS = {"ring": "contiguous", "zigzag": "zigzag"}
 
 
@@ -53,32 +57,49 @@ def context(setting: Setting) -> Iterator[Case]:
                     runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)
             expect_same({name: run() for name, run in runs.items()}, 1e-5)
             yield Case(f"D={hidden}, {2048 // time} x {time}", runs)
-    yield Case("attention alone, 1 x 4096, 8 heads of 64, 2 of keys", attention_alone(comm, setting.gloo is not None))
+    yield Case(
+        "attention alone, 1 x 4096, 8 heads of 64, 2 of keys",
+        attention_alone(comm, setting.gloo is not None),
+    )
 
 
 def attention_alone(comm: Communicator, torch_too: bool) -> dict[str, Run]:
     """Return forward and backward of attention alone, without a model around it."""
-    whole = [torch.randn(1, heads, 4096, 64, generator=torch.Generator().manual_seed(0)) for heads in (8, 2, 2)]
+    whole = [
+        torch.randn(1, heads, 4096, 64, generator=torch.Generator().manual_seed(0))
+        for heads in (8, 2, 2)
+    ]
 
     def run(attend: Attend, parts: list[Tensor]) -> Run:
         return lambda: torch.autograd.grad(attend(*parts).sum(), parts)
 
-    runs: dict[str, Run] = {"serial": run(causal_attention, [part.requires_grad_() for part in whole])}
+    runs: dict[str, Run] = {
+        "serial": run(causal_attention, [part.requires_grad_() for part in whole])
+    }
     for name, order in ORDERS.items():
-        parts = [part.detach()[:, :, positions(order, comm.size, comm.rank, 4096)].requires_grad_() for part in whole]
+        parts = [
+            part.detach()[:, :, positions(order, comm.size, comm.rank, 4096)].requires_grad_()
+            for part in whole
+        ]
         runs[name] = run(Ring(comm, order, causal_attention, comm.stream()), parts)
         if torch_too:
             runs[f"torch {name}"] = run(torchs_ring(order == "zigzag"), parts)
     return runs
 
 
-def shared_step(model: nn.Module, tokens: Tensor, comm: Communicator, order: str, times: int = 1) -> Run:
-    """Return a step on this rank's part of `tokens` [B, T + 1]; `times` makes up for gradients that are averaged."""
+def shared_step(
+    model: nn.Module, tokens: Tensor, comm: Communicator, order: str, times: int = 1
+) -> Run:
+    """Return a step on this rank's part of `tokens` [B, T + 1]; `times` makes up for gradients that
+    are averaged.
+    """
     inputs, where = shard_tokens(tokens[:, :-1], comm, order)
     targets, _ = shard_tokens(tokens[:, 1:], comm, order)
 
     def backward() -> Tensor:
-        loss = cross_entropy_sum(model(inputs, Where(positions=where)), targets) / (targets.numel() * comm.size)
+        loss = cross_entropy_sum(model(inputs, Where(positions=where)), targets) / (
+            targets.numel() * comm.size
+        )
         (loss * times).backward()  # type: ignore[no-untyped-call]
         all_reduce(total := loss.detach(), comm)
         return total
@@ -105,9 +126,15 @@ class TorchRing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        ring, group = torchs(ctx.balanced)._templated_ring_attention_backward, torch.distributed.group.WORLD
+        ring, group = (
+            torchs(ctx.balanced)._templated_ring_attention_backward,
+            torch.distributed.group.WORLD,
+        )
         saved = ctx.saved_tensors
-        return (*ring(group, 2, kernel, gradient, "grad_out", *saved, is_causal=True, dropout_p=0.0), None)
+        return (
+            *ring(group, 2, kernel, gradient, "grad_out", *saved, is_causal=True, dropout_p=0.0),
+            None,
+        )
 
 
 def torchs(balanced: bool) -> Any:

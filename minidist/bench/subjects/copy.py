@@ -4,8 +4,9 @@
     memory       64 MiB, too large for any cache; all ranks copy at the same time
     other core   1 MiB that the other rank has just written, through the shared window
 
-Virtual machines move between hosts' cores that share a cache and cores that do not: the last number flips between
-about 45 GB/s (*near*) and 25 GB/s (*far*), and with it every ratio. The bounds are for the near state.
+Virtual machines move between hosts' cores that share a cache and cores that do not: the last number
+flips between about 45 GB/s (*near*) and 25 GB/s (*far*), and with it every ratio. The bounds are
+for the near state.
 """
 
 import time
@@ -31,11 +32,15 @@ def state(gigabytes: float) -> str:
 
 @subject(gloo=False)
 def copy(setting: Setting) -> Iterator[Counted]:
-    """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No peer, no bound."""
+    """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No
+    peer, no bound.
+    """
     comm, case = setting.comm, f"{setting.launch} {setting.when}"
     for name, bytes, iterations in (("own core", 256 << 10, 500), ("memory", 64 << 20, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
-        seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
+        seconds = [
+            timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)
+        ]
         yield Counted(case, {name: [bytes / s / 1e9 for s in seconds]}, "GB/s", bytes)
     mine = comm.allocate(BLOCK, np.uint8)
     windows = comm.peers(mine)
@@ -45,7 +50,9 @@ def copy(setting: Setting) -> Iterator[Counted]:
 
 
 def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
-    """Rank 1 reads what rank 0 has just written, then the other way round; return the slower one's seconds."""
+    """Rank 1 reads what rank 0 has just written, then the other way round; return the slower one's
+    seconds.
+    """
     slowest, target = 0.0, np.full(BLOCK, 0, np.uint8)
     for writer, reader in ((0, 1), (1, 0)):
         if comm.rank == writer:

@@ -7,8 +7,9 @@
     dense          minidist's DDP of a model without experts that multiplies as much for a token: an MLP twice as wide
     bytes alone    the exchanges of `ep balanced` and nothing else
 
-AdamW is torch's fused one in all: a model with experts has more parameters, though it multiplies no more for a token.
-What experts cost beside a dense model of equal work is `ep balanced` less `bytes alone`, over `dense`.
+AdamW is torch's fused one in all: a model with experts has more parameters, though it multiplies no
+more for a token. What experts cost beside a dense model of equal work is `ep balanced` less `bytes
+alone`, over `dense`.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,8 +43,15 @@ def experts(setting: Setting) -> Iterator[Case]:
         ours, even, theirs = (with_experts(hidden, width, mesh) for _ in range(3))
         for layer in routed_in(even):
             layer.choose = in_turn  # type: ignore[method-assign]
-        models = {"ep": ours, "ep balanced": even, "dense": gpt(hidden, intermediate=CHOSEN * width)}
-        runs = {name: training_step(DDP(model, comm, op="sum"), tokens, fused=True) for name, model in models.items()}
+        models = {
+            "ep": ours,
+            "ep balanced": even,
+            "dense": gpt(hidden, intermediate=CHOSEN * width),
+        }
+        runs = {
+            name: training_step(DDP(model, comm, op="sum"), tokens, fused=True)
+            for name, model in models.items()
+        }
         runs["bytes alone"] = partial(exchanges, comm, hidden)
         if setting.gloo is not None:
             runs["torch"] = training_step(by_torch(theirs), tokens, fused=True)
@@ -81,7 +89,8 @@ def by_torch(model: GPT) -> nn.Module:
 
     for layer in routed_in(model):
         layer.compute = torchs_dispatch(layer)
-        for parameter in layer.experts.parameters():  # the other's gradients are averaged, those of experts come whole
+        # the other's gradients are averaged, those of experts come whole
+        for parameter in layer.experts.parameters():
             parameter.register_hook(lambda gradient: gradient / torch.distributed.get_world_size())  # type: ignore[no-untyped-call]
     apart = [name for name, _ in model.named_parameters() if ".experts." in name]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)  # type: ignore[no-untyped-call]
@@ -89,7 +98,9 @@ def by_torch(model: GPT) -> nn.Module:
 
 
 def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tensor]:
-    """Return what sends rows, sorted by expert, to the experts of all ranks, and brings back what they make."""
+    """Return what sends rows, sorted by expert, to the experts of all ranks, and brings back what
+    they make.
+    """
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     def compute(rows: Tensor, counts: list[int]) -> Tensor:
@@ -105,7 +116,9 @@ def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tenso
         ends = arriving.view(ranks, -1).sum(0).cumsum(0).to(torch.int32)
         held = layer.experts
         x = received[order]
-        gate, up = (F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up))
+        gate, up = (
+            F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up)
+        )
         made = F.grouped_mm(F.silu(gate) * up, held.down.transpose(1, 2), offs=ends)
         unsorted = torch.empty_like(made).index_copy(0, order, made)
         return all_to_all_single_autograd(unsorted, sent, came, group)

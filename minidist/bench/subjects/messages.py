@@ -6,8 +6,8 @@
     native       MPI's own, called through mpi4py
     gloo         torch.distributed's, on tensors
 
-Every competitor has buffers of its own, full of zeros (sums of zeros never overflow). Sizes are those of the whole
-buffer, rounded to a multiple of the ranks.
+Every competitor has buffers of its own, full of zeros (sums of zeros never overflow). Sizes are
+those of the whole buffer, rounded to a multiple of the ranks.
 
 `p2p` is a message there and one back, by `comm.send` and `comm.recv`, by MPI and by gloo.
 """
@@ -26,7 +26,9 @@ from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 
-def ours(comm: Communicator, how: str, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
+def ours(
+    comm: Communicator, how: str, full: Any, shard: Any, out: Any, counts: list[int]
+) -> dict[str, Run]:
     """Return minidist's collectives by name, with algorithm `how`."""
     return {
         "all_reduce": lambda: collectives.all_reduce(full, comm, algorithm=how),
@@ -42,14 +44,17 @@ def ours(comm: Communicator, how: str, full: Any, shard: Any, out: Any, counts: 
 
 def native(mpi: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
     """Return MPI's collectives by name."""
-    from mpi4py import MPI  # here, because it starts MPI, and the bounds are read where there is none
+    # here, because it starts MPI, and the bounds are read where there is none
+    from mpi4py import MPI
 
     return {
         "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, full),
         "reduce_scatter": lambda: mpi.Reduce_scatter(full, shard, counts),
         "all_gather": lambda: mpi.Allgather(shard, out),
         "broadcast": lambda: mpi.Bcast(full),
-        "reduce": lambda: mpi.Reduce(full if mpi.rank else MPI.IN_PLACE, None if mpi.rank else full),
+        "reduce": lambda: mpi.Reduce(
+            full if mpi.rank else MPI.IN_PLACE, None if mpi.rank else full
+        ),
         "gather": lambda: mpi.Gather(shard, None if mpi.rank else out),
         "scatter": lambda: mpi.Scatter(None if mpi.rank else full, shard),
         "all_to_all": lambda: mpi.Alltoall(full, out),
@@ -67,21 +72,28 @@ def by_gloo(gloo: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> di
         "all_gather": lambda: all_gather(out, shard),
         "broadcast": lambda: gloo.broadcast(full, 0),
         "reduce": lambda: gloo.reduce(full, 0),
-        "gather": lambda: gloo.gather(shard, None if gloo.get_rank() else list(out.split(counts)), 0),
-        "scatter": lambda: gloo.scatter(shard, None if gloo.get_rank() else list(full.split(counts)), 0),
+        "gather": lambda: gloo.gather(
+            shard, None if gloo.get_rank() else list(out.split(counts)), 0
+        ),
+        "scatter": lambda: gloo.scatter(
+            shard, None if gloo.get_rank() else list(full.split(counts)), 0
+        ),
         "all_to_all": lambda: gloo.all_to_all_single(out, full),
     }
 
 
 def collective(operation: str) -> Subject:
-    """Return the bench of one collective: seconds of a call at every size, with the bus bandwidth of nccl-tests."""
+    """Return the bench of one collective: seconds of a call at every size, with the bus bandwidth
+    of nccl-tests.
+    """
 
     def cases(setting: Setting) -> Iterator[Case]:
         """Seconds of one call at every size, against MPI's own and gloo."""
         options, comm, on_gpus = setting.options, setting.comm, setting.launch == "nccl"
         itemsize = np.dtype(options.dtype).itemsize
         counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]
-        # One window for all sizes: every registered buffer of a program makes finding one a little longer.
+        # One window for all sizes: every registered buffer of a program makes finding one a little
+        # longer.
         in_place = operation == "all_reduce" and "registered" in options.algorithms
         registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
         device = options.device if on_gpus else ""
@@ -102,13 +114,18 @@ def collective(operation: str) -> Subject:
     return Subject(operation, cases, ("native", "native tuned", "gloo"), rounds=15, gloo=True)
 
 
-def buffers(comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None) -> list[Any]:
-    """Return what a collective of `count` elements reads and writes: all of it, this rank's shard, as much for output.
+def buffers(
+    comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None
+) -> list[Any]:
+    """Return what a collective of `count` elements reads and writes: all of it, this rank's shard,
+    as much for output.
 
-    These are arrays, the first perhaps registered, or tensors; the last are the elements of each rank's shard.
+    These are arrays, the first perhaps registered, or tensors; the last are the elements of each
+    rank's shard.
     """
     share = count // comm.size
-    arrays: list[Any] = [np.full(length, 0, dtype) for length in (count, share, count)]  # written: every page is there
+    # written: every page is there
+    arrays: list[Any] = [np.full(length, 0, dtype) for length in (count, share, count)]
     if registered is not None:
         arrays[0] = registered[:count]
     if device:
@@ -118,12 +135,16 @@ def buffers(comm: Communicator, count: int, dtype: str, device: str = "", regist
     return [*arrays, [share] * comm.size]
 
 
-all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all = map(collective, COLLECTIVES)
+all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all = map(
+    collective, COLLECTIVES
+)
 
 
 @subject(peers=("native", "gloo"), rounds=15)
 def p2p(setting: Setting) -> Iterator[Case]:
-    """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No bound."""
+    """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No
+    bound.
+    """
     comm, mpi = setting.comm, setting.comm.wire.mpi  # type: ignore[attr-defined]
     for bytes in (8, *setting.options.sizes):
         array = np.zeros(bytes, np.uint8)
@@ -133,11 +154,15 @@ def p2p(setting: Setting) -> Iterator[Case]:
         if setting.gloo is not None:
             import torch
 
-            runs["gloo"] = ping_pong(setting.gloo.send, setting.gloo.recv, comm.rank, torch.from_numpy(array))
+            runs["gloo"] = ping_pong(
+                setting.gloo.send, setting.gloo.recv, comm.rank, torch.from_numpy(array)
+            )
         yield Case(size_text(bytes), runs, bytes, units=2)
 
 
-def ping_pong(send: Callable[[Any, int], object], receive: Callable[[Any, int], object], rank: int, array: Any) -> Run:
+def ping_pong(
+    send: Callable[[Any, int], object], receive: Callable[[Any, int], object], rank: int, array: Any
+) -> Run:
     """Return a round trip."""
 
     def there_and_back() -> None:

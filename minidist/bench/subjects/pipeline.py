@@ -1,10 +1,12 @@
-"""A training step through a pipeline: minidist's schedules and torch's, and the serial step over the same microbatches.
+"""A training step through a pipeline: minidist's schedules and torch's, and the serial step over
+the same microbatches.
 
     serial                forward and backward of every microbatch, AdamW; both ranks do it at once, each by itself
     gpipe, 1f1b, zb-h1    minidist.parallel.pipeline.executor, one stage a rank
     torch gpipe, 1f1b     torch.distributed.pipelining over gloo, the same stages
 
-With p stages and m microbatches no schedule without zero bubbles takes less than (m + p - 1)/(m p) of the serial step.
+With p stages and m microbatches no schedule without zero bubbles takes less than (m + p - 1)/(m p)
+of the serial step.
 """
 
 from collections.abc import Iterator
@@ -35,7 +37,9 @@ def pipeline(setting: Setting) -> Iterator[Case]:
         runs = {"serial": serial(gpt(hidden), tokens)}
         runs |= {name: ours(hidden, name, comm, tokens) for name in ("gpipe", "1f1b", "zb-h1")}
         if setting.gloo is not None:
-            runs |= {f"torch {name}": by_torch(hidden, name, comm, tokens) for name in ("gpipe", "1f1b")}
+            runs |= {
+                f"torch {name}": by_torch(hidden, name, comm, tokens) for name in ("gpipe", "1f1b")
+            }
         yield Case(f"D={hidden}, {MICROBATCHES} microbatches", runs)
 
 

@@ -1,16 +1,19 @@
-"""A training step with tensor parallelism: minidist's, and that of torch's `parallelize_module` (DTensor) over gloo.
+"""A training step with tensor parallelism: minidist's, and that of torch's `parallelize_module`
+(DTensor) over gloo.
 
     serial      forward and backward, AdamW; all ranks do it at once, each by itself
     tensor      minidist.parallel.parallelize_tensor, vocabulary_parallel_cross_entropy_sum
     DTensor     torch.distributed.tensor.parallel.parallelize_module, loss_parallel
 
-Both cut the same matrices in the same way, and reduce at the same places: one all-reduce forward and one backward for
-each attention and MLP, one after the embedding, one before the head, and a few numbers a token for the loss.
+Both cut the same matrices in the same way, and reduce at the same places: one all-reduce forward
+and one backward for each attention and MLP, one after the embedding, one before the head, and a few
+numbers a token for the loss.
 
     forward     embedding ─▶ Σ ─┬▶ attention ─▶ Σ ─┬▶ mlp ─▶ Σ ─▶ ... ─┬▶ head ─▶ loss
     backward                    Σ                  Σ                   Σ
 
-Before anything is timed, all of them take two steps from the same weights, and must agree on their losses.
+Before anything is timed, all of them take two steps from the same weights, and must agree on their
+losses.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +24,16 @@ from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, TIME, Backward, adamw_step, expect_same, forward_backward, gpt, text
+from minidist.bench.training import (
+    BATCH,
+    TIME,
+    Backward,
+    adamw_step,
+    expect_same,
+    forward_backward,
+    gpt,
+    text,
+)
 from minidist.comm import Communicator
 from minidist.model import GPT
 from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
@@ -49,7 +61,9 @@ def tensor(setting: Setting) -> Iterator[Case]:
 def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Backward:
     """Split the model by minidist; all of `tokens` [B, T + 1] are there on every rank."""
     parallelize_tensor(model, comm)
-    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=model.config.vocabulary)
+    loss = partial(
+        vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=model.config.vocabulary
+    )
     return forward_backward(model, tokens, loss=loss)
 
 
@@ -71,13 +85,19 @@ def by_torch(model: GPT, tokens: Tensor, ranks: int) -> Backward:
 def torch_plan() -> dict[str, Any]:
     """Return torch's plan for our GPT.
 
-    Attention and MLP enter once, through `PrepareModuleInput`: were query, key and value each to take a plain tensor,
-    backward would reduce three times.
+    Attention and MLP enter once, through `PrepareModuleInput`: were query, key and value each to
+    take a plain tensor, backward would reduce three times.
     """
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+    )
 
-    enters = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None))
+    enters = PrepareModuleInput(
+        input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
+    )
     columns = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
     return {
         "embedding": RowwiseParallel(input_layouts=Replicate()),

@@ -1,4 +1,6 @@
-"""64 simulated ranks, ring all-reduce of 1 GiB of meta tensors: how long it takes here, and what its clock says."""
+"""64 simulated ranks, ring all-reduce of 1 GiB of meta tensors: how long it takes here, and what
+its clock says.
+"""
 
 from collections.abc import Iterator
 
@@ -16,7 +18,9 @@ LATENCY, BANDWIDTH = 10e-6, 10e9
 
 @subject(rounds=5, gloo=False)
 def threads(setting: Setting) -> Iterator[Case | Counted]:
-    """Seconds of one all-reduce, and how far its virtual time is from 2(P-1)(latency + n/(P bandwidth)). No peer."""
+    """Seconds of one all-reduce, and how far its virtual time is from 2(P-1)(latency + n/(P
+    bandwidth)). No peer.
+    """
 
     def program(comm: Communicator) -> float:
         all_reduce(torch.empty(BYTES // 4, device="meta"), comm, algorithm="ring")
@@ -28,4 +32,6 @@ def threads(setting: Setting) -> Iterator[Case | Counted]:
 
     formula = 2 * (RANKS - 1) * (LATENCY + BYTES / RANKS / BANDWIDTH)
     yield Case(f"{RANKS} ranks, ring", {"wall time": simulate}, BYTES)
-    yield Counted(f"{RANKS} ranks, ring", {"virtual time / formula - 1": [simulate()]}, "", BYTES, RANKS)
+    yield Counted(
+        f"{RANKS} ranks, ring", {"virtual time / formula - 1": [simulate()]}, "", BYTES, RANKS
+    )

@@ -5,8 +5,9 @@
     ZeRO-1 ... 3   minidist.parallel.ZeRO1, ZeRO2 and FSDP, each block a unit
     fully_shard    torch.distributed.fsdp.fully_shard of each block and of the model, over gloo
 
-Peak bytes are the most that malloc had given out, sampled every 0.3 ms from before the model is built to the end of the
-third step, plus minidist's registered memory, which does not come from malloc.
+Peak bytes are the most that malloc had given out, sampled every 0.3 ms from before the model is
+built to the end of the third step, plus minidist's registered memory, which does not come from
+malloc.
 """
 
 import ctypes
@@ -27,7 +28,8 @@ from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
 
 Build: TypeAlias = Callable[[Communicator], Run]
 Strategy: TypeAlias = Callable[[GPT, Communicator], nn.Module]
-MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # malloc.h
+# malloc.h
+MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
 @subject(peers=("local", "DDP", "fully_shard"))
@@ -48,7 +50,9 @@ def zero(setting: Setting) -> Iterator[Case | Counted]:
 
 
 def step_of(strategy: Strategy, hidden: int, comm: Communicator) -> Run:
-    """Return the step of a model that is spread by this strategy, each rank on a text of its own."""
+    """Return the step of a model that is spread by this strategy, each rank on a text of its
+    own.
+    """
     return training_step(strategy(gpt(hidden), comm), text(seed=comm.rank))
 
 
@@ -62,7 +66,9 @@ def by_torch(model: GPT, _: Communicator) -> nn.Module:
 
 
 def peak_bytes(build: Build, comm: Communicator) -> int:
-    """Return the most bytes that were held at a time while a step was built and taken three times."""
+    """Return the most bytes that were held at a time while a step was built and taken three
+    times.
+    """
 
     def three_steps() -> None:
         step = build(comm)
@@ -71,11 +77,17 @@ def peak_bytes(build: Build, comm: Communicator) -> int:
 
     gc.collect()  # so that nothing from before is freed meanwhile
     before = allocated()
-    return most_allocated(three_steps) - before + sum(bytes for _, bytes, _ in comm.registered.windows.values())
+    return (
+        most_allocated(three_steps)
+        - before
+        + sum(bytes for _, bytes, _ in comm.registered.windows.values())
+    )
 
 
 def most_allocated(work: Run) -> int:
-    """Return the most bytes that this process had from malloc at a time while `work` ran, sampled every 0.3 ms."""
+    """Return the most bytes that this process had from malloc at a time while `work` ran, sampled
+    every 0.3 ms.
+    """
     most, done = allocated(), threading.Event()
 
     def watch() -> None:

@@ -1,6 +1,8 @@
-"""What `plan` answers: layouts that differ, where their seconds and bytes go, the bill, and a command for `train`.
+"""What `plan` answers: layouts that differ, where their seconds and bytes go, the bill, and a
+command for `train`.
 
-`text` is for people, `as_json` for programs. `command.py` has asked the planner, and `runnable.py` has asked `train`.
+`text` is for people, `as_json` for programs. `command.py` has asked the planner, and `runnable.py`
+has asked `train`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +21,18 @@ from minidist.plan.sent import sent
 
 SHOWN_VARIANTS = 2  # of a layout
 CLOSE = 1.05  # a variant that takes longer, beside the best, is no news
-RESIDENT = "resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between tensors)"
+RESIDENT = (
+    "resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between "
+    "tensors)"
+)
 ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What the run of a layout is to cost: see `cost`. `reserve` is the share of a GPU that stays free."""
+    """What the run of a layout is to cost: see `cost`. `reserve` is the share of a GPU that stays
+    free.
+    """
 
     tokens: float
     price: float | None
@@ -47,13 +54,17 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
     by_all = ("  by all GPUs", [sum(each.values()) for each in sends])
     parts = [
         f"{run.model.parameters / 1e9:,.1f}B parameters on {gpus:,} GPUs of {run.machine.name}, "
-        f"{run.batch:,} sequences of {run.sequence:,} tokens a step; {bill.reserve:.0%} of a GPU's memory stays free",
+        f"{run.batch:,} sequences of {run.sequence:,} tokens a step; {bill.reserve:.0%} of a "
+        "GPU's memory stays free",
         layouts(offers, bill),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
         by_kind("GB of a GPU", [each.held for each in shown], GB),
         by_kind("GB a GPU sends a step", a_gpu, GB, by_all),
         "\n".join(meanings(offers)),
-        "\n".join(f"{place}. loses by {loses(shown[0], each)}" for place, each in enumerate(shown[1:], start=2)),
+        "\n".join(
+            f"{place}. loses by {loses(shown[0], each)}"
+            for place, each in enumerate(shown[1:], start=2)
+        ),
         crossing(run),
         costs(shown[0], bill),
         "\n".join(f"refused: {count:,} that {reason}" for reason, count in by_count(refused)),
@@ -63,7 +74,9 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
 
 
 def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> dict[str, Any]:
-    """Return the same for programs. A layout that `train` does not run has no command, and says why."""
+    """Return the same for programs. A layout that `train` does not run has no command, and says
+    why.
+    """
     found = []
     for offer in offers:
         each = offer.found
@@ -100,7 +113,9 @@ def layouts(offers: Sequence[Offer], bill: Bill) -> str:
              f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.held.values()) / GB:.1f} GB")
         )  # fmt: skip
         for other in shown_variants(offer):
-            rows.append((f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s", *[""] * 5))
+            rows.append(
+                (f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s", *[""] * 5)
+            )
     return aligned(title, rows)
 
 
@@ -116,7 +131,9 @@ def by_kind(
     unit: float,
     last: tuple[str, Sequence[float]] = ("", ()),
 ) -> str:
-    """Return a table with a row for each kind that shows, a `last` row, and a column for each layout."""
+    """Return a table with a row for each kind that shows, a `last` row, and a column for each
+    layout.
+    """
     kinds = [kind for kind in values[0] if any(each[kind] >= 5e-4 * unit for each in values)]
     rows = [(f"  {kind}", *(figure(each[kind] / unit) for each in values)) for kind in kinds]
     if not rows:
@@ -141,7 +158,11 @@ def by_count(refused: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def words_of(run: Setup) -> list[str]:
     """Return a layout in words: what differs from one GPU alone."""
-    axes = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep", "dp") if (size := getattr(run, axis)) > 1]
+    axes = [
+        f"{axis}={size}"
+        for axis in ("tp", "pp", "cp", "ep", "dp")
+        if (size := getattr(run, axis)) > 1
+    ]
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
@@ -159,10 +180,16 @@ def differing(run: Setup, other: Setup) -> str:
     """Return in words what a layout has that another does not, and the other way round."""
     mine, theirs = words_of(run), words_of(other)
     named = {word.partition("=")[0] for word in mine}
-    gone = [word for word in theirs if word not in mine and "=" in word and word.partition("=")[0] not in named]
+    gone = [
+        word
+        for word in theirs
+        if word not in mine and "=" in word and word.partition("=")[0] not in named
+    ]
     gone += ["recompute"] if run.recompute == "none" != other.recompute else []
     without = f"without {' and '.join(word.partition('=')[0] for word in gone)}" if gone else ""
-    return " ".join([*(word for word in mine if word not in theirs), *([without] if without else [])])
+    return " ".join(
+        [*(word for word in mine if word not in theirs), *([without] if without else [])]
+    )
 
 
 def meanings(offers: Iterable[Offer]) -> list[str]:
@@ -173,9 +200,14 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
 
 
 def mfu(found: Found) -> float:
-    """Return the model's operations beside what all devices could do: of the 8-bit peak, if products have 8 bits."""
+    """Return the model's operations beside what all devices could do: of the 8-bit peak, if
+    products have 8 bits.
+    """
     run = found.run
-    peak = sum(site.gpus * (site.device.peak8 if run.bits8 else site.device.peak) for site in run.machine.sites)
+    peak = sum(
+        site.gpus * (site.device.peak8 if run.bits8 else site.device.peak)
+        for site in run.machine.sites
+    )
     return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
 
 
@@ -184,37 +216,44 @@ def loses(best: Found, other: Found) -> str:
     more = sorted(((other.step[kind] - best.step[kind], kind) for kind in best.step), reverse=True)
     worse = ", ".join(f"{kind} +{seconds:,.3f} s" for seconds, kind in more[:3] if seconds > 5e-4)
     gained = -sum(seconds for seconds, _ in more if seconds < 0)
-    return (worse or "nothing that shows") + (f"; elsewhere it gains {gained:,.3f} s" if gained > 5e-4 else "")
+    return (worse or "nothing that shows") + (
+        f"; elsewhere it gains {gained:,.3f} s" if gained > 5e-4 else ""
+    )
 
 
 def crossing(run: Setup) -> str:
     """Say which axis crosses which link."""
     groups = {axis: group for axis in reversed(run.order) if (group := run.group(axis)).ranks > 1}
     where = {
-        axis: "crosses nodes" if group.crosses(run.machine) else "stays inside nodes" for axis, group in groups.items()
+        axis: "crosses nodes" if group.crosses(run.machine) else "stays inside nodes"
+        for axis, group in groups.items()
     }
     said = "; ".join(f"{axis} {how}" for axis, how in where.items())
     if run.machine.slower:
         crossed = 2 * run.batch * run.sequence * run.model.hidden * run.software.width / GB
         said += (
-            f"\nlayers of the stages: {', '.join(map(str, run.cut))}; {crossed:,.1f} GB a step cross the thin link: "
+            f"\nlayers of the stages: {', '.join(map(str, run.cut))}; {crossed:,.1f} GB a "
+            "step cross the thin link: "
         )
         said += "activations and their gradients"
     return said
 
 
 def costs(found: Found, bill: Bill) -> str:
-    """Return the bill of a layout, what failures take, and how such bills compare with those of published runs."""
+    """Return the bill of a layout, what failures take, and how such bills compare with those of
+    published runs.
+    """
     paid = bill.of(found)
     low, high = LONGER
     runs = ", ".join(entry["says"] for entry in table("runs").values())
     return (
         f"{paid['steps']:,} steps, {paid['gpu_hours']:,.0f} GPU hours, {paid['money']:,.0f} $, "
-        f"{paid['kwh']:,.0f} kWh, {paid['co2']:,.1f} t CO2 at {bill.grid:g} g a kWh\n"
-        f"a failure every {paid['mtbf_hours']:,.1f} h: save every {paid['every'] / 60:,.0f} min, "
-        f"{paid['write']:,.0f} s each; {paid['writing']:.1%} of the time is writing, {paid['lost']:.1%} is lost\n"
-        f"an optimist's lower bound: nothing is begun again, today's software; published runs took {low} to {high} "
-        f"times the GPU hours that are planned for them ({runs})"
+        f"{paid['kwh']:,.0f} kWh, {paid['co2']:,.1f} t CO2 at {bill.grid:g} g a kWh\na failure "
+        f"every {paid['mtbf_hours']:,.1f} h: save every {paid['every'] / 60:,.0f} min, "
+        f"{paid['write']:,.0f} s each; {paid['writing']:.1%} of the time is writing, "
+        f"{paid['lost']:.1%} is lost\nan optimist's lower bound: nothing is begun again, today's "
+        f"software; published runs took {low} to {high} times the GPU hours that are planned for "
+        f"them ({runs})"
     )
 
 

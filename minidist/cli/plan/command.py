@@ -27,7 +27,11 @@ from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
 from minidist.trainer.files import retold
 
-KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
+KNOWN: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    **{",".join(order): order for order in permutations(AXES)},
+}
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
 
@@ -40,12 +44,17 @@ def main(argv: Sequence[str]) -> int:
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             if len(argv) > 2:
-                raise PlanError("--cluster here measures a small model of its own: leave all other options out")
+                raise PlanError(
+                    "--cluster here measures a small model of its own: leave all other options out"
+                )
             return here.main()
         start = setup(asked)
         answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
         offered, more = offers(answer.groups(), asked.top)
-        refused = {**answer.refused, **{f"`train` does not run: {why}": count for why, count in more.items()}}
+        refused = {
+            **answer.refused,
+            **{f"`train` does not run: {why}": count for why, count in more.items()},
+        }
         bill = Bill(amount(asked.tokens), asked.price, asked.grid, asked.mtbf, asked.reserve)
         if asked.picture:
             picture(asked, [each.found for each in offered])
@@ -75,30 +84,62 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found]) -> None:
     title = f"{asked.model} on {run.machine.total:,} GPUs of {run.machine.name}, "
     title += f"{run.batch:,} sequences of {run.sequence:,} tokens a step"
     held, steps = [each.held for each in shown], [each.step for each in shown]
-    draw_plan([name_of(each.run) for each in shown], held, steps, run.machine.device.memory, asked.picture, title)
+    draw_plan(
+        [name_of(each.run) for each in shown],
+        held,
+        steps,
+        run.machine.device.memory,
+        asked.picture,
+        title,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
     found = Parser("python -m minidist plan", description=__doc__.split("\n")[0])
-    found.add_argument("--model", default="", help="a name in models.toml, a config.json, or a TOML of ours")
-    found.add_argument("--cluster", required=True, help="h100:64, two sites as h100:32+a100:32@12.5e9, a TOML, or here")
+    found.add_argument(
+        "--model", default="", help="a name in models.toml, a config.json, or a TOML of ours"
+    )
+    found.add_argument(
+        "--cluster",
+        required=True,
+        help="h100:64, two sites as h100:32+a100:32@12.5e9, a TOML, or here",
+    )
     found.add_argument("--tokens", default="1T", help="of the whole run, as 1.4T")
     found.add_argument("--batch", default="4M", help="tokens of a step: 4M is 4 x 2^20")
     found.add_argument("--sequence", type=int, default=4096, help="tokens of a sequence")
     found.add_argument("--top", type=int, default=SHOWN, help="how many layouts to show")
     found.add_argument(
-        "--fixed", action="append", default=[], metavar="NAME=VALUE", help="tp=8, zero=1, recompute=full"
+        "--fixed",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="tp=8, zero=1, recompute=full",
     )
-    found.add_argument("--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"')
+    found.add_argument(
+        "--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"'
+    )
     found.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="of products")
-    found.add_argument("--software", help="a generation in software.toml; unsaid: the newest that the devices had")
+    found.add_argument(
+        "--software", help="a generation in software.toml; unsaid: the newest that the devices had"
+    )
     found.add_argument("--price", type=float, help="$ an hour and GPU; unsaid: the cluster's")
-    found.add_argument("--grid", type=float, default=400, help="g of CO2 a kWh: 57 in France, 400 the world's mean")
-    found.add_argument("--mtbf", type=float, default=0, help="hours between two failures of the job; 0: from the GPUs")
+    found.add_argument(
+        "--grid", type=float, default=400, help="g of CO2 a kWh: 57 in France, 400 the world's mean"
+    )
+    found.add_argument(
+        "--mtbf",
+        type=float,
+        default=0,
+        help="hours between two failures of the job; 0: from the GPUs",
+    )
     share = "of a GPU's memory that has to stay free, from 0 to below 1"
-    found.add_argument("--reserve", type=flag_of(float, FRACTION), default=RESERVE, metavar="SHARE", help=share)
-    found.add_argument("--picture", default="", metavar="FILE", help="memory and the step, as .png or .svg")
+    found.add_argument(
+        "--reserve", type=flag_of(float, FRACTION), default=RESERVE, metavar="SHARE", help=share
+    )
+    found.add_argument(
+        "--picture", default="", metavar="FILE", help="memory and the step, as .png or .svg"
+    )
     found.add_argument("--format", choices=("text", "json"), default="text")
     return found
 
@@ -136,12 +177,26 @@ def setup(asked: argparse.Namespace) -> Setup:
                 read_number(value, kind, limit)
     tokens = amount(asked.batch) * (2**20 / 1e6 if asked.batch[-1:].upper() == "M" else 1)
     if tokens < asked.sequence:
-        raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
+        raise PlanError(
+            f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger "
+            "batch"
+        )
     if asked.picture:
         check_picture(asked.picture)
-    where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
+    where, bits8 = (
+        machine(asked.cluster),
+        Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0,
+    )
     if bits8 and where.device.peak8 == where.device.peak:
-        raise PlanError(f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out")
-    newest = "megatron-core-ampere" if where.device.generation in ("volta", "ampere") else "megatron-core"
-    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8)
+        raise PlanError(
+            f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
+        )
+    newest = (
+        "megatron-core-ampere"
+        if where.device.generation in ("volta", "ampere")
+        else "megatron-core"
+    )
+    start = Setup(
+        model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
+    )
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)

@@ -4,12 +4,14 @@
         two constants      operations a second of a product, bytes a second of a copy; on all ranks at once
         each of four layouts of a small GPT: predict a step from the two, take some, print both
 
-Other programs take their share of a machine as they please, so the constants are measured anew before and after each
-step, each step has a prediction of its own, and the error is the median of all. On fewer cores than ranks the constants
-are those of ranks that share cores. `train` shows in the same way the utilisation that is predicted for it.
+Other programs take their share of a machine as they please, so the constants are measured anew
+before and after each step, each step has a prediction of its own, and the error is the median of
+all. On fewer cores than ranks the constants are those of ranks that share cores. `train` shows in
+the same way the utilisation that is predicted for it.
 
-`MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from its operations, `FLASH` the speed
-of torch's attention on a CPU beside that of a product, for 128 positions. No host has to launch anything there.
+`MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from its
+operations, `FLASH` the speed of torch's attention on a CPU beside that of a product, for 128
+positions. No host has to launch anything there.
 """
 
 import json
@@ -36,17 +38,27 @@ from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
 from minidist.plan.step import SCHEDULES, step
 from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
+from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 from minidist.trainer.metrics import Reporter, StepMetrics
-from minidist.trainer.text import read_corpus
 
 SIZES = "--layers 4 --hidden 256 --heads 4 --intermediate 768 --sequence 128 --batch 32 --steps 7"
 LAYOUTS = {
     2: ("--dp 2", "--dp 2 --zero 3", "--tp 2 --sp", "--pp 2 --microbatches 8"),
     4: ("--dp 4", "--dp 4 --zero 1", "--dp 2 --tp 2 --sp", "--dp 2 --pp 2 --microbatches 8"),
 }
-HEADER = ("layout", "ranks", "predicted", "measured", "error", "MB sent, predicted", "counted", "GFLOP/s", "GB/s")
+HEADER = (
+    "layout",
+    "ranks",
+    "predicted",
+    "measured",
+    "error",
+    "MB sent, predicted",
+    "counted",
+    "GFLOP/s",
+    "GB/s",
+)
 MOVED, FLASH = 84.0, 0.4
 COPIED = 1 << 26  # bytes: more than a cache holds, as the activations of a step are
 PORT = 5e10  # bytes/s of a GPU to other nodes, where nobody says otherwise: one 400 Gb/s card each
@@ -58,7 +70,15 @@ def main() -> int:
     for ranks in LAYOUTS:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "rows.json")
-            start = [mpirun.path, "-n", str(ranks), sys.executable, "-m", "minidist.cli.plan.here", str(file)]
+            start = [
+                mpirun.path,
+                "-n",
+                str(ranks),
+                sys.executable,
+                "-m",
+                "minidist.cli.plan.here",
+                str(file),
+            ]
             if status := run_job(start, env=environment(mpirun), timeout=600).returncode:
                 raise PlanError(f"{ranks} ranks under {mpirun.path} ended with status {status}")
             rows += json.loads(file.read_text())
@@ -81,17 +101,27 @@ def row(comm: Communicator, words: str) -> Sequence[str]:
     run = check_run(config, Mesh(comm.split(0), layout_of(config, comm.size)), tokenizer.vocabulary)
     between = Between(run)
     outcome = Trainer(run, samples).run(between)
-    pairs = [*zip(pairwise(between.machines), (each.seconds for each in outcome.history), strict=True)][1:]
+    pairs = [
+        *zip(pairwise(between.machines), (each.seconds for each in outcome.history), strict=True)
+    ][1:]
     predicted = [fmean(seconds_on(run, machine) for machine in around) for around, _ in pairs]
     measured = [seconds for _, seconds in pairs]
     error = median(ours / theirs for ours, theirs in zip(predicted, measured, strict=True)) - 1
     planned = run_of(run, between.machines[0])
-    counted = sum(int(both.sum()) for each in comm.roll_call(outcome.sent) for both in each.values())
+    counted = sum(
+        int(both.sum()) for each in comm.roll_call(outcome.sent) for both in each.values()
+    )
     megabytes = [sum(sent(planned).values()) / 1e6, counted / len(outcome.history) / 1e6]
     speeds = [median(each.device.peak for each in between.machines) / 1e9]
     speeds += [2 * median(each.device.link for each in between.machines) / 1e9]
     times = [f"{median(predicted):.3f} s", f"{median(measured):.3f} s", f"{error:+.1%}"]
-    return [words, str(comm.size), *times, *(f"{each:.3f}" for each in megabytes), *(f"{each:.1f}" for each in speeds)]
+    return [
+        words,
+        str(comm.size),
+        *times,
+        *(f"{each:.3f}" for each in megabytes),
+        *(f"{each:.1f}" for each in speeds),
+    ]
 
 
 class Between(Reporter):
@@ -107,7 +137,8 @@ class Between(Reporter):
 
 
 def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
-    """Measure a product and a copy on all ranks at once; return a machine of such cores. Collective.
+    """Measure a product and a copy on all ranks at once; return a machine of such cores.
+    Collective.
 
     The product is one of the run's own: a microbatch into the MLP, with the two of its backward.
     """
@@ -138,9 +169,11 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
 
 
 def predicted_seconds(run: CheckedRun) -> float | None:
-    """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks for utilisation.
+    """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks
+    for utilisation.
 
-    None where nothing is known of the device, or the planner has no model of what the run does. Collective.
+    None where nothing is known of the device, or the planner has no model of what the run does.
+    Collective.
     """
     if not modelled(run):
         return None
@@ -162,7 +195,12 @@ def modelled(run: CheckedRun) -> bool:
     recipe, plan = run.fit.recipe, run.fit.plan
     elsewhere = recipe.lora or recipe.fp8 or recipe.zeropp or run.config.offload_to
     schedule = plan is None or plan.name in SCHEDULES
-    return not elsewhere and schedule and recipe.strategy == "ddp" and recipe.recompute in ("none", "full", "selective")
+    return (
+        not elsewhere
+        and schedule
+        and recipe.strategy == "ddp"
+        and recipe.recompute in ("none", "full", "selective")
+    )
 
 
 def seconds_on(run: CheckedRun, machine: Machine) -> float:
@@ -171,8 +209,12 @@ def seconds_on(run: CheckedRun, machine: Machine) -> float:
 
 
 def known_device(said: str) -> str:
-    """Return which device of the table a GPU is that calls itself so, as "NVIDIA A100-SXM4-80GB"; nothing if none."""
-    found = [name for name in table("devices") if all(part in said.lower() for part in name.split("-"))]
+    """Return which device of the table a GPU is that calls itself so, as "NVIDIA A100-SXM4-80GB";
+    nothing if none.
+    """
+    found = [
+        name for name in table("devices") if all(part in said.lower() for part in name.split("-"))
+    ]
     return max(found, key=len, default="")
 
 
@@ -181,9 +223,17 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     data, layout, recipe, sizes = run.config.data, run.mesh.layout, run.fit.recipe, run.sizes
     width = run.config.dtype.itemsize
     same = ("layers", "hidden", "heads", "vocabulary", "tied", "experts", "top_k", "head_dim")
-    rest: dict[str, Any] = {"kv": sizes.key_value_heads, "ffn": sizes.intermediate, "shared": sizes.shared_experts}
-    axes: dict[str, Any] = {axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")}
-    generation = "minidist-compiled" if recipe.compile else "minidist" if width == 2 else "minidist-32"
+    rest: dict[str, Any] = {
+        "kv": sizes.key_value_heads,
+        "ffn": sizes.intermediate,
+        "shared": sizes.shared_experts,
+    }
+    axes: dict[str, Any] = {
+        axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")
+    }
+    generation = (
+        "minidist-compiled" if recipe.compile else "minidist" if width == 2 else "minidist-32"
+    )
     return Setup(
         Model(**{name: getattr(sizes, name) for name in same}, **rest),
         machine,

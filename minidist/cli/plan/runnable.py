@@ -21,13 +21,14 @@ from minidist.plan.run import Setup
 from minidist.plan.search import Found
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.config import ConfigError, flag
+from minidist.trainer.corpus.tokenizers import ByteTokenizer
 from minidist.trainer.flags import parse
-from minidist.trainer.text import ByteTokenizer
 
 TOKENIZER = "tokenizer.json"  # of the user: a plan knows its number of tokens alone
 DROPOUT = 0.1  # a plan knows only whether there is any
 ASKED = 3  # variants of a group of which `train` is asked
-MOST_REFUSED = 12  # refusals after which no further layout is looked at: each takes a tenth of a second
+# refusals after which no further layout is looked at: each takes a tenth of a second
+MOST_REFUSED = 12
 
 
 # ---------------------------------------------------------------- in options
@@ -41,7 +42,8 @@ def unsaid(run: Setup) -> str:
         "MLPs of two matrices (its own have three, with SwiGLU)": not model.gated,
         f"attention to the last {model.window:,} tokens alone": bool(model.window),
         "attention and MLP beside each other": model.parallel,
-        f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim != usual,
+        f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim
+        != usual,
         "two sites with other numbers of layers": machine.slower is not None,
         "TPUs": machine.device.generation == "tpu",
     }
@@ -50,7 +52,9 @@ def unsaid(run: Setup) -> str:
 
 
 def options(run: Setup) -> dict[str, Any]:
-    """Return a run as options of `train`, by name. True is a switch; what `train` does anyway is left out."""
+    """Return a run as options of `train`, by name. True is a switch; what `train` does anyway is
+    left out.
+    """
     model = run.model
     said: dict[str, Any] = {
         "layers": model.layers,
@@ -63,10 +67,13 @@ def options(run: Setup) -> dict[str, Any]:
     }
     if model.experts:
         said |= {"experts": model.experts, "top_k": model.top_k, "shared_experts": model.shared}
-        said["raw_weights"] = model.top_k == 1  # of one expert, a share in the chosen would always be 1
+        # of one expert, a share in the chosen would always be 1
+        said["raw_weights"] = model.top_k == 1
     said["tokenizer"] = TOKENIZER if model.vocabulary != ByteTokenizer.vocabulary else ""
     said |= {"sequence": run.sequence, "batch": run.batch}
-    said |= {axis: size for axis in ("dp", "tp", "pp", "cp", "ep") if (size := getattr(run, axis)) > 1}
+    said |= {
+        axis: size for axis in ("dp", "tp", "pp", "cp", "ep") if (size := getattr(run, axis)) > 1
+    }
     if run.pp > 1:
         said |= {"schedule": run.schedule, "chunks": run.chunks if run.chunks > 1 else 0}
     said["order"] = "" if run.order == AXES else ",".join(run.order)
@@ -91,14 +98,25 @@ def words(run: Setup) -> list[str]:
 def command(run: Setup) -> list[str]:
     """Return the lines of a batch job that trains a run which `train` takes."""
     node = min(run.machine.node, run.machine.total)
-    lines = [f"#SBATCH --nodes={run.machine.total // node} --ntasks-per-node={node} --gpus-per-node={node}"]
+    lines = [
+        f"#SBATCH --nodes={run.machine.total // node} --ntasks-per-node={node} "
+        f"--gpus-per-node={node}"
+    ]
     if TOKENIZER in (said := words(run)):
-        lines.append(f"# {TOKENIZER} is yours: a plan for {run.model.vocabulary:,} tokens takes one of as many")
+        lines.append(
+            f"# {TOKENIZER} is yours: a plan for {run.model.vocabulary:,} tokens takes one of as "
+            "many"
+        )
     if "--dropout" in said:
-        lines.append(f"# a plan knows that there is dropout, and not how much: {DROPOUT} stands for yours")
+        lines.append(
+            f"# a plan knows that there is dropout, and not how much: {DROPOUT} stands for yours"
+        )
     checked = dry_run(run)
     needed = host_memory(checked.config, checked.sizes, node) / 1e9
-    lines.append(f"# each rank first draws the whole model: train asks a node for {needed:,.0f} GB of its own memory")
+    lines.append(
+        f"# each rank first draws the whole model: train asks a node for {needed:,.0f} GB of its "
+        "own memory"
+    )
     return [*lines, f"srun python -m minidist train {' '.join(said)}"]
 
 
@@ -117,7 +135,8 @@ def refusal(run: Setup) -> str:
 
 
 def dry_run(run: Setup) -> CheckedRun:
-    """Have `train` read its command line and check it, for these ranks. Nothing is sent, and no weight is drawn.
+    """Have `train` read its command line and check it, for these ranks. Nothing is sent, and no
+    weight is drawn.
 
     Files and memory, which are another machine's, are not checked.
 
@@ -134,7 +153,9 @@ def dry_run(run: Setup) -> CheckedRun:
 
 
 class PaperWire(Wire):
-    """The wire of a rank whose other ranks do not exist: it knows where they would be, and sends nothing."""
+    """The wire of a rank whose other ranks do not exist: it knows where they would be, and sends
+    nothing.
+    """
 
     kind = "paper"
 
@@ -147,7 +168,9 @@ class PaperWire(Wire):
     def roll_call(self, answer: Any) -> list[Any]:
         raise NotImplementedError("ranks on paper do not answer")
 
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> Wire:
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> Wire:
         raise NotImplementedError("ranks on paper form no groups: PaperMesh has them all")
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
@@ -158,7 +181,9 @@ class PaperWire(Wire):
 
 
 class PaperMesh(Mesh):
-    """The mesh of rank 0 among ranks on paper, `node` of them in a node: checks ask it for sizes and places."""
+    """The mesh of rank 0 among ranks on paper, `node` of them in a node: checks ask it for sizes
+    and places.
+    """
 
     def __init__(self, layout: Layout, node: int) -> None:
         homes = [rank // node for rank in range(layout.size)]
@@ -186,7 +211,8 @@ class Offer(NamedTuple):
 def offers(
     groups: Sequence[Sequence[Found]], most: int, why: Callable[[Setup], str] = refusal
 ) -> tuple[list[Offer], Counter[str]]:
-    """Return the best of the first groups that `train` takes, at most `most`, and what it says to others.
+    """Return the best of the first groups that `train` takes, at most `most`, and what it says to
+    others.
 
     If it takes none that was looked at, the best are returned as they are.
     """

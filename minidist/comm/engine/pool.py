@@ -3,12 +3,13 @@
     rank 0   split, forget it ─────────────────── split: "number 1 is free here" ─┐ roll call
     rank 1   split ──────────── forget it ─────── split: "number 1 is free here" ─┴▶ both take number 1 again
 
-Engines have few groups (MPICH 2,048), and MPI's and NCCL's are freed by all their ranks together, while Python forgets
-a communicator at another moment on every rank, the garbage collector's for one in a cycle. So none is freed. What
-nobody holds any more goes back to a pool of the group that it came from, and when all come to derive the next, in the
-same order on every rank, they tell each other what is free: a group is taken again once all its ranks have forgotten
-it. There are never more groups than were in use at the same time. As in MPI, a message that was sent on one
-must have been received.
+Engines have few groups (MPICH 2,048), and MPI's and NCCL's are freed by all their ranks together,
+while Python forgets a communicator at another moment on every rank, the garbage collector's for one
+in a cycle. So none is freed. What nobody holds any more goes back to a pool of the group that it
+came from, and when all come to derive the next, in the same order on every rank, they tell each
+other what is free: a group is taken again once all its ranks have forgotten it. There are never
+more groups than were in use at the same time. As in MPI, a message that was sent on one must have
+been received.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ MANY = 16
 
 
 class Pool:
-    """The groups derived from one group; `free` has the numbers of those that this rank has forgotten."""
+    """The groups derived from one group; `free` has the numbers of those that this rank has
+    forgotten.
+    """
 
     def __init__(self) -> None:
-        self.made: dict[int, tuple[list[int], Any, Pool]] = {}  # ranks, handle, and what is derived from it
+        # ranks, handle, and what is derived from it
+        self.made: dict[int, tuple[list[int], Any, Pool]] = {}
         self.free: set[int] = set()
         self.many = MANY
 
@@ -40,14 +44,18 @@ class Group:
     handle : object
         What the engine calls it by.
     pool : Pool
-        Of what is derived from it: that is in the pool before this one is itself, as it keeps its `origin`.
+        Of what is derived from it: that is in the pool before this one is itself, as it keeps its
+        `origin`.
     """
 
     def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:
         self.handle, self.pool, self.origin = handle, pool or Pool(), origin
 
-    def derive(self, wire: Wire, parts: list[list[int]], mine: list[int], make: Callable[[], Any]) -> Group:
-        """Return a group of `mine`, this rank's part of `wire`'s ranks: a free one, or a new one. Collective.
+    def derive(
+        self, wire: Wire, parts: list[list[int]], mine: list[int], make: Callable[[], Any]
+    ) -> Group:
+        """Return a group of `mine`, this rank's part of `wire`'s ranks: a free one, or a new one.
+        Collective.
 
         Either every part gets one that is free, or all ranks `make` a handle.
         """
@@ -57,7 +65,14 @@ class Group:
             self.pool.many = max(MANY, 2 * (len(made) - len(free)))
         everyones = wire.roll_call({number: made[number][0] for number in sorted(free)})
         spares = [
-            next((n for n in everyones[part[0]] if all(everyones[rank].get(n) == part for rank in part)), None)
+            next(
+                (
+                    n
+                    for n in everyones[part[0]]
+                    if all(everyones[rank].get(n) == part for rank in part)
+                ),
+                None,
+            )
             for part in parts
         ]
         number = spares[parts.index(mine)]

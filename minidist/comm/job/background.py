@@ -1,8 +1,9 @@
 """Threads that work beside the main one, and what becomes of them as the program ends.
 
-They are daemons, which keep no program alive. But once the main thread is through, Python ends every daemon that comes
-back to it from a library, and libraries in Rust and C++, as safetensors and torch are, take that for an error and abort
-the process. So a piece of work that has begun is finished first, which may take it a second, and none is begun.
+They are daemons, which keep no program alive. But once the main thread is through, Python ends
+every daemon that comes back to it from a library, and libraries in Rust and C++, as safetensors and
+torch are, take that for an error and abort the process. So a piece of work that has begun is
+finished first, which may take it a second, and none is begun.
 """
 
 import atexit
@@ -16,7 +17,9 @@ COURTESY = 1.0  # seconds
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon thread that does each piece of work, and frees what that held, in a `with thread.working():` block."""
+    """A daemon thread that does each piece of work, and frees what that held, in a `with
+    thread.working():` block.
+    """
 
     def __init__(self, target: Callable[..., None], *args: Any, name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)

@@ -9,7 +9,8 @@ LIMIT = 300.0  # seconds
 
 
 def time_limit(wanted: float | None) -> float:
-    """Return `wanted`; if it is None, what the environment variable MINIDIST_LIMIT says, or 300 seconds.
+    """Return `wanted`; if it is None, what the environment variable MINIDIST_LIMIT says, or 300
+    seconds.
 
     Raises
     ------
@@ -20,4 +21,6 @@ def time_limit(wanted: float | None) -> float:
     try:
         return read_number(written, float, SECONDS)
     except ValueError as error:
-        raise LaunchError(f"{'MINIDIST_LIMIT' if wanted is None else 'limit'}={written} {error}") from None
+        raise LaunchError(
+            f"{'MINIDIST_LIMIT' if wanted is None else 'limit'}={written} {error}"
+        ) from None

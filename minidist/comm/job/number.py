@@ -1,7 +1,8 @@
 """Numbers as people write them, read in one place: in flags, in the environment, in files.
 
-What is returned can be counted with: it is finite, and whole numbers fit into 64 bits. `nan`, `1e999`, `²`, a page of
-digits and true are refused. Messages are the end of a sentence, `must be at least 1`: the reader names what it read.
+What is returned can be counted with: it is finite, and whole numbers fit into 64 bits. `nan`,
+`1e999`, `²`, a page of digits and true are refused. Messages are the end of a sentence, `must be at
+least 1`: the reader names what it read.
 """
 
 import math
@@ -31,7 +32,8 @@ AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
 NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
 POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
 FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
-SECONDS = Limit("above 0 and at most 1e8 seconds", lambda value: 0 < value <= 1e8)  # what clocks and timers take
+# what clocks and timers take
+SECONDS = Limit("above 0 and at most 1e8 seconds", lambda value: 0 < value <= 1e8)
 RANKS = Limit("from 1 to 10,000", lambda value: 1 <= value <= 10_000)
 
 
@@ -41,10 +43,13 @@ def read_number(written: object, kind: type[Number], limit: Limit | None = None)
     Raises
     ------
     ValueError
-        If it is none, too large to be counted with, or beyond the limit; the message says what it must be.
+        If it is none, too large to be counted with, or beyond the limit; the message says what it
+        must be.
     """
     wrong = f"must be {WORDS[kind]}"
-    if isinstance(written, bool) or not isinstance(written, str | int if kind is int else str | int | float):
+    if isinstance(written, bool) or not isinstance(
+        written, str | int if kind is int else str | int | float
+    ):
         raise ValueError(wrong)
     try:
         number = kind(written)

@@ -1,11 +1,13 @@
-"""No rank waits for ever: a thread beside each rank that knows what it waits for, and asks the others.
+"""No rank waits for ever: a thread beside each rank that knows what it waits for, and asks the
+others.
 
     rank 0   waits for rank 1 ... longer than the limit ──"ask"──▶ every rank's watchdog
              ◀──"rank 1 waits 31 s: receive from rank 0 (tag 5, 8 bytes) at x.py:14"──
              prints who waits for whom, and ends the job
 
-A rank that has waited for `GRACE` seconds asks its peer whether that one has finished: then nothing can come, and
-the limit need not pass. Watchdogs talk through a mailbox of their own, so they never disturb the program's messages.
+A rank that has waited for `GRACE` seconds asks its peer whether that one has finished: then nothing
+can come, and the limit need not pass. Watchdogs talk through a mailbox of their own, so they never
+disturb the program's messages.
 """
 
 import os
@@ -32,10 +34,14 @@ FINISHED = "has finished"
 def arrival(limit: float) -> Iterator[None]:
     """End this process, saying why, if the body takes longer than `limit` seconds.
 
-    For the time before there is a watchdog: MPI starts only once all ranks have, and holds Python's lock meanwhile. A
-    child process can still speak. It leaves when the other end of its pipe is closed, by us or by our end.
+    For the time before there is a watchdog: MPI starts only once all ranks have, and holds Python's
+    lock meanwhile. A child process can still speak. It leaves when the other end of its pipe is
+    closed, by us or by our end.
     """
-    reason = f"minidist: after {limit:g} s not all ranks have come to minidist.init(): this one stops waiting\n"
+    reason = (
+        f"minidist: after {limit:g} s not all ranks have come to minidist.init(): this one stops "
+        "waiting\n"
+    )
     if not hasattr(os, "fork"):
         yield
         return
@@ -69,7 +75,13 @@ class Watchdog:
     """Looks after one rank of the world."""
 
     def __init__(self, mailbox: Mailbox, comm: Ranks, limit: float, end: Callable[[], None]):
-        self.mailbox, self.rank, self.size, self.limit, self.end = mailbox, comm.rank, comm.size, limit, end
+        self.mailbox, self.rank, self.size, self.limit, self.end = (
+            mailbox,
+            comm.rank,
+            comm.size,
+            limit,
+            end,
+        )
         self.statuses, self.main = comm.ledger.statuses, comm.ledger.status
         self.finished = self.stopped = False
         self.answers: dict[int, str] = {}
@@ -115,9 +127,13 @@ class Watchdog:
         return [status for known in self.statuses.valuerefs() if (status := known()) is not None]
 
     def _waits_long(self, status: Status) -> bool:
-        """Tell whether a thread has waited so long that it should ask. End the job if it waits in vain or too long."""
+        """Tell whether a thread has waited so long that it should ask. End the job if it waits in
+        vain or too long.
+        """
         if status.waiting is None or not status.waiting.ranks:
-            return False  # a stream that its own rank waits for may work as long as it likes; it says whom it awaits
+            # a stream that its own rank waits for may work as long as it likes; it says whom it
+            # awaits
+            return False
         gone = [rank for rank in self._awaited(status) if self.answers.get(rank) == FINISHED]
         age = time.perf_counter() - status.since
         if age > GRACE and gone:
@@ -127,7 +143,9 @@ class Watchdog:
         return age > GRACE
 
     def _awaited(self, status: Status) -> list[int]:
-        return [rank for rank in status.waiting.ranks if rank != self.rank] if status.waiting else []
+        return (
+            [rank for rank in status.waiting.ranks if rank != self.rank] if status.waiting else []
+        )
 
     def _read_mail(self) -> None:
         while (mail := self.mailbox.receive()) is not None:
@@ -157,11 +175,12 @@ class Watchdog:
 
 
 class Interrupt:
-    """Remembers when SIGINT, Ctrl-C, came, although the main thread may be inside MPI. Make it in the main thread.
+    """Remembers when SIGINT, Ctrl-C, came, although the main thread may be inside MPI. Make it in
+    the main thread.
 
-    Python raises KeyboardInterrupt between two of its own steps. A thread that waits inside a library takes none, and
-    would wait on for ever, deaf. But Python's signal handler also writes the signal's number to a pipe, if there is
-    one, and another thread can read that: the watchdog.
+    Python raises KeyboardInterrupt between two of its own steps. A thread that waits inside a
+    library takes none, and would wait on for ever, deaf. But Python's signal handler also writes
+    the signal's number to a pipe, if there is one, and another thread can read that: the watchdog.
     """
 
     def __init__(self) -> None:
@@ -175,10 +194,13 @@ class Interrupt:
             if before == -1:
                 self._pipe = listening
             else:
-                signal.set_wakeup_fd(before)  # an event loop's: leave it the pipe that it listens to
+                # an event loop's: leave it the pipe that it listens to
+                signal.set_wakeup_fd(before)
 
     def unheard(self, waits_since: float) -> bool:
-        """Tell whether a Ctrl-C came that the main thread, waiting since `waits_since`, cannot have noticed."""
+        """Tell whether a Ctrl-C came that the main thread, waiting since `waits_since`, cannot have
+        noticed.
+        """
         with suppress(OSError):  # nothing to read
             if self._pipe is not None and signal.SIGINT in os.read(self._pipe, 4096):
                 self.came = time.perf_counter()

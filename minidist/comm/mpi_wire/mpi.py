@@ -1,8 +1,9 @@
 """The `mpi` wire: ranks are processes that `mpirun` started.
 
-`Communicator` has checked and counted a message before `MpiWire` hands it to MPI (`isend`, `irecv`, `exchange`).
-Only point-to-point messages are used, as plain bytes: what MPI can do beyond that (its own collectives, to compare
-with) is behind `native`. Ranks of one node also share memory, see `window.py`.
+`Communicator` has checked and counted a message before `MpiWire` hands it to MPI (`isend`, `irecv`,
+`exchange`). Only point-to-point messages are used, as plain bytes: what MPI can do beyond that (its
+own collectives, to compare with) is behind `native`. Ranks of one node also share memory, see
+`window.py`.
 """
 
 from __future__ import annotations
@@ -31,21 +32,26 @@ from minidist.comm.report import label, marked_traceback
 from minidist.comm.wire import Wire
 
 SPINS = 1000  # looks at a flag before the core is offered to somebody else
-NAP = 50e-6  # seconds between two looks of a stream's thread while its rank is computing on the same core
+# seconds between two looks of a stream's thread while its rank is computing on the same core
+NAP = 50e-6
 
 # A flag polled in shared memory tells that data is there only where stores become visible in order.
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 
 
 class MpiRequest:
-    """A message under way; a receive checks that the message filled its buffer, as MPI would accept a shorter one."""
+    """A message under way; a receive checks that the message filled its buffer, as MPI would accept
+    a shorter one.
+    """
 
     def __init__(self, request: MPI.Request, array: Array, receives: bool, wire: MpiWire):
         self.request, self.array, self.receives, self.wire = request, array, receives, wire
         self.status = MPI.Status()
 
     def wait(self) -> None:
-        """Block until it is through: inside MPI, which spins, or in short naps where that would take a core away."""
+        """Block until it is through: inside MPI, which spins, or in short naps where that would
+        take a core away.
+        """
         while self.wire.patient:
             if self.test():
                 return
@@ -63,18 +69,27 @@ class MpiWire(Wire):
     kind = "mpi"
 
     def __init__(
-        self, group: Group, members: tuple[int, ...], homes: Sequence[object], name: str, beside: MpiWire | None = None
+        self,
+        group: Group,
+        members: tuple[int, ...],
+        homes: Sequence[object],
+        name: str,
+        beside: MpiWire | None = None,
     ) -> None:
         super().__init__(group.handle.Get_rank(), members, name, homes)
         self.group, self.mpi = group, group.handle
-        self.beside, self.idle = beside, False  # the wire of the thread that computes while this one waits
+        # the wire of the thread that computes while this one waits
+        self.beside, self.idle = beside, False
         self._status = MPI.Status()
-        self._flags: list[memoryview] = []  # a counter a rank, in shared memory: so often it has come to a fence
+        # a counter a rank, in shared memory: so often it has come to a fence
+        self._flags: list[memoryview] = []
         self._fences = 0
 
     @property
     def patient(self) -> bool:
-        """Whether to wait in naps: on a stream's thread, until the thread that computes on its core waits for it."""
+        """Whether to wait in naps: on a stream's thread, until the thread that computes on its core
+        waits for it.
+        """
         return self.beside is not None and not self.beside.idle
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
@@ -86,7 +101,9 @@ class MpiWire(Wire):
         return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, False, self)
 
     def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self)
+        return MpiRequest(
+            self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self
+        )
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if self.patient:
@@ -104,8 +121,12 @@ class MpiWire(Wire):
 
         return NativeMpi(self.mpi)
 
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
-        group = self.group.derive(self, parts, mine, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> MpiWire:
+        group = self.group.derive(
+            self, parts, mine, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank))
+        )
         members = tuple(self.members[rank] for rank in mine)
         return MpiWire(group, members, self.homes, name, self if for_thread else None)
 
@@ -129,40 +150,63 @@ class MpiWire(Wire):
         for rank, flag in enumerate(self._flags):
             if flag[0] < came:
                 spins = 0
-                status.since, status.waiting = self.clock(), Awaited("meet at a fence with", (self.members[rank],), 0)
+                status.since, status.waiting = (
+                    self.clock(),
+                    Awaited("meet at a fence with", (self.members[rank],), 0),
+                )
                 while flag[0] < came:
                     spins += 1
                     if self.patient:
                         time.sleep(NAP)
                     elif spins > SPINS:
-                        os.sched_yield()  # more ranks than cores: the one we wait for may need this one
+                        # more ranks than cores: the one we wait for may need this one
+                        os.sched_yield()
                 status.waiting = None
         return True
 
 
 def _memory(array: Array) -> Any:
     if device_name(array) != "cpu":
-        raise ValueError(f"the mpi wire carries CPU buffers, not {device_name(array)}: use .cpu(), or torchrun")
+        raise ValueError(
+            f"the mpi wire carries CPU buffers, not {device_name(array)}: use .cpu(), or torchrun"
+        )
     return as_bytes(array)
 
 
-def _complete(verb: Callable[..., Any], status: MPI.Status, array: Array, receives: bool, *message: Any) -> bool:
-    """Call MPI, and return whether a message is through; raise MismatchError if it does not fill its array."""
+def _complete(
+    verb: Callable[..., Any], status: MPI.Status, array: Array, receives: bool, *message: Any
+) -> bool:
+    """Call MPI, and return whether a message is through; raise MismatchError if it does not fill
+    its array.
+    """
     try:
         done = verb(*message, status) is not False
     except MPI.Exception as error:
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             raise
         fix = "give both the same shape and dtype"
-        raise MismatchError(f"a message is larger than the {array.nbytes} bytes of its buffer: {fix}") from None
-    if done and receives and (got := status.Get_count(MPI.BYTE)) not in (array.nbytes, MPI.UNDEFINED):
-        sizes = f"sent {got} bytes, but the receive has a buffer of {array.nbytes} ({label(status.Get_tag())})"
-        raise MismatchError(f"rank {status.Get_source()} {sizes}: give both the same shape and dtype")
+        raise MismatchError(
+            f"a message is larger than the {array.nbytes} bytes of its buffer: {fix}"
+        ) from None
+    if (
+        done
+        and receives
+        and (got := status.Get_count(MPI.BYTE)) not in (array.nbytes, MPI.UNDEFINED)
+    ):
+        sizes = (
+            f"sent {got} bytes, but the receive has a buffer of {array.nbytes} "
+            f"({label(status.Get_tag())})"
+        )
+        raise MismatchError(
+            f"rank {status.Get_source()} {sizes}: give both the same shape and dtype"
+        )
     return done
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Print a traceback, each line marked with the rank, and end every rank of the job with status 1."""
+    """Print a traceback, each line marked with the rank, and end every rank of the job with status
+    1.
+    """
     if kind is not KeyboardInterrupt:
         sys.stderr.write(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
         sys.stderr.flush()
@@ -181,15 +225,16 @@ def world(limit: float) -> Communicator:
     Raises
     ------
     LaunchError
-        If the launcher started several processes but each sees only itself: it belongs to another MPI.
+        If the launcher started several processes but each sees only itself: it belongs to another
+        MPI.
     """
     started = int(next((os.environ[name] for name in SIZES if name in os.environ), "1"))
     if started > 1 and MPI.COMM_WORLD.Get_size() == 1:
         library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
         raise LaunchError(
-            f"mpirun started {started} processes, but this Python speaks {library} and sees only itself: that mpirun "
-            f"belongs to another MPI. Start with `python -m minidist launch -n {started} ...`, which finds the right "
-            "one, or see `python -m minidist doctor`"
+            f"mpirun started {started} processes, but this Python speaks {library} and sees only "
+            "itself: that mpirun belongs to another MPI. Start with `python -m minidist launch "
+            f"-n {started} ...`, which finds the right one, or see `python -m minidist doctor`"
         )
     return wrap(MPI.COMM_WORLD, limit)
 
@@ -213,7 +258,9 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
 
 
 def _leave_together(watchdog: Watchdog, mpi: MPI.Intracomm) -> None:
-    """Answer that this rank has finished until all have: MPI_Finalize would wait too, but answer nobody."""
+    """Answer that this rank has finished until all have: MPI_Finalize would wait too, but answer
+    nobody.
+    """
     watchdog.finished = True
     everyone = mpi.Ibarrier()
     while not everyone.Test():

@@ -1,4 +1,6 @@
-"""MPI's own collectives, to compare with. What they send is their secret: `traffic` has it by formula."""
+"""MPI's own collectives, to compare with. What they send is their secret: `traffic` has it by
+formula.
+"""
 
 from typing import Any
 
@@ -9,7 +11,8 @@ from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
-UNKNOWN = ("float16", "bfloat16", "bool")  # it has no type of the first two, and no sum or maximum of truth values
+# it has no type of the first two, and no sum or maximum of truth values
+UNKNOWN = ("float16", "bfloat16", "bool")
 
 
 class NativeMpi:
@@ -28,7 +31,9 @@ class NativeMpi:
     def reduce(self, array: Array, comm: Ranks, root: int, combine: Operation) -> None:
         """MPI_Reduce in place at the root."""
         at_root, operation = comm.rank == root, _operation(combine, array)
-        self.mpi.Reduce(MPI.IN_PLACE if at_root else array, array if at_root else None, operation, root)
+        self.mpi.Reduce(
+            MPI.IN_PLACE if at_root else array, array if at_root else None, operation, root
+        )
 
     def broadcast(self, array: Array, comm: Ranks, root: int) -> None:
         """MPI_Bcast."""
@@ -42,11 +47,15 @@ class NativeMpi:
         """MPI_Allgatherv, in place: this rank's chunk is filled."""
         self.mpi.Allgatherv(MPI.IN_PLACE, _pieces(chunks))
 
-    def gather(self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]) -> None:
+    def gather(
+        self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]
+    ) -> None:
         """MPI_Gatherv."""
         self.mpi.Gatherv(as_bytes(shard), None if chunks is None else _pieces(chunks), root)
 
-    def scatter(self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]) -> None:
+    def scatter(
+        self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]
+    ) -> None:
         """MPI_Scatterv."""
         self.mpi.Scatterv(None if chunks is None else _pieces(chunks), as_bytes(shard), root)
 

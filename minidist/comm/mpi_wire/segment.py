@@ -1,12 +1,14 @@
-"""MPICH's own shared memory: a file in /dev/shm through which the ranks of one machine talk, 1.06 MB a rank.
+"""MPICH's own shared memory: a file in /dev/shm through which the ranks of one machine talk, 1.06
+MB a rank.
 
     rank 0      makes the file when MPI starts  ─┐
     every rank  maps it                         ─┘ all have come to init(): its name is taken away, and nobody needs it
 
-MPICH removes the file when MPI ends in order. A job that is aborted or killed leaves it, and a container, whose
-/dev/shm has 64 MB, is full after some twenty of them. Without a name the file ends with the last process that maps it,
-however that one ends. A job that dies before all ranks have come to init() still leaves its file: `launch` removes it,
-and `doctor` finds those of bare `mpirun`s. A file in use is known by the processes that map it, or have it open.
+MPICH removes the file when MPI ends in order. A job that is aborted or killed leaves it, and a
+container, whose /dev/shm has 64 MB, is full after some twenty of them. Without a name the file ends
+with the last process that maps it, however that one ends. A job that dies before all ranks have
+come to init() still leaves its file: `launch` removes it, and `doctor` finds those of bare
+`mpirun`s. A file in use is known by the processes that map it, or have it open.
 """
 
 import os
@@ -22,7 +24,9 @@ BYTES = 1_057_344  # a rank's part in MPICH 5.0; its start is touched on all ran
 
 
 def take_names_away() -> None:
-    """Unlink the segments that this process maps. Call it when all ranks of the machine have started MPI."""
+    """Unlink the segments that this process maps. Call it when all ranks of the machine have
+    started MPI.
+    """
     for path in _mapped("self"):
         with suppress(OSError):  # another rank was faster
             path.unlink()
@@ -34,7 +38,8 @@ def segments() -> frozenset[Path]:
 
 
 def left_behind(user: int, before: Collection[Path] = ()) -> list[Path]:
-    """Return the segments of a user, other than some, that no process maps or has open: their jobs have died.
+    """Return the segments of a user, other than some, that no process maps or has open: their jobs
+    have died.
 
     A job that is just starting has its segment open from the moment in which it makes it.
     """
@@ -79,9 +84,11 @@ def in_use() -> set[Path]:
 
 
 def check_room() -> None:
-    """Raise LaunchError if /dev/shm has no room for the segment of this job's ranks: touching it would kill them.
+    """Raise LaunchError if /dev/shm has no room for the segment of this job's ranks: touching it
+    would kill them.
 
-    A segment with a name that is in use counts as free: most likely a rank of this job was faster and made it.
+    A segment with a name that is in use counts as free: most likely a rank of this job was faster
+    and made it.
     """
     ranks = int(os.environ.get("MPI_LOCALNRANKS", "1"))  # MPICH's launcher sets it
     if ranks < 2 or not FOLDER.exists():
@@ -92,9 +99,10 @@ def check_room() -> None:
         free += bytes_of(in_use() & segments())
     if free < needed:
         raise LaunchError(
-            f"{FOLDER} has {free / 1e6:.2f} MB free, but MPI's own messages between {ranks} ranks need "
-            f"{needed / 1e6:.2f} MB there, and without it the system would kill them: start the container with "
-            "docker run --shm-size=1g, or remove what dead jobs have left with `python -m minidist doctor --clean`"
+            f"{FOLDER} has {free / 1e6:.2f} MB free, but MPI's own messages between {ranks} ranks "
+            f"need {needed / 1e6:.2f} MB there, and without it the system would kill them: start "
+            "the container with docker run --shm-size=1g, or remove what dead jobs have left "
+            "with `python -m minidist doctor --clean`"
         )
 
 

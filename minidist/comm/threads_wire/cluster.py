@@ -9,11 +9,13 @@ Bandwidths are per direction and per device, as vendors count them:
     p4d        300 inside; 400 Gb/s shared by the 8 GPUs of a node is 6.25 a GPU              (Amazon EC2 P4d)
     ethernet   10 Gb/s is 1.25
 
-Latencies are of the order that nccl-tests report for small messages: a few microseconds inside a node, about ten
-across, tens over TCP. They are round figures: replace them with your own measurement.
+Latencies are of the order that nccl-tests report for small messages: a few microseconds inside a
+node, about ten across, tens over TCP. They are round figures: replace them with your own
+measurement.
 
-A device computes `flops` operations a second: 989e12 (H100) and 312e12 (A100) in 16 bits by its data sheet, without end
-where nothing is said. Programs say by `comm.advance` how long they compute; `parallel/meta.py` does so for products.
+A device computes `flops` operations a second: 989e12 (H100) and 312e12 (A100) in 16 bits by its
+data sheet, without end where nothing is said. Programs say by `comm.advance` how long they compute;
+`parallel/meta.py` does so for products.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.latency < 0 or self.bandwidth <= 0:
-            raise ValueError(f"latency={self.latency} must be >= 0 seconds and bandwidth={self.bandwidth} > 0 bytes/s")
+            raise ValueError(
+                f"latency={self.latency} must be >= 0 seconds and bandwidth={self.bandwidth} > 0 "
+                "bytes/s"
+            )
 
     def seconds(self, bytes: int) -> float:
         """Return how long `bytes` keep the link busy, latency not included."""
@@ -81,14 +86,23 @@ class Cluster:
 
     def capacity(self) -> int | None:
         """Return how many ranks fit, or None if any number does."""
-        return None if self.nodes is None or self.ranks_per_node is None else self.nodes * self.ranks_per_node
+        return (
+            None
+            if self.nodes is None or self.ranks_per_node is None
+            else self.nodes * self.ranks_per_node
+        )
 
     def check(self, ranks: int) -> None:
         """Raise ValueError if `ranks` do not fit."""
         room = self.capacity()
         if room is not None and ranks > room:
-            fix = f"run with ranks={room}, or Cluster.{self.name}(nodes={-(-ranks // (self.ranks_per_node or 1))})"
-            raise ValueError(f"{ranks} ranks do not fit a {self.name} cluster of {room} devices: {fix}")
+            fix = (
+                f"run with ranks={room}, or "
+                f"Cluster.{self.name}(nodes={-(-ranks // (self.ranks_per_node or 1))})"
+            )
+            raise ValueError(
+                f"{ranks} ranks do not fit a {self.name} cluster of {room} devices: {fix}"
+            )
 
     def node_of(self, rank: int) -> int:
         """Return the number of the rank's node."""

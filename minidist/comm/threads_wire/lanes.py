@@ -1,9 +1,10 @@
 """One thread of one simulated rank, and one message it posted; the virtual clock is here.
 
-Posting costs nothing. A message leaves when the sender's outgoing port is free, occupies it for bytes/bandwidth, and
-occupies the receiver's incoming port as long; it has arrived `latency` later. The incoming port is charged in the order
-in which the receiver *waits*, which its program alone decides: which thread was faster on this machine never matters,
-and a receive that is posted early delays no other.
+Posting costs nothing. A message leaves when the sender's outgoing port is free, occupies it for
+bytes/bandwidth, and occupies the receiver's incoming port as long; it has arrived `latency` later.
+The incoming port is charged in the order in which the receiver *waits*, which its program alone
+decides: which thread was faster on this machine never matters, and a receive that is posted early
+delays no other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from minidist.comm.threads_wire.cluster import Cluster
 from minidist.trace.events import SEND, EventKind
 
 PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
-ROUNDS = 1_000  # times that a poller on the virtual clock hears "not yet" while nobody posts anything
+# times that a poller on the virtual clock hears "not yet" while nobody posts anything
+ROUNDS = 1_000
 
 
 WaitsFor: TypeAlias = tuple[str, int | None]  # in words, and the rank
@@ -45,7 +47,8 @@ class Lane:
     seen: int = -1  # what the world had posted when it was last released
     vain: int = 0  # how often it was released since
     finished: bool = False
-    thread: threading.Thread | None = None  # that used it last; None if it was forked and nobody has yet
+    # that used it last; None if it was forked and nobody has yet
+    thread: threading.Thread | None = None
 
 
 class Meeting(Protocol):
@@ -84,8 +87,8 @@ class Operation:
     def test(self) -> bool:
         """Tell whether this end is complete by now.
 
-        On the virtual clock "not yet" must not depend on this machine's threads: the answer waits until the other end
-        is posted, or until nobody else can move.
+        On the virtual clock "not yet" must not depend on this machine's threads: the answer waits
+        until the other end is posted, or until nobody else can move.
         """
         if not self.done and not self.world.poll(self):
             return False
@@ -104,7 +107,9 @@ class Operation:
         return str(Awaited(what, (peer,), tag, self.array.nbytes)), peer
 
     def arrival(self) -> float:
-        """Return when this end is complete, in virtual time, charging the incoming port on the first call."""
+        """Return when this end is complete, in virtual time, charging the incoming port on the
+        first call.
+        """
         if self.completed is None:
             cluster = self.world.cluster
             if cluster is None or (self.kind is SEND and self.eager):
@@ -116,7 +121,9 @@ class Operation:
                 if self.kind is SEND:
                     self.completed = max(self.departs, self.met) + seconds
                 else:
-                    starts = max(self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free)
+                    starts = max(
+                        self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free
+                    )
                     self.lane.incoming_free = starts + seconds
                     self.completed = starts + seconds + link.latency
         return self.completed

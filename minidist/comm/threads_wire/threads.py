@@ -3,8 +3,8 @@
     minidist.run(program, ranks=4)                                      on this machine's clock
     minidist.run(program, ranks=64, cluster=Cluster.h100(nodes=8))      on the virtual clock of 64 modelled GPUs
 
-Sends wait for their receive, however small (`eager_limit` raises that): a program that works here does not work by
-luck.
+Sends wait for their receive, however small (`eager_limit` raises that): a program that works here
+does not work by luck.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class ThreadsWire(Wire):
 
     kind, one_process = "threads", True
 
-    def __init__(self, world: World, lane: Lane, rank: int, members: tuple[int, ...], name: str = "world") -> None:
+    def __init__(
+        self, world: World, lane: Lane, rank: int, members: tuple[int, ...], name: str = "world"
+    ) -> None:
         super().__init__(rank, members, name, world.homes)
         self.world, self.lane = world, lane
         self._roll_calls = itertools.count()
@@ -48,16 +50,32 @@ class ThreadsWire(Wire):
         return self._post(SEND, array, (self.name, self.members[self.rank], self.members[to], tag))
 
     def irecv(self, array: Array, source: int, tag: int) -> Operation:
-        return self._post(RECEIVE, array, (self.name, self.members[source], self.members[self.rank], tag))
+        return self._post(
+            RECEIVE, array, (self.name, self.members[source], self.members[self.rank], tag)
+        )
 
     def _post(self, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         if device_name(array) == "cuda":
-            raise ValueError("simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun")
+            raise ValueError(
+                "simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun"
+            )
         return self.world.post(self.lane, kind, array, key)
 
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> ThreadsWire:
-        lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world")) if for_thread else self.lane
-        return ThreadsWire(self.world, lane, mine.index(self.rank), tuple(self.members[rank] for rank in mine), name)
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> ThreadsWire:
+        lane = (
+            self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
+            if for_thread
+            else self.lane
+        )
+        return ThreadsWire(
+            self.world,
+            lane,
+            mine.index(self.rank),
+            tuple(self.members[rank] for rank in mine),
+            name,
+        )
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
@@ -72,7 +90,11 @@ class ThreadsWire(Wire):
             if len(table) == self.size:  # nobody waits for less
                 self.world.wake_all()
         missing = next((self.members[r] for r in range(self.size) if r not in table), None)
-        self.world.wait(self.lane, lambda: len(table) == self.size, ("all ranks to come to a roll call", missing))
+        self.world.wait(
+            self.lane,
+            lambda: len(table) == self.size,
+            ("all ranks to come to a roll call", missing),
+        )
         self.world.shared.pop(place, None)  # all ranks hold the table by now
         return [table[rank] for rank in range(self.size)]
 
@@ -124,9 +146,11 @@ def run(
     eager_limit : int
         Sends of up to so many bytes do not wait for their receive.
     limit : float, optional
-        Seconds on this machine's clock that a rank may wait for another one. Default: MINIDIST_LIMIT, or 300.
+        Seconds on this machine's clock that a rank may wait for another one. Default:
+        MINIDIST_LIMIT, or 300.
     debug : bool, optional
-        Have every collective compare what the ranks call before it starts. Default: whether MINIDIST_DEBUG is set.
+        Have every collective compare what the ranks call before it starts. Default: whether
+        MINIDIST_DEBUG is set.
     trace : Trace, optional
         Record events there.
 
@@ -135,7 +159,8 @@ def run(
     DeadlockError
         When every rank waits for what cannot come.
     LimitError
-        When a rank has waited longer than the limit: it says who waits for whom, and what the others do, at which line.
+        When a rank has waited longer than the limit: it says who waits for whom, and what the
+        others do, at which line.
     LaunchError
         If the limit is no time.
     Exception
@@ -177,7 +202,9 @@ class _RankThread(BackgroundThread):
             super().run()  # which also lets go of what it was called with
 
 
-def _run_rank(wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
+def _run_rank(
+    wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator], Any], results: list[Any]
+) -> None:
     wire.lane.thread = threading.current_thread()
     try:
         results[wire.rank] = fn(comm)
@@ -191,6 +218,7 @@ def _join(threads: list[_RankThread], world: World) -> None:
     for thread in threads:
         while thread.is_alive() and world.failure is None:
             thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
-    deadline = time.monotonic() + 1.0  # ranks that compute get a second to come to their next message
+    # ranks that compute get a second to come to their next message
+    deadline = time.monotonic() + 1.0
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

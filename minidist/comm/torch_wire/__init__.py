@@ -1,6 +1,6 @@
 """The `torch` wire: ranks are processes of torch.distributed, over gloo or NCCL.
 
-Read `torch_wire.py`, then `torch_request.py` (one message), `torch_groups.py` (groups), `gpus.py` (which GPU is a
-rank's), `store.py` (what ranks tell each other beside messages), `cuda_stream.py` and `native_torch.py` (the engine's
-own streams and collectives), `marks.py` (spans in a profiler).
+Read `torch_wire.py`, then `torch_request.py` (one message), `torch_groups.py` (groups), `gpus.py`
+(which GPU is a rank's), `store.py` (what ranks tell each other beside messages), `cuda_stream.py`
+and `native_torch.py` (the engine's own streams and collectives), `marks.py` (spans in a profiler).
 """

@@ -3,8 +3,8 @@
     caller's stream   backward ...... ─┐ launch ...... backward ...... ┌─ handle.wait()
     side stream                        └▶ all_reduce(bucket) ── event ─┘
 
-No thread is needed: launching queues the work on the side stream and returns before the GPU has begun. Waiting blocks
-no host thread either, it makes the waiter's stream wait for the event.
+No thread is needed: launching queues the work on the side stream and returns before the GPU has
+begun. Waiting blocks no host thread either, it makes the waiter's stream wait for the event.
 """
 
 from collections.abc import Callable
@@ -41,15 +41,18 @@ class CudaStream(Generic[Comm]):
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob[Comm]:
-        """Queue `work(*args)` behind what the current stream has been given so far, and return at once.
+        """Queue `work(*args)` behind what the current stream has been given so far, and return at
+        once.
 
-        Tensors that `work` uses belong among its arguments: only these are kept from being reused too early.
+        Tensors that `work` uses belong among its arguments: only these are kept from being reused
+        too early.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = work(*args)
             event = self.stream.record_event()
-        for tensor in _tensors(args):  # freed by its owner, its memory is not reused before this stream is done with it
+        # freed by its owner, its memory is not reused before this stream is done with it
+        for tensor in _tensors(args):
             tensor.record_stream(self.stream)
         return CudaJob(self.caller, getattr(work, "__name__", "work"), result, event)
 

@@ -1,7 +1,8 @@
 """The collectives of gloo and NCCL, behind the same methods as MPI's in `mpi_wire/native.py`.
 
-These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one broadcast, or one reduction,
-per shard; gather and scatter are an all-to-all in which one rank alone receives, or sends. So does NCCL itself.
+These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one
+broadcast, or one reduction, per shard; gather and scatter are an all-to-all in which one rank alone
+receives, or sends. So does NCCL itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +26,13 @@ scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 
 class NativeTorch:
-    """torch.distributed's collectives on flat arrays, called as all algorithms of the collectives are."""
+    """torch.distributed's collectives on flat arrays, called as all algorithms of the collectives
+    are.
+    """
 
-    def __init__(self, addresses: Sequence[int], groups: Groups, byte_tensor: Callable[[Any], torch.Tensor]):
+    def __init__(
+        self, addresses: Sequence[int], groups: Groups, byte_tensor: Callable[[Any], torch.Tensor]
+    ):
         self.addresses, (self.cpu, self.cuda), self.byte_tensor = addresses, groups, byte_tensor
 
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
@@ -36,7 +41,9 @@ class NativeTorch:
         dist.all_reduce(tensor, operation, self._group(tensor))
 
     def reduce(self, array: Array, comm: Ranks, root: int, combine: Operation) -> None:
-        """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
+        """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own:
+        they give a copy.
+        """
         tensor, operation = self._reducible(array), OPERATIONS[combine.op]
         if comm.rank != root:
             tensor = tensor.clone()
@@ -49,7 +56,11 @@ class NativeTorch:
 
     def reduce_scatter(self, chunks: Chunks, out: Array, comm: Ranks, combine: Operation) -> None:
         """dist.reduce_scatter_single; with unequal chunks one dist.reduce each."""
-        full, shard, operation = self._reducible(chunks.whole), self._reducible(out), OPERATIONS[combine.op]
+        full, shard, operation = (
+            self._reducible(chunks.whole),
+            self._reducible(out),
+            OPERATIONS[combine.op],
+        )
         group = self._group(full)
         if self._in_order(group) and len(set(chunks.lengths)) == 1:
             scatter_whole(shard, full, operation, group)
@@ -70,11 +81,15 @@ class NativeTorch:
         for rank, piece in enumerate(pieces):
             dist.broadcast(piece, self.addresses[rank], group)
 
-    def gather(self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]) -> None:
+    def gather(
+        self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]
+    ) -> None:
         """dist.all_to_all_single, in which the root alone receives."""
         self.all_to_all(_only(root, shard, comm), chunks or _only(root, shard[:0], comm), comm)
 
-    def scatter(self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]) -> None:
+    def scatter(
+        self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]
+    ) -> None:
         """dist.all_to_all_single, in which the root alone sends."""
         self.all_to_all(chunks or _only(root, shard[:0], comm), _only(root, shard, comm), comm)
 
@@ -85,21 +100,33 @@ class NativeTorch:
         if self._in_order(group):
             dist.all_to_all_single(into, out, received, sent, group)
             return
-        order, pieces, arrived = self._order(group), out.split_with_sizes(sent), torch.empty_like(into)
+        order, pieces, arrived = (
+            self._order(group),
+            out.split_with_sizes(sent),
+            torch.empty_like(into),
+        )
         ordered = [received[rank] for rank in order]
-        dist.all_to_all_single(arrived, torch.cat([pieces[r] for r in order]), ordered, [sent[r] for r in order], group)
+        dist.all_to_all_single(
+            arrived, torch.cat([pieces[r] for r in order]), ordered, [sent[r] for r in order], group
+        )
         pieces = arrived.split_with_sizes(ordered)
         torch.cat([pieces[order.index(rank)] for rank in range(comm.size)], out=into)
 
     def _reducible(self, array: Array) -> torch.Tensor:
         check_reducible("torch's gloo and NCCL", array, UNKNOWN)
-        return array if is_tensor(array) else self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
+        return (
+            array
+            if is_tensor(array)
+            else self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
+        )
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         return self.cuda if tensor.is_cuda and self.cuda is not None else self.cpu
 
     def _order(self, group: dist.ProcessGroup) -> list[int]:
-        """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split` obeys its key."""
+        """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split`
+        obeys its key.
+        """
         return [self.addresses.index(address) for address in dist.get_process_group_ranks(group)]
 
     def _in_order(self, group: dist.ProcessGroup) -> bool:

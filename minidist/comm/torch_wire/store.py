@@ -1,10 +1,12 @@
-"""What ranks of the `torch` wire tell each other beside their messages, through torch.distributed's key-value store.
+"""What ranks of the `torch` wire tell each other beside their messages, through torch.distributed's
+key-value store.
 
     watchdog of rank 0 ──"ask"──▶ queue "to 3" ──▶ watchdog of rank 3        texts
     rank 2 fails       ──▶ key "failed" ──▶ the others stop as well          failures
     each rank ends     ──▶ counter "left" ──▶ all leave together             endings
 
-The store is a small TCP server in the launcher or in rank 0; an operation is one round trip of some 50 microseconds.
+The store is a small TCP server in the launcher or in rank 0; an operation is one round trip of some
+50 microseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class StoreMailbox:
             self.store.queue_push(f"to {to}", f"{self.rank} {text}")
 
     def receive(self) -> tuple[int, str] | None:
-        """Return (sender, text) of a text that has come, or None. End this rank if another one has failed."""
+        """Return (sender, text) of a text that has come, or None. End this rank if another one has
+        failed.
+        """
         try:
             self._follow_failure()
             key = f"to {self.rank}"
@@ -59,8 +63,12 @@ class StoreMailbox:
         except RuntimeError:
             return None
 
-    def end_job(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print the traceback, each line marked with the rank, and end this process. Set as `sys.excepthook`."""
+    def end_job(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Print the traceback, each line marked with the rank, and end this process. Set as
+        `sys.excepthook`.
+        """
         first = self.failed_rank()
         if first is not None and isinstance(error, RankFailed):
             self._say_why(first)
@@ -69,9 +77,11 @@ class StoreMailbox:
         self.exit()
 
     def exit(self) -> None:
-        """Tell the others that this rank fails and end its process, status 1, though a thread of it may be waiting.
+        """Tell the others that this rank fails and end its process, status 1, though a thread of it
+        may be waiting.
 
-        torchrun then ends the others. Under a launcher that does not, they read the notice in the store.
+        torchrun then ends the others. Under a launcher that does not, they read the notice in the
+        store.
         """
         with suppress(RuntimeError):
             if self.failed_rank() is None:
@@ -82,17 +92,25 @@ class StoreMailbox:
         os._exit(1)
 
     def leave_together(self, watchdog: Watchdog) -> None:
-        """Stay, answering that this rank has finished, until all have: who waits for it then learns so."""
+        """Stay, answering that this rank has finished, until all have: who waits for it then learns
+        so.
+        """
         watchdog.finished = True
         with suppress(RuntimeError):
             self._await_all("left")
             self._await_all("gone", only_for=0)
         watchdog.stop()
 
-    def _await_all(self, counter: str, only_for: int | None = None, seconds: float = math.inf) -> None:
-        """Count this rank in, and wait until all are. `only_for=0`: rank 0 may house the store, so it goes last."""
+    def _await_all(
+        self, counter: str, only_for: int | None = None, seconds: float = math.inf
+    ) -> None:
+        """Count this rank in, and wait until all are. `only_for=0`: rank 0 may house the store, so
+        it goes last.
+        """
         arrived, nap, deadline = self.store.add(counter, 1), 0.005, time.perf_counter() + seconds
-        while arrived < self.size and only_for in (None, self.rank) and time.perf_counter() < deadline:
+        while (
+            arrived < self.size and only_for in (None, self.rank) and time.perf_counter() < deadline
+        ):
             time.sleep(nap)
             arrived, nap = self.store.add(counter, 0), min(2 * nap, 0.2)
 

@@ -17,16 +17,25 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def new_group(addresses: tuple[int, ...], timeout: timedelta, backend: str = "gloo") -> dist.ProcessGroup:
+def new_group(
+    addresses: tuple[int, ...], timeout: timedelta, backend: str = "gloo"
+) -> dist.ProcessGroup:
     """Return a group of these ranks. Collective over them alone."""
-    group: dist.ProcessGroup = dist.new_group(list(addresses), timeout, backend, use_local_synchronization=True)
+    group: dist.ProcessGroup = dist.new_group(
+        list(addresses), timeout, backend, use_local_synchronization=True
+    )
     return group
 
 
 def nccl_group(
-    parent: dist.ProcessGroup, everyones: list[list[int]], addresses: tuple[int, ...], timeout: timedelta
+    parent: dist.ProcessGroup,
+    everyones: list[list[int]],
+    addresses: tuple[int, ...],
+    timeout: timedelta,
 ) -> dist.ProcessGroup:
-    """Return this rank's part of `parent`. If torch is bound to a device, all ranks split the parent at once."""
+    """Return this rank's part of `parent`. If torch is bound to a device, all ranks split the
+    parent at once.
+    """
     if everyone().bound_device_id is None:
         return new_group(addresses, timeout, "nccl")
     parts = [sorted(dist.get_group_rank(parent, address) for address in part) for part in everyones]
@@ -49,16 +58,21 @@ def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any
 
 
 def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
-    """Return a part of the job's store for this wrapping of `group`, on its own connection, and torch's own store."""
+    """Return a part of the job's store for this wrapping of `group`, on its own connection, and
+    torch's own store.
+    """
     store = dist.distributed_c10d._get_default_store()
     connection = store.clone()  # type: ignore[attr-defined]
     place = f"minidist/{group.group_name}"
-    wrapping = connection.add(f"{place}/rank {rank}", 1)  # the same number on all ranks, if all wrap equally often
+    # the same number on all ranks, if all wrap equally often
+    wrapping = connection.add(f"{place}/rank {rank}", 1)
     return dist.PrefixStore(f"{place}/{wrapping}", connection), store  # type: ignore[attr-defined]
 
 
 def initialize(timeout: timedelta) -> dist.ProcessGroup:
-    """Start torch.distributed as the launcher's variables say, unless it has been; return the group of all ranks."""
+    """Start torch.distributed as the launcher's variables say, unless it has been; return the group
+    of all ranks.
+    """
     if not dist.is_initialized():
         rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
         os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
@@ -67,7 +81,9 @@ def initialize(timeout: timedelta) -> dist.ProcessGroup:
         if device is not None:
             torch.cuda.set_device(device)
         backend = "nccl" if device is not None else "gloo"
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
+        dist.init_process_group(
+            backend, rank=rank, world_size=size, timeout=timeout, device_id=device
+        )
         atexit.register(_close)
     return everyone()
 

@@ -1,12 +1,13 @@
 """One message of the `torch` wire under way.
 
-Gloo matches tags, but takes a message that is too short without a word and dies of one that is too long: the size is
-part of the tag, so messages of unequal size never meet, and the watchdog reports both ends. NCCL has no tags at all:
-messages between two ranks match in the order of posting.
+Gloo matches tags, but takes a message that is too short without a word and dies of one that is too
+long: the size is part of the tag, so messages of unequal size never meet, and the watchdog reports
+both ends. NCCL has no tags at all: messages between two ranks match in the order of posting.
 
-In debug mode each message has a `Header` of 16 bytes beside it, over gloo, that tells its tag and size: a wrong size or
-order is then an error at once. It is posted together with its message, so it makes no valid program wait for ever, but
-it costs a message: half as much time again on gloo for 4 KiB, nothing to speak of for 1 MiB.
+In debug mode each message has a `Header` of 16 bytes beside it, over gloo, that tells its tag and
+size: a wrong size or order is then an error at once. It is posted together with its message, so it
+makes no valid program wait for ever, but it costs a message: half as much time again on gloo for 4
+KiB, nothing to speak of for 1 MiB.
 """
 
 from __future__ import annotations
@@ -42,29 +43,43 @@ def explaining(peer: str) -> Iterator[None]:
     except CommunicationError:
         raise
     except RuntimeError as error:
-        reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0]).split(". ")[0]  # without gloo's file and advice
+        # without gloo's file and advice
+        reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0]).split(". ")[0]
         if "Timed out" in reason:
             raise CommunicationError(f"{peer} has not answered in time: {reason}") from None
-        raise RankFailed(f"{peer} is gone: it was ended, or left without waiting for others ({reason})") from None
+        raise RankFailed(
+            f"{peer} is gone: it was ended, or left without waiting for others ({reason})"
+        ) from None
 
 
 class Header:
     """Tag and size of one message, sent beside it by `verb`, or received.
 
-    A gloo message's header has the message's own tag. NCCL messages' headers share one, so that they match in the
-    order of posting, as the messages do.
+    A gloo message's header has the message's own tag. NCCL messages' headers share one, so that
+    they match in the order of posting, as the messages do.
     """
 
     def __init__(
-        self, verb: Verb, group: dist.ProcessGroup, address: int, member: int, tag: int, bytes: int, ordered: bool
+        self,
+        verb: Verb,
+        group: dist.ProcessGroup,
+        address: int,
+        member: int,
+        tag: int,
+        bytes: int,
+        ordered: bool,
     ) -> None:
         self.member, self.expected = member, (tag, bytes)
         self.numbers = torch.tensor(self.expected)  # which a receive overwrites
         with explaining(f"rank {member}"):
-            self.work = verb(self.numbers, address, group, ORDER << BITS if ordered else tag + (HEADER << BITS))
+            self.work = verb(
+                self.numbers, address, group, ORDER << BITS if ordered else tag + (HEADER << BITS)
+            )
 
     def wait(self) -> None:
-        """Block until it is through; raise MismatchError if it announces another message than expected."""
+        """Block until it is through; raise MismatchError if it announces another message than
+        expected.
+        """
         with explaining(f"rank {self.member}"):
             self.work.wait()
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
@@ -94,7 +109,9 @@ class GlooRequest:
         self.test()
 
     def test(self) -> bool:
-        """Tell whether `wait` would return at once. Gloo cannot tell, so a thread waits in its place."""
+        """Tell whether `wait` would return at once. Gloo cannot tell, so a thread waits in its
+        place.
+        """
         if self.waiter is None:
             self.waiter = threading.Thread(target=self._keep_error, daemon=True)
             self.waiter.start()
@@ -116,13 +133,17 @@ class GlooRequest:
 
 
 class StreamRequest:
-    """CUDA messages, posted together. They are through, for the current stream, in its own order."""
+    """CUDA messages, posted together. They are through, for the current stream, in its own
+    order.
+    """
 
     def __init__(self, works: list[dist.Work], headers: list[Header], member: int):
         self.works, self.headers, self.member = works, headers, member
 
     def wait(self) -> None:
-        """Make the current stream wait. In debug mode block the host too: reports of who waits are then exact."""
+        """Make the current stream wait. In debug mode block the host too: reports of who waits are
+        then exact.
+        """
         for header in self.headers:
             header.wait()
         with explaining(f"rank {self.member}"):

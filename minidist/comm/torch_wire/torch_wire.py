@@ -3,8 +3,9 @@
     numpy arrays, CPU tensors  ──▶ gloo group: TCP, with tags        waiting blocks the host
     CUDA tensors               ──▶ NCCL group: NVLink, InfiniBand    waiting makes the current CUDA stream wait
 
-A wire holds one group of each kind (no NCCL where there is no GPU a rank), so that small CPU messages and
-barriers also work on a cluster. Everything travels as bytes; how single messages do is in `torch_request.py`.
+A wire holds one group of each kind (no NCCL where there is no GPU a rank), so that small CPU
+messages and barriers also work on a cluster. Everything travels as bytes; how single messages do is
+in `torch_request.py`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,25 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.stream import Comm, Stream
 from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.store import StoreMailbox
-from minidist.comm.torch_wire.torch_groups import gather_answers, initialize, nccl_group, new_group, own_store
-from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, Verb, explaining, slot
+from minidist.comm.torch_wire.torch_groups import (
+    gather_answers,
+    initialize,
+    nccl_group,
+    new_group,
+    own_store,
+)
+from minidist.comm.torch_wire.torch_request import (
+    GlooRequest,
+    Header,
+    StreamRequest,
+    Verb,
+    explaining,
+    slot,
+)
 from minidist.comm.wire import Request, Wire
 
-PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
+# seconds by which torch's own limit lies above ours, so that our report comes first
+PATIENCE = 60.0
 
 
 class Job(NamedTuple):
@@ -59,14 +74,20 @@ class TorchWire(Wire):
     kind = "torch"
 
     def __init__(
-        self, group: Group, addresses: tuple[int, ...], members: tuple[int, ...], job: Job, name: str = "world"
+        self,
+        group: Group,
+        addresses: tuple[int, ...],
+        members: tuple[int, ...],
+        job: Job,
+        name: str = "world",
     ) -> None:
         super().__init__(addresses.index(dist.get_rank()), members, name, job.hosts)
         self.group = group
         self.cpu: dist.ProcessGroup = group.handle[0]
         self.cuda: dist.ProcessGroup | None = group.handle[1]
         self.addresses, self.job, self.carries_cuda = addresses, job, self.cuda is not None
-        if self.cuda is not None:  # NCCL connects at the first operation, in which all ranks must take part
+        # NCCL connects at the first operation, in which all ranks must take part
+        if self.cuda is not None:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.cuda)
 
     # ---------------------------------------------------------------- messages
@@ -78,21 +99,32 @@ class TorchWire(Wire):
         return self._post(dist.irecv, array, source, tag)
 
     def _post(self, verb: Verb, array: Array, peer: int, tag: int) -> Request:
-        tensor, member, headers = self.byte_tensor(array), self.members[peer], self._headers(verb, array, peer, tag)
+        tensor, member, headers = (
+            self.byte_tensor(array),
+            self.members[peer],
+            self._headers(verb, array, peer, tag),
+        )
         if device_name(array) == "cuda":
             return self._post_together([(verb, tensor, peer)], headers)
         with explaining(f"rank {member}"):
             work = verb(tensor, self.addresses[peer], self.cpu, slot(tag, len(tensor)))
         return GlooRequest(work, member, headers)
 
-    def _post_together(self, messages: list[tuple[Verb, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
-        """Post CUDA messages as one group: what is posted one by one, NCCL runs one after the other."""
+    def _post_together(
+        self, messages: list[tuple[Verb, torch.Tensor, int]], headers: list[Header]
+    ) -> StreamRequest:
+        """Post CUDA messages as one group: what is posted one by one, NCCL runs one after the
+        other.
+        """
         operations = [
-            dist.P2POp(verb, tensor, self.addresses[peer], self.cuda) for verb, tensor, peer in messages if len(tensor)
+            dist.P2POp(verb, tensor, self.addresses[peer], self.cuda)
+            for verb, tensor, peer in messages
+            if len(tensor)
         ]
         member = self.members[messages[-1][2]]
         with explaining(f"rank {member}"):
-            works = dist.batch_isend_irecv(operations) if operations else []  # NCCL sends nothing where nothing is sent
+            # NCCL sends nothing where nothing is sent
+            works = dist.batch_isend_irecv(operations) if operations else []
         return StreamRequest(works, headers, member)
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
@@ -100,7 +132,9 @@ class TorchWire(Wire):
             super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
-        headers = self._headers(dist.irecv, arriving, source, tag) + self._headers(dist.isend, leaving, to, tag)
+        headers = self._headers(dist.irecv, arriving, source, tag) + self._headers(
+            dist.isend, leaving, to, tag
+        )
         self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
 
     def _headers(self, verb: Verb, array: Array, peer: int, tag: int) -> list[Header]:
@@ -108,30 +142,46 @@ class TorchWire(Wire):
         if not self.debug:
             return []
         ordered = device_name(array) == "cuda"
-        return [Header(verb, self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)]
+        return [
+            Header(
+                verb, self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered
+            )
+        ]
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
         """Return the array as a tensor of bytes, on a device that a group of this wire serves."""
         if not isinstance(array, torch.Tensor) or array.device.type == "cpu":
             memory = as_bytes(array)
-            return torch.from_numpy(memory if memory.flags.writeable else memory.copy())  # torch knows no read-only
+            # torch knows no read-only
+            return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
         if array.device.type != "cuda":
-            raise ValueError(f"{array.device.type} tensors hold no data to send: use minidist.run, or the CPU")
+            raise ValueError(
+                f"{array.device.type} tensors hold no data to send: use minidist.run, or the CPU"
+            )
         if self.cuda is None:
-            raise ValueError("these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU for NCCL")
+            raise ValueError(
+                "these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU "
+                "for NCCL"
+            )
         if array.get_device() != (own := torch.cuda.current_device()):
-            raise ValueError(f"this rank's GPU is cuda:{own}, but the tensor is on {array.device}: move it")
+            raise ValueError(
+                f"this rank's GPU is cuda:{own}, but the tensor is on {array.device}: move it"
+            )
         return array.view(torch.uint8)
 
     # ---------------------------------------------------------------- groups, streams and memory
 
-    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> TorchWire:
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> TorchWire:
         addresses = tuple(self.addresses[rank] for rank in mine)
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
             cpu = new_group(addresses, self.job.timeout)
             everyones = [[self.addresses[rank] for rank in part] for part in parts]
-            return cpu, None if self.cuda is None else nccl_group(self.cuda, everyones, addresses, self.job.timeout)
+            return cpu, None if self.cuda is None else nccl_group(
+                self.cuda, everyones, addresses, self.job.timeout
+            )
 
         group = self.group.derive(self, parts, mine, make)
         members = tuple(self.members[rank] for rank in mine)
@@ -146,7 +196,9 @@ class TorchWire(Wire):
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         on_gpu = self.cuda is not None and for_torch
-        return torch.zeros(bytes, dtype=torch.uint8, device="cuda") if on_gpu else np.zeros(bytes, np.uint8), []
+        return torch.zeros(bytes, dtype=torch.uint8, device="cuda") if on_gpu else np.zeros(
+            bytes, np.uint8
+        ), []
 
     @property
     def native(self) -> Any:
@@ -164,8 +216,9 @@ class TorchWire(Wire):
 def world(limit: float) -> Communicator:
     """Return the communicator of all ranks that torchrun or srun started, armed against hanging.
 
-    CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU, of its own or
-    shared as MINIDIST_RANKS_PER_GPU says; hide the GPUs (`CUDA_VISIBLE_DEVICES=`) to work on the CPU.
+    CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a
+    GPU, of its own or shared as MINIDIST_RANKS_PER_GPU says; hide the GPUs
+    (`CUDA_VISIBLE_DEVICES=`) to work on the CPU.
 
     Raises
     ------
@@ -173,19 +226,24 @@ def world(limit: float) -> Communicator:
         If this torch was built without torch.distributed, or ranks are to share GPUs and cannot.
     """
     if not dist.is_available():
-        raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
+        raise LaunchError(
+            "this torch was built without torch.distributed: install another, or use mpirun"
+        )
     return wrap(initialize(timedelta(seconds=limit + PATIENCE)), limit)
 
 
 def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
-    """Return a communicator over an existing group, armed against hanging. Collective over the group.
+    """Return a communicator over an existing group, armed against hanging. Collective over the
+    group.
 
     Its ranks are numbered as in the group, which torch orders by its own ranks.
     """
     backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
     cuda = group if backends.get("cuda") == "nccl" else None
     if cuda is None and backends.get("cpu") != "gloo":
-        raise ValueError(f"init() wraps groups of gloo or NCCL, not of {backends}: init_process_group('gloo')")
+        raise ValueError(
+            f"init() wraps groups of gloo or NCCL, not of {backends}: init_process_group('gloo')"
+        )
     timeout = timedelta(seconds=limit + PATIENCE)
     addresses = tuple(dist.get_process_group_ranks(group))
     cpu = group if backends.get("cpu") == "gloo" else new_group(addresses, timeout)

@@ -13,45 +13,73 @@ from minidist.trace import Trace
 
 
 def forward_backward(
-    comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor | None
+    comm: Communicator,
+    forward: Callable[[], Tensor],
+    leaves: Mapping[str, Tensor],
+    gradient: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what `forward` gives, the gradients of the leaves, and the collectives of forward and of backward."""
+    """Return what `forward` gives, the gradients of the leaves, and the collectives of forward and
+    of backward.
+    """
     comm.trace = trace = Trace()
     for leaf in leaves.values():
         leaf.requires_grad_()
     out = forward()
     before = calls(trace)
     if gradient is not None and out.shape != gradient.shape:
-        raise Wrong(f"what forward returns has shape {tuple(out.shape)}, expected {tuple(gradient.shape)}")
+        raise Wrong(
+            f"what forward returns has shape {tuple(out.shape)}, expected {tuple(gradient.shape)}"
+        )
     try:
         torch.autograd.backward(out, gradient)
     except RuntimeError as error:
         if "gradient" not in str(error) or "Backward" not in str(error):
             raise
-        why = "backward of a Function returns one value for each argument of forward after ctx, as large as it is"
+        why = (
+            "backward of a Function returns one value for each argument of forward after ctx, as "
+            "large as it is"
+        )
         raise Wrong(f"autograd takes no such gradient, {error}: {why}") from None
-    found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
+    found = {
+        "out": out.detach().numpy(),
+        "forward": before,
+        "backward": calls(trace)[len(before) :],
+    }
     for name, leaf in leaves.items():
         if leaf.grad is None:
-            raise Wrong(f"backward left no gradient of {name} here: nothing that this rank returned depends on it")
+            raise Wrong(
+                f"backward left no gradient of {name} here: nothing that this rank returned "
+                "depends on it"
+            )
         found[f"the gradient of {name}"] = leaf.grad.numpy()
     return found
 
 
 def calls(trace: Trace) -> list[list[int]]:
-    """Return the collectives so far: of each its place in `COLLECTIVES`, and the bytes of its whole buffer."""
-    found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
+    """Return the collectives so far: of each its place in `COLLECTIVES`, and the bytes of its whole
+    buffer.
+    """
+    found = [
+        (event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"
+    ]
     return [[COLLECTIVES.index(name), bytes] for name, bytes in found]
 
 
 def spelled(rows: Array) -> str:
     """Return calls in words."""
-    return ", ".join(f"{COLLECTIVES[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
+    return (
+        ", ".join(f"{COLLECTIVES[int(row[0])]} of {int(row[1])} bytes" for row in rows)
+        or "no collective"
+    )
 
 
 def expect_collectives(notes: Sequence[Note]) -> None:
-    """Raise `Wrong` if something was sent other than by a collective, where the trace does not see it."""
+    """Raise `Wrong` if something was sent other than by a collective, where the trace does not see
+    it.
+    """
     for note in notes:
         plain = note.kind in ("send", "roll_call", "allocate")
         if plain and not any(name.startswith("minidist.collectives") for name in note.through):
-            raise Wrong(f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only")
+            raise Wrong(
+                f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only"
+            )

@@ -1,8 +1,9 @@
-"""The process that runs a student's code: all simulated ranks of one case, or one rank of an `mpirun`.
+"""The process that runs a student's code: all simulated ranks of one case, or one rank of an
+`mpirun`.
 
-    1  be silent; join the other ranks; read what each rank here is given, and its nonce; delete those files
-    2  load the lesson's checks, then the student's file
-    3  run the check's program through a witness; see that nothing of the package was replaced; one record per rank
+    1 be silent; join the other ranks; read what each rank here is given, and its nonce; delete
+    those files 2 load the lesson's checks, then the student's file 3 run the check's program
+    through a witness; see that nothing of the package was replaced; one record per rank
 
 The order is the point: student code that is loaded before step 1 has ended could read the nonces.
 """
@@ -31,7 +32,8 @@ from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
 
-# A part of the package: its full name, the namespace where it lies, its name there, itself, and its code.
+# A part of the package: its full name, the namespace where it lies, its name there, itself, and its
+# code.
 Part: TypeAlias = tuple[str, Mapping[str, object], str, object, object]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
@@ -40,8 +42,8 @@ MEMORY = 4 << 30  # bytes that one process may hold
 class Prepared(NamedTuple):
     """What is done once for many cases, in the process that forks theirs.
 
-    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all, and
-    `before` are the ids of their globals, which a forked process shares.
+    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are
+    in all, and `before` are the ids of their globals, which a forked process shares.
     """
 
     checks: Mapping[str, Sequence[Check]] = {}
@@ -92,7 +94,11 @@ def main(name: str, prepared: Prepared | None = None) -> None:
 
 
 def run_shares(
-    job: dict[str, Any], prepared: Prepared, shares: dict[int, Share], world: Communicator | None, hang: TextIO
+    job: dict[str, Any],
+    prepared: Prepared,
+    shares: dict[int, Share],
+    world: Communicator | None,
+    hang: TextIO,
 ) -> None:
     """Load the student's code and run the check's program on the ranks of this process."""
     limit_resources()
@@ -102,7 +108,8 @@ def run_shares(
         for name in check.task.imports:
             importlib.import_module(name)
     sys.path[:0] = job["beside"]
-    as_prepared = len(sys.modules) == prepared.modules  # to look at each would be to copy it from that process
+    # to look at each would be to copy it from that process
+    as_prepared = len(sys.modules) == prepared.modules
     sealed = prepared.sealed if as_prepared else seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
@@ -115,10 +122,16 @@ def run_shares(
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
         try:
             sent = comm.traffic.messages_sent  # a barrier, so far
-            witness = Communicator(Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group())
-            share.results = record.plain(check.program(Handed(exercises[comm.rank], watch), witness, share.given))
+            witness = Communicator(
+                Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group()
+            )
+            share.results = record.plain(
+                check.program(Handed(exercises[comm.rank], watch), witness, share.given)
+            )
             if sys.getprofile() is not watch.calls:
-                raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")
+                raise Wrong(
+                    "the answer replaces sys.setprofile's function, by which calls are watched"
+                )
             watch.switch(None)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
@@ -146,12 +159,18 @@ def take_share(folder: Path, rank: int) -> Share:
 def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -> dict[str, str]:
     """Return an error as plain text: its type, what it says, and where it came from.
 
-    `line` is the innermost line of the student's file that led to the error, or if none did, that of the checks. A
-    `NotImplementedError` raised by the student's own file says that the task is not started; any other does not.
-    `last` is the student's function that came back to the checks last, if it returned None.
+    `line` is the innermost line of the student's file that led to the error, or if none did, that
+    of the checks. A `NotImplementedError` raised by the student's own file says that the task is
+    not started; any other does not. `last` is the student's function that came back to the checks
+    last, if it returned None.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
+    places = [
+        place_of(frame)
+        for file in (lesson, exercise)
+        for frame in frames
+        if frame.filename.startswith(file)
+    ]
     if isinstance(error, SyntaxError) and error.filename == exercise:
         places.append(f"{Path(exercise).name}:{error.lineno}")
     in_checks = bool(frames) and frames[-1].filename.startswith(lesson)
@@ -163,9 +182,11 @@ def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -
 
 
 def answers_doing(error: BaseException, place: str, last: str) -> str:
-    """Return what to say of an error in a line of the checks that the answer has caused; nothing if it did not.
+    """Return what to say of an error in a line of the checks that the answer has caused; nothing if
+    it did not.
 
-    It takes other arguments than the checks give, or it returned None, or left it, where a value was expected.
+    It takes other arguments than the checks give, or it returned None, or left it, where a value
+    was expected.
     """
     text = str(error)
     call = re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)
@@ -173,16 +194,26 @@ def answers_doing(error: BaseException, place: str, last: str) -> str:
         return f"{text}: keep the arguments as they are in the handout, the checks call it so"
     if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
         says = f"the check meets None where a value is expected ({place}: {text})"
-        return f"{says}, and {last} returned None: does it return, or leave, what its docstring says?"
+        return (
+            f"{says}, and {last} returned None: does it return, or leave, what its docstring says?"
+        )
     return ""
 
 
 def seal() -> list[Part]:
-    """Return the package's modules by now, and what these and the classes in them consist of: functions, with code."""
-    modules = {name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
+    """Return the package's modules by now, and what these and the classes in them consist of:
+    functions, with code.
+    """
+    modules = {
+        name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"
+    }
     named = (value for module in modules.values() for value in vars(module).values())
-    classes = {f"{one.__module__}.{one.__qualname__}": one for one in named if isinstance(one, type)}
-    parts: list[Part] = [(name, sys.modules, name, module, None) for name, module in modules.items()]
+    classes = {
+        f"{one.__module__}.{one.__qualname__}": one for one in named if isinstance(one, type)
+    }
+    parts: list[Part] = [
+        (name, sys.modules, name, module, None) for name, module in modules.items()
+    ]
     return parts + [
         (f"{space}.{name}", vars(one), name, value, getattr(value, "__code__", None))
         for space, one in [*modules.items(), *classes.items()]
@@ -201,22 +232,32 @@ def check_untouched(sealed: Sequence[Part]) -> None:
 
 
 def hooked_by_torch(found: Any, value: Any) -> bool:
-    """Tell whether `found` is torch's hook around the method `value`: the first optimizer of a class puts it there."""
+    """Tell whether `found` is torch's hook around the method `value`: the first optimizer of a
+    class puts it there.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(found, FunctionType):
         return False
     hook = torch.optim.Optimizer.profile_hook_step(lambda: None)
-    return found.__code__ is hook.__code__ and any(cell.cell_contents is value for cell in found.__closure__ or ())
+    return found.__code__ is hook.__code__ and any(
+        cell.cell_contents is value for cell in found.__closure__ or ()
+    )
 
 
 def check_seen(share: Share, sent: int) -> None:
-    """Raise if messages went past the witness: the traffic of the communicator below it is counted as well."""
+    """Raise if messages went past the witness: the traffic of the communicator below it is counted
+    as well.
+    """
     if sent != (seen := sum(note.kind in ("send", "barrier") for note in share.notes)):
-        raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
+        raise Wrong(
+            f"{sent} messages were sent, but {seen} through the communicator that was given"
+        )
 
 
 def limit_resources() -> None:
-    """Bound memory and file sizes, where the system can: then the student's process fails, and not the machine."""
+    """Bound memory and file sizes, where the system can: then the student's process fails, and not
+    the machine.
+    """
     with suppress(ImportError):
         import resource
 
@@ -225,7 +266,9 @@ def limit_resources() -> None:
 
 
 def silence() -> None:
-    """Read nothing and print nothing from now on: what a student prints is no grade, and may be endless."""
+    """Read nothing and print nothing from now on: what a student prints is no grade, and may be
+    endless.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -5,11 +5,12 @@
     parent   draw(rng) ─▶ cases ─┐                               ┌─▶ judge(case, results, notes): silence, or Wrong
     child                        └─▶ program(exercise, comm, given) on every rank ─┘
 
-`program` is the only part that runs beside the student's code. It gets what *its* rank is given, and returns arrays
-or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
-with one sentence for the student; a program may raise it, too. `compare.py` finds the words for a wrong value. What
-decides are counts of messages and bytes, from the notes, and never the clock. A judge may return figures of its own
-({"bubble": 0.2}), the smaller the better; the leaderboard shows the largest of all cases.
+`program` is the only part that runs beside the student's code. It gets what *its* rank is given,
+and returns arrays or numbers by name. `judge` runs in the grader's own process, computes the right
+answer with numpy, and raises `Wrong` with one sentence for the student; a program may raise it,
+too. `compare.py` finds the words for a wrong value. What decides are counts of messages and bytes,
+from the notes, and never the clock. A judge may return figures of its own ({"bubble": 0.2}), the
+smaller the better; the leaderboard shows the largest of all cases.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +21,38 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minidist.comm.communicator import Communicator
-from minidist.course.grader.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks, known
+from minidist.course.grader.compare import (
+    Array,
+    Arrays,
+    Wrong,
+    expect_close,
+    expect_equal,
+    expect_ranks,
+    known,
+)
 from minidist.trace import Trace
 
 # for checks, which import all from here
 __all__ = ["Array", "Arrays", "Wrong", "expect_close", "expect_equal", "expect_ranks", "known"]
 SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
-NEVER = ("checks", "solution", "minidist.course")  # where the answers are, besides `judges`, `judges_cost`, ...
-GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")  # the communicator that an answer is given
+# where the answers are, besides `judges`, `judges_cost`, ...
+NEVER = ("checks", "solution", "minidist.course")
+# the communicator that an answer is given
+GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")
 BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
 
 
 class Task(NamedTuple):
     """One task of an exercise, and what an answer may not lean on.
 
-    `not_from` lists modules that the student's code may neither call nor send through; a folder such as
-    `minidist.collectives` stands for all its modules. `may_use` lists the communicator's shortcuts that it may use:
-    `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if its
-    text offers it. (Collectives may call them for their own ends, all but `comm.native`.)
-    `imports` lists what an answer makes torch import: it is imported before, since that takes
-    seconds while calls are watched. `splits` is how often a rank may call `comm.split`, if at all:
-    a rank is told without a message who else has its color, so many splits would carry data.
+    `not_from` lists modules that the student's code may neither call nor send through; a folder
+    such as `minidist.collectives` stands for all its modules. `may_use` lists the communicator's
+    shortcuts that it may use: `SHORTCUTS` tell each rank what the others hold without a message
+    that counts, so an answer may use one only if its text offers it. (Collectives may call them for
+    their own ends, all but `comm.native`.) `imports` lists what an answer makes torch import: it is
+    imported before, since that takes seconds while calls are watched. `splits` is how often a rank
+    may call `comm.split`, if at all: a rank is told without a message who else has its color, so
+    many splits would carry data.
     """
 
     number: int
@@ -64,20 +76,22 @@ class Case(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the witness or the watch saw: a message of a rank, the use of a shortcut, or a call that the task bars.
+    """What the witness or the watch saw: a message of a rank, the use of a shortcut, or a call that
+    the task bars.
 
     Attributes
     ----------
     rank : int
         Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, `text`
-        (code of a barred module that runs elsewhere), or `hides` (a call of what hides calls).
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`,
+        `call`, `text` (code of a barred module that runs elsewhere), or `hides` (a call of what
+        hides calls).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
-        The package's modules between the student's file and the message, innermost first; of a `call`, the module
-        called.
+        The package's modules between the student's file and the message, innermost first; of a
+        `call`, the module called.
     line : str
         The innermost line of the student's file, as `exercise.py:14 in ring_all_gather`.
     """
@@ -98,7 +112,9 @@ Judge: TypeAlias = Callable[[Case, Sequence[Arrays], Sequence[Note]], Figures | 
 
 @dataclass(frozen=True)
 class Check:
-    """Some points of one task: `draw` makes the cases from the seed, and each is worth an equal part."""
+    """Some points of one task: `draw` makes the cases from the seed, and each is worth an equal
+    part.
+    """
 
     task: Task
     title: str
@@ -118,17 +134,22 @@ def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
 def expect_dtype(rank: int, name: str, found: Array, expected: Array) -> None:
     """Raise `Wrong` unless an array has the dtype of what was given."""
     if found.dtype != expected.dtype:
-        raise Wrong(f"rank {rank}: {name} is of {found.dtype}, expected {expected.dtype}, as what was given")
+        raise Wrong(
+            f"rank {rank}: {name} is of {found.dtype}, expected {expected.dtype}, as what was given"
+        )
 
 
 def awaited(trace: Trace | None) -> list[int]:
-    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly` takes."""
+    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly`
+    takes.
+    """
     events = trace.events if trace else []
     return [sum(event.kind == kind for event in events) for kind in ("send", "recv")]
 
 
 def expect_orderly(ranks: int, found: Sequence[Array], notes: Sequence[Note]) -> None:
-    """Raise `Wrong` unless each rank waited for every message that it sent or was sent, and none called a barrier.
+    """Raise `Wrong` unless each rank waited for every message that it sent or was sent, and none
+    called a barrier.
 
     Parameters
     ----------
@@ -138,11 +159,19 @@ def expect_orderly(ranks: int, found: Sequence[Array], notes: Sequence[Note]) ->
     rule = "isend and irecv end with request.wait(), and until then the buffer must not be used"
     for rank in range(ranks):
         coming = [note for note in notes if note.kind == "send" and note.to == rank]
-        for verb, posted, waited in zip(("sent", "was sent"), (sent_by(rank, notes), coming), found[rank], strict=True):
+        for verb, posted, waited in zip(
+            ("sent", "was sent"), (sent_by(rank, notes), coming), found[rank], strict=True
+        ):
             if waited < len(posted):
-                raise Wrong(f"rank {rank} {verb} {len(posted)} messages and waited for {waited} of them: {rule}")
+                raise Wrong(
+                    f"rank {rank} {verb} {len(posted)} messages and waited for {waited} of them: "
+                    f"{rule}"
+                )
     if note := next((note for note in notes if note.kind == "barrier"), None):
-        raise Wrong(f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody needs here")
+        raise Wrong(
+            f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody "
+            "needs here"
+        )
 
 
 def barred(task: Task, name: str) -> bool:
@@ -151,32 +180,48 @@ def barred(task: Task, name: str) -> bool:
         return name not in task.may_use
     if name.partition("_")[0] == "judges":
         return True
-    return name not in GIVEN and any(name == each or name.startswith(each + ".") for each in (*NEVER, *task.not_from))
+    return name not in GIVEN and any(
+        name == each or name.startswith(each + ".") for each in (*NEVER, *task.not_from)
+    )
 
 
 def leaning(task: Task, notes: Sequence[Note], ranks: int = 1) -> str:
-    """Return the sentence that tells why the task is lost, if it was not built by hand; else nothing."""
+    """Return the sentence that tells why the task is lost, if it was not built by hand; else
+    nothing.
+    """
     verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
     verbs["text"] = "runs the code of"
     for note in notes:
         where = note.line or f"rank {note.rank}"
         if note.kind == "hides":
-            return f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which hides calls"
+            return (
+                f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which "
+                "hides calls"
+            )
         own = (f"comm.{note.kind}",) if by_hand(note) else ()
         names = note.through if note.kind in verbs else own
         for name in names:
             if barred(task, name):
-                said = f"task {task.number} is to be built by hand, but {where} {verbs.get(note.kind, 'uses')} {name}"
-                return said + (", which tells ranks more than their messages do" if name in SHORTCUTS else "")
+                said = (
+                    f"task {task.number} is to be built by hand, but {where} "
+                    f"{verbs.get(note.kind, 'uses')} {name}"
+                )
+                return said + (
+                    ", which tells ranks more than their messages do" if name in SHORTCUTS else ""
+                )
     splits = [note for note in notes if note.kind == "split" and by_hand(note)]
     if len(splits) > task.splits * ranks:
         says = f"{len(splits)} calls of comm.split on {ranks} ranks"
         says += f", expected {task.splits} on each at most"
         why = "who else has a rank's color is told without a message, so colors must carry no data"
-        return f"task {task.number} is to be built by hand, but {splits[-1].line} makes {says}: {why}"
+        return (
+            f"task {task.number} is to be built by hand, but {splits[-1].line} makes {says}: {why}"
+        )
     return ""
 
 
 def by_hand(note: Note) -> bool:
-    """Tell whether the answer itself used a shortcut, and not a part of the package that it called."""
+    """Tell whether the answer itself used a shortcut, and not a part of the package that it
+    called.
+    """
     return note.kind == "native" or all(name.startswith("minidist.comm") for name in note.through)

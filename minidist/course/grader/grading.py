@@ -35,8 +35,13 @@ class Graded(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the case is about: `task 1, ring reduce-scatter: adds up every chunk (3 ranks, 10 elements)`."""
-        return f"task {self.check.task.number}, {self.check.task.title}: {self.check.title} ({self.label})"
+        """What the case is about: `task 1, ring reduce-scatter: adds up every chunk (3 ranks, 10
+        elements)`.
+        """
+        return (
+            f"task {self.check.task.number}, {self.check.task.title}: {self.check.title} "
+            f"({self.label})"
+        )
 
 
 def grade(
@@ -53,15 +58,15 @@ def grade(
     Parameters
     ----------
     seed : int
-        The cases are drawn from it. Another seed draws other values and, where a check says so, other sizes and rank
-        counts.
+        The cases are drawn from it. Another seed draws other values and, where a check says so,
+        other sizes and rank counts.
     limit : float
         Seconds that one case may take on simulated ranks.
     only
         Says which checks to run; the others are left out of the result.
     warm : optional
-        The processes that run the cases, and as which user. Several gradings may share them. Default: they are started
-        and ended here.
+        The processes that run the cases, and as which user. Several gradings may share them.
+        Default: they are started and ended here.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
@@ -74,29 +79,46 @@ def grade(
         index, case, points = entry
         check = lesson.checks[index]
         seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
-        ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
+        ran = (
+            Ran(not_started=NOT_STARTED)
+            if untouched
+            else run_case(lesson, index, case, answer, seconds, ready)
+        )
         status, output, figures = verdict(check, case, ran, answer)
         score = points if status == PASSED else 0.0
-        return Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
+        return Graded(
+            lesson.name, check, "", case.label, score, points, status, printable(output), figures
+        )
 
-    with nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         return numbered(list(pool.map(one, plan)))
 
 
-def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
+def verdict(
+    check: Check, case: Case, ran: Ran, answer: Answer
+) -> tuple[str, str, Mapping[str, float]]:
     """Return the status, what to tell the student, and the figures of an answer that passes."""
     if not answer.may_lean and (sentence := leaning(check.task, ran.notes, case.ranks)):
         return LEANS, sentence, {}
     if ran.not_started:
         return NOT_STARTED, ran.not_started, {}
     if ran.failure:
-        called = f" (the call: {case.label})" if re.match(r"rank \d+ raised", ran.failure) and case.label else ""
+        called = (
+            f" (the call: {case.label})"
+            if re.match(r"rank \d+ raised", ran.failure) and case.label
+            else ""
+        )
         return FAILED, ran.failure + called, {}
     try:
         figures = check.judge(case, ran.results, ran.notes) or {}
     except Wrong as wrong:
         return FAILED, str(wrong), {}
-    except Exception as error:  # whatever a student's data does to a judge must not end the grading of the others
+    except (
+        Exception
+    ) as error:  # whatever a student's data does to a judge must not end the grading of the others
         where = place_of(traceback.extract_tb(error.__traceback__)[-1])
         return FAILED, UNREADABLE.format(where, type(error).__name__, error), {}
     sent = [note.bytes for note in ran.notes if note.kind == "send"]
@@ -106,12 +128,17 @@ def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, st
 def numbered(tests: list[Graded]) -> list[Graded]:
     """Number the tests by task: 1.1, 1.2, 2.1, ...
 
-    If one case of a task leaned on what it may not, the task has no points, and all its cases say why.
+    If one case of a task leaned on what it may not, the task has no points, and all its cases say
+    why.
     """
-    found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
+    found = {
+        test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS
+    }
     result: list[Graded] = []
     for task in sorted({test.check.task.number for test in tests}):
-        for number, test in enumerate((test for test in tests if test.check.task.number == task), start=1):
+        for number, test in enumerate(
+            (test for test in tests if test.check.task.number == task), start=1
+        ):
             if task in found:
                 test = test._replace(score=0.0, status=FAILED, output=found[task])
             result.append(test._replace(number=f"{task}.{number}"))
@@ -119,12 +146,16 @@ def numbered(tests: list[Graded]) -> list[Graded]:
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal or an XML file can show: a student's error may hold any control character."""
+    """Return a text that a terminal or an XML file can show: a student's error may hold any control
+    character.
+    """
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def is_handout(lesson: Lesson, answer: Answer) -> bool:
-    """Tell whether the file is still the one that was handed out. One that is edited in its place has to be run."""
+    """Tell whether the file is still the one that was handed out. One that is edited in its place
+    has to be run.
+    """
     given = lesson.folder / "exercise.py"
     if not given.is_file() or answer.path.resolve() == given.resolve():
         return False

@@ -17,16 +17,27 @@ FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 def hang_report(folder: Path, ranks: int, limit: float) -> str:
     """Say where each rank stood when the time was up; return nothing if it was not."""
     places: dict[str, str] = {}
-    texts = [path.read_text(errors="replace") for path in sorted(folder.glob("hang-*.txt")) if path.is_file()]
+    texts = [
+        path.read_text(errors="replace")
+        for path in sorted(folder.glob("hang-*.txt"))
+        if path.is_file()
+    ]
     if not any("\nTimeout (" in text for text in texts):
         return ""
     for text in texts:
         owners = dict(OWNER.findall(text))
         for thread, frames in THREAD.findall(text):
             lines = FRAME.findall(frames)
-            own = [f"exercise.py:{line} in {name}" for file, line, name in lines if Path(file).name == "exercise.py"]
+            own = [
+                f"exercise.py:{line} in {name}"
+                for file, line, name in lines
+                if Path(file).name == "exercise.py"
+            ]
             if thread in owners and own:
                 waits = "waits" if Path(lines[0][0]).name != "exercise.py" else "is still"
                 places[owners[thread]] = f"{waits} at {own[0]}"
-    said = [f"rank {rank} {places.get(f'rank {rank}', 'is not in exercise.py')}" for rank in range(ranks)]
+    said = [
+        f"rank {rank} {places.get(f'rank {rank}', 'is not in exercise.py')}"
+        for rank in range(ranks)
+    ]
     return f"it did not end within {limit:g} seconds: " + ", ".join(said)

@@ -1,10 +1,11 @@
 """Run one case in a process of its own, and collect what its ranks recorded.
 
-    folder/  job.json  exercise.py (the student's, and nothing else of theirs)  given-0  given-1  ...
+    folder/ job.json exercise.py (the student's, and nothing else of theirs) given-0 given-1 ...
              ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt
 
-The process gets an environment with nothing of the student's in it, an empty working folder, a session of its own and a
-time limit. Neither what it prints nor its exit status is a grade: only records that are signed with the nonces count.
+The process gets an environment with nothing of the student's in it, an empty working folder, a
+session of its own and a time limit. Neither what it prints nor its exit status is a grade: only
+records that are signed with the nonces count.
 """
 
 import functools
@@ -24,9 +25,21 @@ from minidist.course.lesson import Answer, Lesson
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import Mpirun, environment, find_mpirun
 
-KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
+KEPT = {
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "SYSTEMROOT",
+    "OMP_NUM_THREADS",
+}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
-UNREADABLE = "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its docstring says"
+UNREADABLE = (
+    "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its "
+    "docstring says"
+)
 found_mpirun = functools.cache(find_mpirun)
 SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank failed
 
@@ -49,8 +62,12 @@ class Told(NamedTuple):
     results: Arrays
 
 
-def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
-    """Run check number `index` of the lesson on one case, for at most `limit` seconds. It leaves no process behind."""
+def run_case(
+    lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm
+) -> Ran:
+    """Run check number `index` of the lesson on one case, for at most `limit` seconds. It leaves no
+    process behind.
+    """
     check = lesson.checks[index]
     with tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
@@ -81,7 +98,15 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
             start = [mpirun.path, "-n", str(case.ranks)] if mpirun is not None else []
             start += warm.rank(folder) if forked else isolated("child", folder)
             env = clean_environment(mpirun)
-            run_job(start, env=env, cwd=stand, timeout=limit + 3, capture=True, grace=0.5, user=warm.user)
+            run_job(
+                start,
+                env=env,
+                cwd=stand,
+                timeout=limit + 3,
+                capture=True,
+                grace=0.5,
+                user=warm.user,
+            )
         return collect(folder, nonces, limit)
 
 
@@ -123,7 +148,11 @@ def told_by(path: Path, nonce: str) -> Told:
     try:
         facts, results = record.read(path, nonce)
         notes = [Note(**{**note, "through": tuple(note["through"])}) for note in facts["notes"]]
-        error = {name: str(facts["error"][name]) for name in ("type", "text", "line")} if facts["error"] else {}
+        error = (
+            {name: str(facts["error"][name]) for name in ("type", "text", "line")}
+            if facts["error"]
+            else {}
+        )
         return Told(bool(facts["done"]), error, notes, results)
     except (record.BadRecord, KeyError, TypeError):
         return Told(False, {}, (), {})
@@ -132,4 +161,8 @@ def told_by(path: Path, nonce: str) -> Told:
 def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:
     """Return what a child may know of this process's environment."""
     prefixes = () if mpirun is None else KEPT_OF_MPI
-    return {name: value for name, value in environment(mpirun).items() if name in KEPT or name.startswith(prefixes)}
+    return {
+        name: value
+        for name, value in environment(mpirun).items()
+        if name in KEPT or name.startswith(prefixes)
+    }

@@ -1,12 +1,14 @@
-"""A process that has imported what lessons need and forks for each case: importing torch takes longer than a case.
+"""A process that has imported what lessons need and forks for each case: importing torch takes
+longer than a case.
 
     grader ── "folder" ─▶ importer ── fork ─▶ child.main(folder): the student's code, from a clean state
            ◀── status ──  (never runs it) ── end what that has started, wherever it has hidden
 
-The ranks of a case under mpirun are such forks, too: see launch/standin.py, whose protocol the grader itself speaks for
-simulated ranks. Orphans among the descendants of the importer become its children, so it can find and end them. An
-answer that ends the importer, or makes it stand still, loses its case, and the next case gets a fresh one. Linux only:
-elsewhere every case imports for itself.
+The ranks of a case under mpirun are such forks, too: see launch/standin.py, whose protocol the
+grader itself speaks for simulated ranks. Orphans among the descendants of the importer become its
+children, so it can find and end them. An answer that ends the importer, or makes it stand still,
+loses its case, and the next case gets a fresh one. Linux only: elsewhere every case imports for
+itself.
 """
 
 import atexit
@@ -29,8 +31,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from minidist.course.grader import child
-from minidist.course.grader.watch import globals_of_modules
 from minidist.course.lesson import load_checks
+from minidist.course.texts import globals_of_modules
 from minidist.launch.imports import quick_imports
 from minidist.launch.jobs import MARK, become, descendants, end_job, send_signal
 from minidist.launch.standin import STAND_IN, end_with, fork_ranks
@@ -38,46 +40,69 @@ from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
 PACKAGES = str(Path(__file__).parents[3])
-START = "import sys; sys.path.insert(0, sys.argv[1]); from minidist.course.grader import {0}; {0}.main(*sys.argv[2:])"
-SOCKET = "/proc/{}/cwd/socket"  # where an importer listens, in its folder: the name of a socket has to be a short one
-NEEDED = ("minidist.collectives", "resource")  # by most answers and by each child, besides what the checks import
-NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
-GRACE = 2.5  # seconds beyond its limit until a case is ended, and then until the importer counts as stuck
+START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from minidist.course.grader import {0}; "
+    "{0}.main(*sys.argv[2:])"
+)
+# where an importer listens, in its folder: the name of a socket has to be a short one
+SOCKET = "/proc/{}/cwd/socket"
+# by most answers and by each child, besides what the checks import
+NEEDED = ("minidist.collectives", "resource")
+# the latter by a first backward
+NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")
+# seconds beyond its limit until a case is ended, and then until the importer counts as stuck
+GRACE = 2.5
 PATIENCE = 60.0  # seconds that imports may take
 
 
 def isolated(module: str, *arguments: object) -> list[str]:
-    """Return the command that calls `main` of a module of this folder; Python looks at no path or file of a student."""
+    """Return the command that calls `main` of a module of this folder; Python looks at no path or
+    file of a student.
+    """
     return [sys.executable, "-I", "-B", "-c", START.format(module), PACKAGES, *map(str, arguments)]
 
 
 class Warm(AbstractContextManager["Warm"]):
-    """What forks for some lessons' checks, up to `processes` at a time, as `user`. A context manager: none outlives it.
+    """What forks for some lessons' checks, up to `processes` at a time, as `user`. A context
+    manager: none outlives it.
 
-    Simulated ranks take turns, and take half the time on a single core, so each of the cases has a core of its own.
+    Simulated ranks take turns, and take half the time on a single core, so each of the cases has a
+    core of its own.
     """
 
-    def __init__(self, checks: Sequence[Path], environment: dict[str, str], processes: int, user: str | None = None):
+    def __init__(
+        self,
+        checks: Sequence[Path],
+        environment: dict[str, str],
+        processes: int,
+        user: str | None = None,
+    ):
         self.mark = secrets.token_hex(8)
         self.checks, self.environment, self.user = checks, {**environment, MARK: self.mark}, user
-        self.folder = tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True)
+        self.folder = tempfile.TemporaryDirectory(
+            prefix="minidist-grade-", ignore_cleanup_errors=True
+        )
         if user is not None:
             shutil.chown(self.folder.name, user)
         self.importer: subprocess.Popen[bytes] | None = None
         self.starting = threading.Lock()
         self.cores: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(processes):
-            self.cores.put(os.getpid() + number)  # graders beside each other begin at different ones
+            # graders beside each other begin at different ones
+            self.cores.put(os.getpid() + number)
 
     def __exit__(self, *_: object) -> None:
         self.end(self.importer)
         self.folder.cleanup()
 
     def run(self, folder: Path, stand: Path, limit: float) -> None:
-        """Run the case of simulated ranks that lies in `folder`, standing in `stand`, for about `limit` seconds."""
+        """Run the case of simulated ranks that lies in `folder`, standing in `stand`, for about
+        `limit` seconds.
+        """
         core, importer, answered = self.cores.get(), self.ready(), False
         told = json.dumps([[], str(stand), self.environment, [str(folder), str(core)]])
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as case:  # an answer may have ended the importer
+        # an answer may have ended the importer
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as case:
             case.connect(SOCKET.format(importer.pid))
             case.sendall(b"." + told.encode() + b"\n")
             if not select.select([case], [], [], limit + GRACE)[0]:
@@ -88,16 +113,34 @@ class Warm(AbstractContextManager["Warm"]):
         self.cores.put(core)
 
     def rank(self, folder: Path) -> list[str]:
-        """Return the command that stands in for a rank of the case under mpirun that lies in `folder`."""
-        return [sys.executable, "-I", "-S", "-c", STAND_IN, SOCKET.format(self.ready().pid), str(folder)]
+        """Return the command that stands in for a rank of the case under mpirun that lies in
+        `folder`.
+        """
+        return [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            STAND_IN,
+            SOCKET.format(self.ready().pid),
+            str(folder),
+        ]
 
     def ready(self) -> subprocess.Popen[bytes]:
-        """Return the process that has imported what cases need. It is started first, if it is not there."""
+        """Return the process that has imported what cases need. It is started first, if it is not
+        there.
+        """
         with self.starting:
             if self.importer is None or self.importer.poll() is not None:
                 options = become(self.user) | {"cwd": self.folder.name, "start_new_session": True}
-                options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-                self.importer = subprocess.Popen(isolated("warm", *self.checks), env=self.environment, **options)
+                options |= {
+                    "stdin": subprocess.PIPE,
+                    "stdout": subprocess.PIPE,
+                    "stderr": subprocess.DEVNULL,
+                }
+                self.importer = subprocess.Popen(
+                    isolated("warm", *self.checks), env=self.environment, **options
+                )
                 assert self.importer.stdout is not None
                 select.select([self.importer.stdout], [], [], PATIENCE)
             return self.importer
@@ -115,12 +158,18 @@ class Warm(AbstractContextManager["Warm"]):
 
 
 def main(*checks: str) -> None:
-    """Import what checks and answers need; then fork for each case, or rank of a case, that connects."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # become the parent of every descendant whose own parent ends
+    """Import what checks and answers need; then fork for each case, or rank of a case, that
+    connects.
+    """
+    # become the parent of every descendant whose own parent ends
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     atexit.register(leave)  # the first, so it is called last
-    with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
+    # or the first collection of each child would write to, and so copy, all pages with objects
+    with quick_imports():
         loaded = {path: load_checks(Path(path)) for path in checks}
-        imports = {name for found in loaded.values() for check in found for name in check.task.imports}
+        imports = {
+            name for found in loaded.values() for check in found for name in check.task.imports
+        }
         for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
             importlib.import_module(name)
         prepared = child.Prepared(loaded, child.seal(), len(sys.modules), globals_of_modules())
@@ -150,7 +199,9 @@ def leave() -> None:
 
 
 def end_descendants(but: Collection[int] = ()) -> None:
-    """End and reap every process that descends from this one, but not some, and what descends from those."""
+    """End and reap every process that descends from this one, but not some, and what descends from
+    those.
+    """
     while left := descendants(os.getpid(), but) - {os.getpid()}:
         send_signal(left, signal.SIGKILL)
     with suppress(ChildProcessError):  # there is none any more

@@ -3,18 +3,20 @@
     exercise.py ─▶ functools.partial, map, a thread ─▶ minidist.parallel...     the answer's doing
     exercise.py ─▶ optimizer.step ─▶ torch's hooks ──▶ minidist.parallel...     its doing only if it handed that over
 
-A call counts if the answer led to it. To find out, follow the frames from the call outwards, past those of the package
-and of Python's own library. The answer led to the call if they reach the student's file, or the start of a thread that
-the student's code started. A frame of the checks, or of another library such as torch, ends the search: a library calls
-back what was registered with it, and that was done by the package or the checks, unless the answer itself handed over a
-barred function. So what an answer hands to a library is looked at, too.
+A call counts if the answer led to it. To find out, follow the frames from the call outwards, past
+those of the package and of Python's own library. The answer led to the call if they reach the
+student's file, or the start of a thread that the student's code started. A frame of the checks, or
+of another library such as torch, ends the search: a library calls back what was registered with it,
+and that was done by the package or the checks, unless the answer itself handed over a barred
+function. So what an answer hands to a library is looked at, too.
 
 Code of a barred module counts as that module wherever it runs: a text handed to `exec`, or a code
 object with another file name. `Texts` recognizes it by its instructions. What stands in the
 student's own file is the student's own.
 
-`sys.setprofile` shows every Python call of a thread. An audit hook (PEP 578), which cannot be removed, shows what would
-turn that off. Threads are started by a function of ours, in this process only, which remembers which line asked for it.
+`sys.setprofile` shows every Python call of a thread. An audit hook (PEP 578), which cannot be
+removed, shows what would turn that off. Threads are started by a function of ours, in this process
+only, which remembers which line asked for it.
 """
 
 import _thread
@@ -24,24 +26,34 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Note, Task, Wrong, barred
+from minidist.course.texts import CHECKS, PACKAGE, Texts, dotted
 
-PACKAGE = Path(__file__).parents[2]
 STDLIB = sysconfig.get_path("stdlib")
 WITNESS = "minidist.course.grader.witness"
-STUDENT, CHECKS, LIBRARY, PYTHON = "exercise", "checks", "library", "python"
-NOBODY = ("<module>", "__del__", "__torch_dispatch__", "__torch_function__")  # what nobody calls by name
-STARTS = ("start_new_thread", "start_new", "_start_new_thread", "start_joinable_thread", "_start_joinable_thread")
-HIDING = ("sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback", "gc.get_objects")
-SHORTEST = 24  # bytes of instructions: what is shorter may look like anybody's
-Looks: TypeAlias = tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+STUDENT, LIBRARY, PYTHON = "exercise", "library", "python"
+# what nobody calls by name
+NOBODY = ("<module>", "__del__", "__torch_dispatch__", "__torch_function__")
+STARTS = (
+    "start_new_thread",
+    "start_new",
+    "_start_new_thread",
+    "start_joinable_thread",
+    "_start_joinable_thread",
+)
+HIDING = (
+    "sys.setprofile",
+    "sys.settrace",
+    "sys.addaudithook",
+    "sys.monitoring.register_callback",
+    "gc.get_objects",
+)
 
 
 class Watch:
@@ -50,17 +62,22 @@ class Watch:
     Parameters
     ----------
     exercise, lesson : str
-        The student's file; the folder of the checks. An answer may call what a program of the checks hands it: methods,
-        and functions defined within functions. Those at the top of a module are the checks' own: one may be the answer.
+        The student's file; the folder of the checks. An answer may call what a program of the
+        checks hands it: methods, and functions defined within functions. Those at the top of a
+        module are the checks' own: one may be the answer.
     """
 
-    def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
+    def __init__(
+        self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]
+    ) -> None:
         self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
         self.texts = Texts(task, exercise, lesson)
         self.calls = self.profile  # one and the same object, to be recognized
         self.barred = functools.cache(functools.partial(barred, task))
-        self.dull: dict[str, bool] = {}  # whether a file holds nothing that is barred, so that its calls need no look
-        self.shortcuts: dict[int, str] = {}  # by the id of its code: what of the witness carries data
+        # whether a file holds nothing that is barred, so that its calls need no look
+        self.dull: dict[str, bool] = {}
+        # by the id of its code: what of the witness carries data
+        self.shortcuts: dict[int, str] = {}
         self.below: dict[int, str] = {}  # the same, of the wire
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
@@ -80,15 +97,23 @@ class Watch:
         self.switch(self.calls)
 
     def switch(self, calls: Callable[..., None] | None) -> None:
-        """Have `calls`, or nobody, look at this thread's calls from now on. Python lets one thread switch at a time."""
+        """Have `calls`, or nobody, look at this thread's calls from now on. Python lets one thread
+        switch at a time.
+        """
         with self.switching:
             sys.setprofile(calls)
 
     def profile(self, frame: FrameType, event: str, what: Any) -> None:
-        """Look at a call: the function for `sys.setprofile`, and quick with most calls, which are of no interest."""
+        """Look at a call: the function for `sys.setprofile`, and quick with most calls, which are
+        of no interest.
+        """
         if event == "call":
             code, caller = frame.f_code, frame.f_back
-            dull = self.dull.get(code.co_filename) and id(code) not in self.shortcuts and id(code) not in self.below
+            dull = (
+                self.dull.get(code.co_filename)
+                and id(code) not in self.shortcuts
+                and id(code) not in self.below
+            )
             if not dull or (caller is not None and caller.f_code.co_filename == self.exercise):
                 self.look(frame, code, caller)
         elif frame.f_code.co_filename == self.exercise:
@@ -102,7 +127,9 @@ class Watch:
         file, owner = code.co_filename, self.owner(frame)
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
-            self.dull[file] = known and not self.barred(module_of(frame) if owner == LIBRARY else owner)
+            self.dull[file] = known and not self.barred(
+                module_of(frame) if owner == LIBRARY else owner
+            )
         foreign = owner in (STUDENT, PYTHON, LIBRARY)
         if foreign and (copied := self.texts.whose(code, frame.f_globals)):
             line = self.led(caller) or "exercise.py"
@@ -113,7 +140,14 @@ class Watch:
         through, line, _, witnessed = self.stack(caller) if kind else ((), "", False, False)
         if kind and (id(code) in self.shortcuts or not witnessed):
             if line:
-                self.note(Note(-1, kind, through=("comm.wire.inner",) if kind == "hides" else through, line=line))
+                self.note(
+                    Note(
+                        -1,
+                        kind,
+                        through=("comm.wire.inner",) if kind == "hides" else through,
+                        line=line,
+                    )
+                )
         elif owner == CHECKS:
             self.called("" if "." in code.co_qualname else CHECKS, caller)
         elif owner == LIBRARY:
@@ -121,11 +155,17 @@ class Watch:
             if caller is not None and caller.f_code.co_filename == self.exercise:
                 for name in self.handed(frame.f_locals.values()):
                     self.called(name, caller)
-        elif not owner.startswith("minidist.course") or caller is None or not self.owner(caller).startswith("minidist"):
+        elif (
+            not owner.startswith("minidist.course")
+            or caller is None
+            or not self.owner(caller).startswith("minidist")
+        ):
             self.called(owner, frame)  # unless it is the witness's own business
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `start` so changed that a thread's calls are watched, and that it remembers the student's line."""
+        """Return `start` so changed that a thread's calls are watched, and that it remembers the
+        student's line.
+        """
 
         def watched(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
             def begin(*arguments: Any, **options: Any) -> None:
@@ -146,7 +186,10 @@ class Watch:
         """Forbid what would hide calls: the audit hook."""
         if event in HIDING:
             frame = sys._getframe(1)
-            ours = frame.f_code is Watch.switch.__code__ and self.owner(frame.f_back or frame) == __name__
+            ours = (
+                frame.f_code is Watch.switch.__code__
+                and self.owner(frame.f_back or frame) == __name__
+            )
             if (line := self.stack(frame)[1]) and not ours:
                 self.forbid(event, line)
 
@@ -162,7 +205,9 @@ class Watch:
             self.note(Note(-1, "call", through=(name,), line=line))
 
     def owner(self, frame: FrameType) -> str:
-        """Return whose code a frame runs: the name of a module of the package, or `STUDENT`, `CHECKS`, ..."""
+        """Return whose code a frame runs: the name of a module of the package, or `STUDENT`,
+        `CHECKS`, ...
+        """
         file = frame.f_code.co_filename
         owner = self.owners.get(file)
         if owner is None:
@@ -170,16 +215,24 @@ class Watch:
                 return module_of(frame) if module_of(frame).startswith("minidist") else PYTHON
             package = dotted(Path(file))
             library = PYTHON if "-packages" not in file else LIBRARY
-            places = {self.exercise: STUDENT, self.lesson: CHECKS, str(PACKAGE): package, STDLIB: library, "<": PYTHON}
-            owner = next((owner for place, owner in places.items() if file.startswith(place)), LIBRARY)
+            places = {
+                self.exercise: STUDENT,
+                self.lesson: CHECKS,
+                str(PACKAGE): package,
+                STDLIB: library,
+                "<": PYTHON,
+            }
+            owner = next(
+                (owner for place, owner in places.items() if file.startswith(place)), LIBRARY
+            )
             self.owners[file] = owner
         return owner
 
     def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool, bool]:
         """Return how the student's file came to a frame: four answers.
 
-        The package's modules between the two; the line of the file, or nothing; whether a barrier lies between; and
-        whether the witness does.
+        The package's modules between the two; the line of the file, or nothing; whether a barrier
+        lies between; and whether the witness does.
         """
         through: dict[str, None] = {}
         barrier = witnessed = False
@@ -192,7 +245,8 @@ class Watch:
         return tuple(through), self.line(frame), barrier, witnessed
 
     def led(self, frame: FrameType | None) -> str:
-        """Return the line of the answer that led to a frame; nothing if the checks, a library's hook or an import did.
+        """Return the line of the answer that led to a frame; nothing if the checks, a library's
+        hook or an import did.
 
         Most calls are those of the checks, so this has to be quick.
         """
@@ -203,16 +257,22 @@ class Watch:
         return self.line(frame)
 
     def line(self, frame: FrameType | None) -> str:
-        """Return the place of a frame of the student's file; without one, the line that started this thread."""
+        """Return the place of a frame of the student's file; without one, the line that started
+        this thread.
+        """
         if frame is None:
             return self.starters.get(threading.current_thread(), "")
         return f"exercise.py:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def handed(self, values: Iterable[Any], depth: int = 3) -> Iterator[str]:
-        """Yield the modules of the functions and classes among `values`, and in objects of the student's classes."""
+        """Yield the modules of the functions and classes among `values`, and in objects of the
+        student's classes.
+        """
         for value in values if depth else ():
             kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
-            own: list[Iterable[Any]] = [vars(kind).values() for kind in kinds if kind.__module__ == STUDENT]
+            own: list[Iterable[Any]] = [
+                vars(kind).values() for kind in kinds if kind.__module__ == STUDENT
+            ]
             if isinstance(value, functools.partial):
                 own.append([value.func])
             elif isinstance(value, MethodType | staticmethod | classmethod):
@@ -227,99 +287,15 @@ class Watch:
             yield from self.handed(itertools.chain(*own), depth - 1)
 
 
-class Texts:
-    """The code of the modules that a task bars, to be recognized wherever it runs, by its instructions.
-
-    `own` is the code of the student's file, read before it runs. Code whose globals are those of a
-    library's module that was there before needs no look, and nearly all code is such. The rest is
-    rare, so the barred files are read late.
-    """
-
-    def __init__(self, task: Task, exercise: str, lesson: str) -> None:
-        self.task, self.exercise, self.lesson = task, exercise, lesson
-        self.own: set[CodeType] = set()
-        self.before: Set[int] = frozenset()
-        self.looks: dict[Path, set[Looks]] = {}
-        self.seen: dict[int, tuple[CodeType, str]] = {}  # by id, which stays the code's own while it is kept here
-
-    def begin(self, before: Set[int] = frozenset()) -> None:
-        """Read the student's file; `before` are the ids of the globals of modules that are there."""
-        self.before = before or globals_of_modules()
-        with suppress(SyntaxError, ValueError, OSError):
-            whole = compile(Path(self.exercise).read_bytes(), self.exercise, "exec")
-            self.own = set(codes_in(whole))
-
-    def whose(self, code: CodeType, space: dict[str, Any]) -> str:
-        """Return the barred module of which this is code; nothing if it is none's, or the student's own."""
-        if id(code) not in self.seen:
-            if id(space) in self.before:
-                return ""
-            found = "" if code in self.own else self.recognized(code)
-            self.seen[id(code)] = code, found
-        return self.seen[id(code)][1]
-
-    def recognized(self, code: CodeType) -> str:
-        """Return the barred module in whose text this code stands, or nothing.
-
-        A text is compiled only if it has all of the code's names: nearly all that is looked at has others.
-        """
-        names = {*code.co_names, *code.co_varnames} - {".0"}
-        for module, path, text in self.barred:
-            if len(code.co_code) >= SHORTEST and all(name in text for name in names):
-                if path not in self.looks:
-                    whole = compile(text, str(path), "exec")
-                    self.looks[path] = set(map(looks_of, codes_in(whole)))
-                if looks_of(code) in self.looks[path]:
-                    return module
-        return ""
-
-    @functools.cached_property
-    def barred(self) -> list[tuple[str, Path, str]]:
-        """Name, path and text of each module that is barred."""
-        lessons = Path(self.lesson).glob("*.py")
-        found = {path: CHECKS for path in lessons if path.name != "exercise.py"}
-        for name in self.task.not_from:
-            if name.partition(".")[0] == PACKAGE.name:
-                place = PACKAGE.joinpath(*name.split(".")[1:])
-                files = (place.with_suffix(".py"), *place.rglob("*.py"))
-                found |= {path: dotted(path) for path in files}
-        there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
-        return [(name, path, path.read_text(encoding="utf-8")) for path, name in there]
-
-
-def dotted(path: Path) -> str:
-    """Return the name of the package's module that stands in a file."""
-    return ".".join(path.with_suffix("").parts[len(PACKAGE.parts) - 1 :])
-
-
-def globals_of_modules() -> frozenset[int]:
-    """Return the ids of the globals of all modules that are loaded, but for this package's own."""
-    loaded = list(sys.modules.items())
-    others = (module for name, module in loaded if name.partition(".")[0] != PACKAGE.name)
-    return frozenset(id(getattr(module, "__dict__", None)) for module in others)
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and all that are within it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from codes_in(each)
-
-
-def looks_of(code: CodeType) -> Looks:
-    """Return what code is recognized by: not by its name, its file, its lines or its texts."""
-    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType | str)]
-    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
-
-
 def module_of(frame: FrameType) -> str:
     """Return the name of the module whose globals a frame uses."""
     return str(frame.f_globals.get("__name__", ""))
 
 
 def library_of(function: Any) -> str:
-    """Return the name of the module to which a function in C belongs, or the type whose method it is."""
+    """Return the name of the module to which a function in C belongs, or the type whose method it
+    is.
+    """
     owner = getattr(function, "__self__", None)
     if owner is None or isinstance(owner, ModuleType):
         return str(function.__module__)
@@ -327,7 +303,9 @@ def library_of(function: Any) -> str:
 
 
 class Handed(ModuleType):
-    """The exercise as the checks' programs see it. What they take is looked at: it may be the package's own."""
+    """The exercise as the checks' programs see it. What they take is looked at: it may be the
+    package's own.
+    """
 
     def __init__(self, exercise: ModuleType, watch: Watch) -> None:
         super().__init__(exercise.__name__)

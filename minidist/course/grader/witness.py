@@ -2,8 +2,9 @@
 
     exercise.py ─▶ comm.exchange(...) ─▶ Witness.exchange: who sent this? ─▶ the real wire
 
-The answer's `Communicator` stands on the witness, so every message is seen: those of `exchange`, those from inside a
-collective, those on a communicator that was split or forked. Calls that send nothing are seen by `watch.py`.
+The answer's `Communicator` stands on the witness, so every message is seen: those of `exchange`,
+those from inside a collective, those on a communicator that was split or forked. Calls that send
+nothing are seen by `watch.py`.
 """
 
 import sys
@@ -30,7 +31,9 @@ class Witness(WireAround):
             watch.shortcuts[id(getattr(Witness, kind).__code__)] = kind
         watch.shortcuts[id(vars(WireAround)["native"].fget.__code__)] = "native"
         for name in (*SHORTCUTS, *MESSAGES):
-            watch.below[id(getattr(type(inner), name).__code__)] = name if name in SHORTCUTS else "hides"
+            watch.below[id(getattr(type(inner), name).__code__)] = (
+                name if name in SHORTCUTS else "hides"
+            )
 
     def _see(self, to: int, bytes: int) -> None:
         through, line, barrier, _ = self._watch.stack(sys._getframe(2))
@@ -45,7 +48,8 @@ class Witness(WireAround):
         self._see(to, leaving.nbytes)
         self.inner.exchange(leaving, to, arriving, source, tag)
 
-    # The methods below call the inner wire from this file, so that the watch knows the witness as the caller.
+    # The methods below call the inner wire from this file, so that the watch knows the witness as
+    # the caller.
 
     def roll_call(self, answer: Any) -> list[Any]:
         return super().roll_call(answer)

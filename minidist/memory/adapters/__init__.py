@@ -1,4 +1,5 @@
-"""Adapters: train two thin matrices beside a frozen weight, which is stored in full precision or in 4 bits.
+"""Adapters: train two thin matrices beside a frozen weight, which is stored in full precision or in
+4 bits.
 
 Read `lora.py`, then `nf4.py`.
 """
@@ -6,4 +7,13 @@ Read `lora.py`, then `nf4.py`.
 from minidist.memory.adapters.lora import EVERY_MATRIX, LoRALinear, add_lora, add_qlora, merge
 from minidist.memory.adapters.nf4 import dequantize, levels, quantize
 
-__all__ = ["EVERY_MATRIX", "LoRALinear", "add_lora", "add_qlora", "dequantize", "levels", "merge", "quantize"]
+__all__ = [
+    "EVERY_MATRIX",
+    "LoRALinear",
+    "add_lora",
+    "add_qlora",
+    "dequantize",
+    "levels",
+    "merge",
+    "quantize",
+]

@@ -3,13 +3,14 @@
     x [.., D_in] ─┬─▶ base W, frozen ───────────────────┬─ + ─▶ y [.., D_out]
                   └─▶ A [r, D_in] ─▶ B [D_out, r] · α/r ┘
 
-B starts at zero, so the model starts unchanged. An adapter trains r (D_in + D_out) numbers instead of D_in D_out.
-Gradients, optimizer state and the bytes that data parallelism sends shrink by the same ratio. After training,
-W + α/r BA is one matrix again, so the merged model costs no more than the original. (Hu et al. 2021, LoRA, section 4.)
+B starts at zero, so the model starts unchanged. An adapter trains r (D_in + D_out) numbers instead
+of D_in D_out. Gradients, optimizer state and the bytes that data parallelism sends shrink by the
+same ratio. After training, W + α/r BA is one matrix again, so the merged model costs no more than
+the original. (Hu et al. 2021, LoRA, section 4.)
 
-QLoRA keeps W in four bits (`nf4`). Forward and backward each dequantise the one matrix they need and drop it again.
-Its codes are frozen parameters of bytes, which strategies share out and never send as gradients.
-(Dettmers et al. 2023, section 3.)
+QLoRA keeps W in four bits (`nf4`). Forward and backward each dequantise the one matrix they need
+and drop it again. Its codes are frozen parameters of bytes, which strategies share out and never
+send as gradients. (Dettmers et al. 2023, section 3.)
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ def add_lora(
     generator : torch.Generator, optional
         Draws the A matrices, on the CPU; without one, a generator with seed 0.
     store : callable, optional
-        Returns what replaces the frozen layer, such as `QuantizedLinear`; by default the layer itself.
+        Returns what replaces the frozen layer, such as `QuantizedLinear`; by default the layer
+        itself.
 
     Raises
     ------
     ValueError
-        If a target matches no layer, the model already has adapters, or `rank` is below 1; or if tensor parallelism,
-        products in 8 bits, DDP, ZeRO or FSDP came first. The model is then unchanged.
+        If a target matches no layer, the model already has adapters, or `rank` is below 1; or if
+        tensor parallelism, products in 8 bits, DDP, ZeRO or FSDP came first. The model is then
+        unchanged.
 
-    After training, `{name: p for name, p in model.named_parameters() if p.requires_grad}` holds the adapters alone;
-    `model.load_state_dict(..., strict=False)` loads them.
+    After training, `{name: p for name, p in model.named_parameters() if p.requires_grad}` holds the
+    adapters alone; `model.load_state_dict(..., strict=False)` loads them.
     """
     if rank < 1:
         raise ValueError(f"rank={rank} is not the rank of an adapter: use at least 1")
@@ -69,8 +72,11 @@ def add_lora(
     adapters: dict[nn.Module, nn.Module] = {}
     for linear in chosen:
         adapter = LoRALinear(store(linear), linear.weight, rank, alpha).train(linear.training)
-        with torch.no_grad():  # drawn in float32 on the CPU: the same numbers for every dtype and device
-            adapter.A.copy_(torch.randn(adapter.A.shape, generator=generator) / linear.in_features**0.5)
+        # drawn in float32 on the CPU: the same numbers for every dtype and device
+        with torch.no_grad():
+            adapter.A.copy_(
+                torch.randn(adapter.A.shape, generator=generator) / linear.in_features**0.5
+            )
         adapters[linear] = adapter
     _replace(model, adapters)
 
@@ -87,11 +93,15 @@ def add_qlora(
 
 
 def merge(model: nn.Module) -> None:
-    """Fold every adapter into its layer, which becomes a plain, still frozen `nn.Linear` of the same name.
+    """Fold every adapter into its layer, which becomes a plain, still frozen `nn.Linear` of the
+    same name.
 
     A head that was tied to the embedding gets its own matrix; the embedding does not change.
     """
-    _replace(model, {module: module.merged() for module in model.modules() if isinstance(module, LoRALinear)})
+    _replace(
+        model,
+        {module: module.merged() for module in model.modules() if isinstance(module, LoRALinear)},
+    )
 
 
 class LoRALinear(nn.Module):
@@ -102,7 +112,8 @@ class LoRALinear(nn.Module):
     base : nn.Linear or QuantizedLinear
         The frozen layer.
     weight : Tensor
-        The layer's weight [D_out, D_in] before quantisation; the adapter takes its shape, dtype and device.
+        The layer's weight [D_out, D_in] before quantisation; the adapter takes its shape, dtype and
+        device.
     rank, alpha
         As for `add_lora`.
     """
@@ -110,7 +121,8 @@ class LoRALinear(nn.Module):
     def __init__(self, base: Base, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
         self.base, self.scale = base, alpha / rank
-        self.join: Callable[[Tensor], Tensor] = lambda x: x  # of A x: a sum, where several ranks have parts of x
+        # of A x: a sum, where several ranks have parts of x
+        self.join: Callable[[Tensor], Tensor] = lambda x: x
         self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
         self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
 
@@ -121,9 +133,15 @@ class LoRALinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight [D_out, D_in], as models read it that ask for its dtype; from NF4 it is made each time."""
+        """The frozen weight [D_out, D_in], as models read it that ask for its dtype; from NF4 it is
+        made each time.
+        """
         base = self.base
-        return dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight
+        return (
+            dequantize(base.packed, self.A.dtype)
+            if isinstance(base, QuantizedLinear)
+            else base.weight
+        )
 
     @property
     def bias(self) -> Tensor | None:
@@ -134,7 +152,9 @@ class LoRALinear(nn.Module):
         """Return the one linear layer that computes the same."""
         base, weight = self.base, self.weight.detach()
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        linear.weight = nn.Parameter(weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False)
+        linear.weight = nn.Parameter(
+            weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False
+        )
         linear.bias = base.bias
         return linear.train(self.training)
 
@@ -156,7 +176,9 @@ class QuantizedLinear(nn.Module):
     @property
     def packed(self) -> NF4Tensor:
         """The weight [D_out, D_in]."""
-        steps, mean = (stored.detach().clone().view(torch.float32) for stored in (self.steps, self.mean))
+        steps, mean = (
+            stored.detach().clone().view(torch.float32) for stored in (self.steps, self.mean)
+        )
         return NF4Tensor(self.codes.detach(), self.scales.detach(), steps, mean, self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,15 +211,25 @@ def linear_in(module: Any) -> Any:
 def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
     """Return the linear layers that the targets name, in the model's order."""
     if any(isinstance(module, LoRALinear) for module in model.modules()):
-        raise ValueError("the model has adapters already: merge(model) first, or name all targets at once")
-    linears = {name: module for name, module in model.named_modules() if name and type(module) is nn.Linear}
+        raise ValueError(
+            "the model has adapters already: merge(model) first, or name all targets at once"
+        )
+    linears = {
+        name: module for name, module in model.named_modules() if name and type(module) is nn.Linear
+    }
     chosen: set[str] = set()
     for target in targets:
-        matched = {name for name in linears if fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)}
+        matched = {
+            name
+            for name in linears
+            if fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)
+        }
         if not matched:
             _check_order(model, target)
             there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears)) or "none"
-            raise ValueError(f"targets: no linear layer is called {target!r}; the model's are called {there}")
+            raise ValueError(
+                f"targets: no linear layer is called {target!r}; the model's are called {there}"
+            )
         chosen |= matched
     return [module for name, module in linears.items() if name in chosen]
 
@@ -205,8 +237,13 @@ def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
 def _check_order(model: nn.Module, target: str) -> None:
     """Raise ValueError if another strategy has replaced a layer that a target names."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)):
-            fault = f"{name} is a {type(module).__name__} already, beside which an adapter would not be cut or rounded"
+        if isinstance(module, nn.Linear) and (
+            fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)
+        ):
+            fault = (
+                f"{name} is a {type(module).__name__} already, beside which an adapter would not "
+                "be cut or rounded"
+            )
             raise ValueError(f"{fault}: add_lora comes before tensor parallelism and before to_fp8")
 
 

@@ -3,12 +3,13 @@
     64 weights ─▶ scale = largest |w| ─▶ w / scale in [-1, 1] ─▶ nearest of 16 levels ─▶ 4 bits, two to a byte
     256 scales ─▶ scale - mean, in steps of (largest deviation) / 127 ─▶ one int8 each ("double quantisation")
 
-The levels are quantiles: normal weights use each level about equally often, so the four bits carry the most
-information. Zero is a level, so a weight of zero stays zero.
+The levels are quantiles: normal weights use each level about equally often, so the four bits carry
+the most information. Zero is a level, so a weight of zero stays zero.
 
-Bits per weight: 4 + 8/64 (scales) + 32/(64 * 256) (steps) = 4.127; float32 scales would make it 4.5. Each tensor stores
-one mean besides. (Dettmers et al. 2023, QLoRA, section 3 and appendix E. The paper stores the scales in FP8. Once the
-mean is subtracted, int8 suits them as well, and its steps are finer near the ends.)
+Bits per weight: 4 + 8/64 (scales) + 32/(64 * 256) (steps) = 4.127; float32 scales would make it
+4.5. Each tensor stores one mean besides. (Dettmers et al. 2023, QLoRA, section 3 and appendix E.
+The paper stores the scales in FP8. Once the mean is subtracted, int8 suits them as well, and its
+steps are finer near the ends.)
 """
 
 from dataclasses import dataclass
@@ -56,9 +57,11 @@ class NF4Tensor:
 
 @cache
 def levels() -> tuple[float, ...]:
-    """Return the 16 levels, ascending: quantiles of the normal distribution, scaled to end at -1 and 1.
+    """Return the 16 levels, ascending: quantiles of the normal distribution, scaled to end at -1
+    and 1.
 
-    Each side has levels of equal probability from `OFFSET` to the middle: 8 above zero and 7 below. (QLoRA, section 3.)
+    Each side has levels of equal probability from `OFFSET` to the middle: 8 above zero and 7 below.
+    (QLoRA, section 3.)
     """
     quantile = NormalDist().inv_cdf
     above = [quantile(OFFSET + (0.5 - OFFSET) * i / 8) for i in range(8)]
@@ -69,9 +72,9 @@ def levels() -> tuple[float, ...]:
 def quantize(weights: Tensor) -> NF4Tensor:
     """Round every weight to the nearest level of its block.
 
-    Scales are rounded up, so no weight lies outside the levels. The error of a weight is therefore at most half the
-    widest gap, 0.152, times (the block's largest |w| + one step). A step is 1/127 of the largest deviation
-    from the mean in its group.
+    Scales are rounded up, so no weight lies outside the levels. The error of a weight is therefore
+    at most half the widest gap, 0.152, times (the block's largest |w| + one step). A step is 1/127
+    of the largest deviation from the mean in its group.
 
     Raises
     ------
@@ -80,7 +83,10 @@ def quantize(weights: Tensor) -> NF4Tensor:
     """
     flat = weights.detach().flatten().to(torch.float32)
     if not flat.is_meta and not flat.isfinite().all():
-        raise ValueError(f"a weight of {tuple(weights.shape)} is infinite or not a number, and has no place in NF4")
+        raise ValueError(
+            f"a weight of {tuple(weights.shape)} is infinite or not a number, and has no place in "
+            "NF4"
+        )
     blocks = _rows(flat, BLOCK)  # [n/64, 64]
     largest = blocks.abs().amax(dim=1)  # [n/64]
     mean = largest.mean().reshape(1) if len(largest) else flat.new_zeros(1)
@@ -98,7 +104,8 @@ def quantize(weights: Tensor) -> NF4Tensor:
 def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weights that the codes stand for. One look-up of a byte gives two weights."""
     table = torch.tensor(levels(), dtype=dtype, device=packed.codes.device)
-    both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)  # [256, 2]: high bits, low bits
+    # [256, 2]: high bits, low bits
+    both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)
     flat = F.embedding(packed.codes.int(), both).flatten()[: packed.shape.numel()]
     scales = _widen(packed.scales, packed.steps, packed.mean).to(dtype)
     whole = len(flat) // BLOCK * BLOCK

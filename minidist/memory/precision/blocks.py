@@ -2,8 +2,9 @@
 
     block of 256 ─▶ scale = largest |x| / 127 (8 bits) or / 7 (4 bits) ─▶ round(x / scale), and the scale in float32
 
-The error of a number is at most half its block's scale, so one large number spoils a block, not the whole tensor.
-(Wang et al. 2023, ZeRO++, section 4.1.) `pack_float8` keeps 8-bit floats, whose error is relative to each number.
+The error of a number is at most half its block's scale, so one large number spoils a block, not the
+whole tensor. (Wang et al. 2023, ZeRO++, section 4.1.) `pack_float8` keeps 8-bit floats, whose error
+is relative to each number.
 """
 
 import torch
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256  # numbers that share a scale
-FLOAT8, FLOAT8_BLOCK = torch.float8_e4m3fn, 128  # 3 bits of mantissa; as DeepSeek-V3 sends activations
+# 3 bits of mantissa; as DeepSeek-V3 sends activations
+FLOAT8, FLOAT8_BLOCK = torch.float8_e4m3fn, 128
 
 
 def pack(rows: Tensor, bits: int) -> Tensor:
@@ -32,7 +34,9 @@ def pack(rows: Tensor, bits: int) -> Tensor:
     blocks = rows.reshape(count, -1, BLOCK).float()
     scales = blocks.abs().amax(-1, keepdim=True) / top
     codes = torch.where(scales > 0, blocks / scales, 0.0).round_().to(torch.int8).reshape(count, -1)
-    if bits == 4:  # the earlier number of each pair takes the high bits; & 15 keeps the low four of a negative number
+    # the earlier number of each pair takes the high bits; & 15 keeps the low four of a negative
+    # number
+    if bits == 4:
         codes = (codes[:, ::2] << 4) | (codes[:, 1::2] & 15)
     return torch.cat((codes.view(torch.uint8), scales.reshape(count, -1).view(torch.uint8)), dim=1)
 
@@ -44,12 +48,15 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     signed = codes.contiguous().view(torch.int8)
     if bits == 4:  # shifting a signed number right keeps its sign
         signed = torch.stack((signed >> 4, (signed << 4) >> 4), dim=-1)
-    blocks: Tensor = signed.reshape(rows, -1, BLOCK) * scales.contiguous().view(torch.float32).unsqueeze(-1)
+    blocks: Tensor = signed.reshape(rows, -1, BLOCK) * scales.contiguous().view(
+        torch.float32
+    ).unsqueeze(-1)
     return blocks.reshape(rows, count)
 
 
 def pack_float8(rows: Tensor) -> Tensor:
-    """Return each row [R, n] as bytes: 8-bit floats, then a float32 scale for each `FLOAT8_BLOCK` of them.
+    """Return each row [R, n] as bytes: 8-bit floats, then a float32 scale for each `FLOAT8_BLOCK`
+    of them.
 
     The last block may be shorter. Returns uint8 [R, n + 4 ceil(n / FLOAT8_BLOCK)].
     """
@@ -57,10 +64,18 @@ def pack_float8(rows: Tensor) -> Tensor:
     blocks = padded.view(len(rows), padded.shape[1] // FLOAT8_BLOCK, FLOAT8_BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(FLOAT8).max
     codes = (blocks / scales).to(FLOAT8).flatten(1)[:, : rows.shape[1]]
-    return torch.cat((codes.contiguous().view(torch.uint8), scales.flatten(1).view(torch.uint8)), dim=1)
+    return torch.cat(
+        (codes.contiguous().view(torch.uint8), scales.flatten(1).view(torch.uint8)), dim=1
+    )
 
 
 def unpack_float8(packed: Tensor, count: int) -> Tensor:
     """Undo `pack_float8`, up to rounding: return float32 [R, count]."""
-    codes, scales = (part.clone(memory_format=torch.contiguous_format) for part in packed.tensor_split([count], 1))
-    return codes.view(FLOAT8).float() * scales.view(torch.float32).repeat_interleave(FLOAT8_BLOCK, 1)[:, :count]
+    codes, scales = (
+        part.clone(memory_format=torch.contiguous_format)
+        for part in packed.tensor_split([count], 1)
+    )
+    return (
+        codes.view(FLOAT8).float()
+        * scales.view(torch.float32).repeat_interleave(FLOAT8_BLOCK, 1)[:, :count]
+    )

@@ -1,4 +1,5 @@
-"""Float8 matrix products: operands have 8 bits, and one scale a tensor moves them into the range of the format.
+"""Float8 matrix products: operands have 8 bits, and one scale a tensor moves them into the range of
+the format.
 
     format   bits (sign exponent mantissa)   largest   smallest     for
     E4M3     1 4 3                           448       2^-9         inputs and weights: precise
@@ -8,16 +9,18 @@
     backward   d_input = d_output · weight        E5M2 · E4M3     is divided by both scales; sums are float32
                d_weight = d_outputᵀ · input       E5M2 · E4M3
 
-A scale moves the largest magnitude of a tensor (its *amax*) to the upper end of the format. Finding the amax before the
-cast takes a second pass over the tensor, and a message if the tensor is spread over ranks. *Delayed* scaling avoids
-both: it uses the largest amax of the last steps, and `update_scales` reduces the amaxes of the whole model in one
-all-reduce a step. A tensor that outgrows its past saturates at the format's largest number for one step. Scales are
-powers of two. Multiplying by them rounds nothing, so an element within range is off by at most half a step of the
+A scale moves the largest magnitude of a tensor (its *amax*) to the upper end of the format. Finding
+the amax before the cast takes a second pass over the tensor, and a message if the tensor is spread
+over ranks. *Delayed* scaling avoids both: it uses the largest amax of the last steps, and
+`update_scales` reduces the amaxes of the whole model in one all-reduce a step. A tensor that
+outgrows its past saturates at the format's largest number for one step. Scales are powers of two.
+Multiplying by them rounds nothing, so an element within range is off by at most half a step of the
 format.
 
-Backward keeps the input in 8 bits, a quarter of float32. A GPU of the Hopper generation multiplies float8 twice as fast
-as 16 bits. Elsewhere float32 emulates the product: the same numbers, no speed.
-(Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as in NVIDIA's Transformer Engine.)
+Backward keeps the input in 8 bits, a quarter of float32. A GPU of the Hopper generation multiplies
+float8 twice as fast as 16 bits. Elsewhere float32 emulates the product: the same numbers, no speed.
+(Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as in NVIDIA's
+Transformer Engine.)
 """
 
 from __future__ import annotations
@@ -37,18 +40,21 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",)) -> list[str]:
-    """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their names.
+    """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their
+    names.
 
     Layers that tensor parallelism has cut stay, and get another product.
 
     Parameters
     ----------
     model : nn.Module
-        Already on its device. Parameters keep their names and dtype; the optimizer updates them as before.
+        Already on its device. Parameters keep their names and dtype; the optimizer updates them as
+        before.
     history : int
         Number of steps whose amaxes decide the scale.
     skip : tuple of str
-        Parts of names to leave alone: `head`, whose errors go straight into the loss, or `layers.0` and all inside.
+        Parts of names to leave alone: `head`, whose errors go straight into the loss, or `layers.0`
+        and all inside.
 
     Raises
     ------
@@ -69,23 +75,27 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
             module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[assignment]
             names.append(name)
         elif type(module) is nn.Linear:
-            model.set_submodule(name, replaced.setdefault(module, Float8Linear(module, history)))  # once, if shared
+            # once, if shared
+            model.set_submodule(name, replaced.setdefault(module, Float8Linear(module, history)))
             names.append(name)
     if not names:
-        raise ValueError(f"{type(model).__name__} has no nn.Linear but those in {skip=}: nothing to do in float8")
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear but those in {skip=}: nothing to do in float8"
+        )
     return names
 
 
 def update_scales(model: nn.Module, *comms: Communicator) -> None:
-    """Enter the amaxes of this step into the scales of the next. Collective; call it once a step, after backward.
+    """Enter the amaxes of this step into the scales of the next. Collective; call it once a step,
+    after backward.
 
     Parameters
     ----------
     model : nn.Module
         The model that `to_fp8` changed.
     comms : Communicator
-        The axes whose ranks hold parts of the same tensors: of the batch, the sequence, or the layer itself. Each axis
-        costs one all-reduce of 12 bytes a layer.
+        The axes whose ranks hold parts of the same tensors: of the batch, the sequence, or the
+        layer itself. Each axis costs one all-reduce of 12 bytes a layer.
     """
     scales = scales_of(model)
     if not scales:
@@ -99,11 +109,17 @@ def update_scales(model: nn.Module, *comms: Communicator) -> None:
 
 
 def scales_of(model: nn.Module) -> list[DelayedScale]:
-    """Return the scales of all float8 layers: of input, weight, and the output's gradient, layer by layer.
+    """Return the scales of all float8 layers: of input, weight, and the output's gradient, layer by
+    layer.
 
     A run continues bit for bit from a checkpoint that holds the `history` of each.
     """
-    return [scale for module in model.modules() if isinstance(module, Float8Multiply) for scale in module.scales]
+    return [
+        scale
+        for module in model.modules()
+        if isinstance(module, Float8Multiply)
+        for scale in module.scales
+    ]
 
 
 class Float8Multiply(nn.Module):
@@ -123,16 +139,22 @@ class Float8Multiply(nn.Module):
             scale.history = row
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training only."""
+        """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training
+        only.
+        """
         product: Tensor = Float8Product.apply(x, weight, self.scales, self.training)  # type: ignore[no-untyped-call]
         return product
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer that multiplies in float8. It shares the parameters of `linear`, in their own dtype."""
+    """A linear layer that multiplies in float8. It shares the parameters of `linear`, in their own
+    dtype.
+    """
 
     def __init__(self, linear: nn.Linear, history: int = 16) -> None:
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        super().__init__(
+            linear.in_features, linear.out_features, linear.bias is not None, device="meta"
+        )
         self.weight, self.bias = linear.weight, linear.bias
         self.in_fp8 = Float8Multiply(history, linear.weight.device)
         self.train(linear.training)
@@ -151,7 +173,8 @@ class DelayedScale:
     amax : Tensor
         The largest magnitude on this rank since the last `update_scales`; a scalar.
     history : Tensor
-        The amaxes of the last steps over all ranks [history], newest first; 0 where nothing is known.
+        The amaxes of the last steps over all ranks [history], newest first; 0 where nothing is
+        known.
     """
 
     def __init__(self, dtype: torch.dtype, history: int, device: torch.device) -> None:
@@ -162,13 +185,19 @@ class DelayedScale:
     def cast(self, x: Tensor, learn: bool) -> tuple[Tensor, Tensor]:
         """Return `x` in float8, and its scale.
 
-        One element that is not finite turns all of them into NaN: saturating it would hide the overflow.
+        One element that is not finite turns all of them into NaN: saturating it would hide the
+        overflow.
         """
-        amax = torch.linalg.vector_norm(x, torch.inf).float() if x.numel() else torch.zeros_like(self.amax)
+        amax = (
+            torch.linalg.vector_norm(x, torch.inf).float()
+            if x.numel()
+            else torch.zeros_like(self.amax)
+        )
         if learn:
             self.amax = torch.maximum(self.amax, amax)
         past = self.history.max()
-        scale = scale_for(torch.where(past > 0, past, amax), self.dtype)  # the first step has no past
+        # the first step has no past
+        scale = scale_for(torch.where(past > 0, past, amax), self.dtype)
         scale = torch.where(amax.isfinite(), scale, torch.nan)
         return quantize(x, self.dtype, scale), scale
 
@@ -182,7 +211,9 @@ class Float8Product(torch.autograd.Function):
     """The product x weightᵀ, and its two gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: tuple[DelayedScale, ...], learn: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, scales: tuple[DelayedScale, ...], learn: bool
+    ) -> Tensor:
         """Multiply [..., D] by [N, D]ᵀ, and save both in float8."""
         ctx.gradient_scale, ctx.learn, ctx.dtype = scales[2], learn, weight.dtype
         x8, x_scale = scales[0].cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
@@ -196,7 +227,8 @@ class Float8Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply the gradient of the output, in float8 too, by the saved operands."""
         x8, x_scale, weight8, weight_scale = ctx.saved_tensors
-        g8, g_scale = ctx.gradient_scale.cast(gradient.reshape(-1, len(weight8)), ctx.learn)  # [M, N]
+        # [M, N]
+        g8, g_scale = ctx.gradient_scale.cast(gradient.reshape(-1, len(weight8)), ctx.learn)
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
             flat = scaled_matmul(g8, weight8, g_scale, weight_scale, gradient.dtype)  # [M, D]
@@ -206,11 +238,14 @@ class Float8Product(torch.autograd.Function):
         return d_x, d_weight, None, None
 
 
-def scaled_matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a b / (a_scale * b_scale) of float8 `a` [M, K] and `b` [K, N], summed in float32 and rounded to `dtype`.
+def scaled_matmul(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return a b / (a_scale * b_scale) of float8 `a` [M, K] and `b` [K, N], summed in float32 and
+    rounded to `dtype`.
 
-    Hopper's tensor cores read `a` along its rows, `b` along its columns, and both in pieces of 16; other sizes, and
-    other devices, go through float32.
+    Hopper's tensor cores read `a` along its rows, `b` along its columns, and both in pieces of 16;
+    other sizes, and other devices, go through float32.
     """
     in_pieces = all(size and size % 16 == 0 for size in (*a.shape, b.shape[1]))
     if a.device.type == "cuda" and in_pieces and supports(a.dtype, a.device):
@@ -218,21 +253,31 @@ def scaled_matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype:
     return (dequantize(a, a_scale) @ dequantize(b, b_scale)).to(dtype)
 
 
-def multiply_on_tensor_cores(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Call the hardware's product, which multiplies by the reciprocals of the scales. Shapes as in `scaled_matmul`."""
+def multiply_on_tensor_cores(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Call the hardware's product, which multiplies by the reciprocals of the scales. Shapes as in
+    `scaled_matmul`.
+    """
     rows, columns = a.contiguous(), b.t().contiguous().t()
-    product: Tensor = torch._scaled_mm(rows, columns, a_scale.reciprocal(), b_scale.reciprocal(), out_dtype=dtype)
+    product: Tensor = torch._scaled_mm(
+        rows, columns, a_scale.reciprocal(), b_scale.reciprocal(), out_dtype=dtype
+    )
     return product
 
 
 def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the largest power of two that keeps `amax` within the format; a scalar, float32."""
-    ratio = (torch.finfo(dtype).max / amax).clamp(max=2.0**126)  # 1 / 2^126 is float32's smallest normal
-    return (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent alone, its mantissa cleared
+    # 1 / 2^126 is float32's smallest normal
+    ratio = (torch.finfo(dtype).max / amax).clamp(max=2.0**126)
+    # the exponent alone, its mantissa cleared
+    return (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)
 
 
 def quantize(x: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
-    """Return `x * scale` rounded to the nearest number of a float8 format, saturated at its largest."""
+    """Return `x * scale` rounded to the nearest number of a float8 format, saturated at its
+    largest.
+    """
     largest = torch.finfo(dtype).max
     return (x.float() * scale).clamp(-largest, largest).to(dtype)
 

@@ -25,7 +25,9 @@ Chunk: TypeAlias = tuple[dict[str, Any], list[nn.Parameter]]
 
 @dataclass
 class Visit:
-    """A chunk of parameters, and the masters and states that the optimizer receives in their place."""
+    """A chunk of parameters, and the masters and states that the optimizer receives in their
+    place.
+    """
 
     group: dict[str, Any]
     parameters: list[nn.Parameter]
@@ -43,13 +45,15 @@ class MasterWeights(Optimizer):
     optimizer : type
         `torch.optim.AdamW` or any other class that updates each parameter separately.
     chunk_bytes : int
-        A chunk is full once its parameters hold this many bytes. Only one chunk at a time has float32 gradients.
+        A chunk is full once its parameters hold this many bytes. Only one chunk at a time has
+        float32 gradients.
     **options
         The inner optimizer's options.
 
-    The first step copies each master from its parameter, after the strategies have changed the model. Overwriting a
-    parameter in place later, as a checkpoint does, overwrites its master too. State: the inner optimizer's, and 4 bytes
-    for each element of a 16-bit parameter. A step with float16 gradients:
+    The first step copies each master from its parameter, after the strategies have changed the
+    model. Overwriting a parameter in place later, as a checkpoint does, overwrites its master too.
+    State: the inner optimizer's, and 4 bytes for each element of a 16-bit parameter. A step with
+    float16 gradients:
 
         norm = clip_by_global_norm(parameters, 0)            # measures the scaled gradients and changes nothing
         overflow = scaler.overflowed(norm)
@@ -58,25 +62,32 @@ class MasterWeights(Optimizer):
         scaler.update(overflow)
     """
 
-    elementwise = True  # a shard of a parameter can be updated alone, if the inner optimizer can do so
+    # a shard of a parameter can be updated alone, if the inner optimizer can do so
+    elementwise = True
     place: torch.device | None = None  # of masters and state; None: the device of their parameter
 
     def __init__(
-        self, params: ParamsT, optimizer: Callable[..., Optimizer] = AdamW, chunk_bytes: int = 16 * MIB, **options: Any
+        self,
+        params: ParamsT,
+        optimizer: Callable[..., Optimizer] = AdamW,
+        chunk_bytes: int = 16 * MIB,
+        **options: Any,
     ) -> None:
         self.optimizer, self.options = optimizer, options
         self.chunk_bytes, self.factor = chunk_bytes, 1.0
-        self.versions: dict[Tensor, int] = {}  # of each parameter, when it last was its master's rounded copy
+        # of each parameter, when it last was its master's rounded copy
+        self.versions: dict[Tensor, int] = {}
         example = optimizer([nn.Parameter(torch.zeros(1, 1))], **options)
         self.inner = type(example)
         super().__init__(params, example.defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, factor: float = 1.0) -> Any:
-        """Update every parameter that has a gradient; return what `closure`, called first, returned.
+        """Update every parameter that has a gradient; return what `closure`, called first,
+        returned.
 
-        `factor` multiplies the gradients after they were widened. Parameters that are their own masters have their
-        gradients multiplied in place.
+        `factor` multiplies the gradients after they were widened. Parameters that are their own
+        masters have their gradients multiplied in place.
         """
         with torch.enable_grad():
             loss = closure() if closure else None
@@ -85,18 +96,29 @@ class MasterWeights(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of this class, or of the inner optimizer: masters are then copied from parameters."""
+        """Continue from a state of this class, or of the inner optimizer: masters are then copied
+        from parameters.
+        """
         loaded: dict[nn.Parameter, State] = {}
 
         def take(_: object, saved: dict[str, Any]) -> dict[str, Any]:
-            """Leave the groups to torch, which checks them, but not the state, which it would cast to 16 bits."""
+            """Leave the groups to torch, which checks them, but not the state, which it would cast
+            to 16 bits.
+            """
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
             mine = [parameter for group in self.param_groups for parameter in group["params"]]
-            loaded.update({p: saved["state"][n] for n, p in zip(numbers, mine, strict=False) if n in saved["state"]})
+            loaded.update(
+                {
+                    p: saved["state"][n]
+                    for n, p in zip(numbers, mine, strict=False)
+                    if n in saved["state"]
+                }
+            )
             self._make_room(loaded)
             return saved | {"state": {}}
 
-        hook = self.register_load_state_dict_pre_hook(take)  # runs last, after sharding has cut the state
+        # runs last, after sharding has cut the state
+        hook = self.register_load_state_dict_pre_hook(take)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -125,8 +147,13 @@ class MasterWeights(Optimizer):
     def _chunks(self) -> Iterator[Chunk]:
         for group in self.param_groups:
             chunk: list[nn.Parameter] = []
-            for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
-                same = not chunk or (chunk[0].dtype, chunk[0].device) == (parameter.dtype, parameter.device)
+            for parameter in (
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ):
+                same = not chunk or (chunk[0].dtype, chunk[0].device) == (
+                    parameter.dtype,
+                    parameter.device,
+                )
                 if not same or sum(other.nbytes for other in chunk) >= self.chunk_bytes:
                     yield group, chunk
                     chunk = []
@@ -143,12 +170,19 @@ class MasterWeights(Optimizer):
     def _fetch(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> Visit:
         """Collect the masters, gradients and states of a chunk."""
         states = [self.state_of(parameter) for parameter in parameters]
-        masters = [self._master(p, state.pop("master", None)) for p, state in zip(parameters, states, strict=True)]
+        masters = [
+            self._master(p, state.pop("master", None))
+            for p, state in zip(parameters, states, strict=True)
+        ]
         return Visit(group, parameters, masters, states)
 
     def _advance(self, visit: Visit) -> None:
         """Run the inner optimizer's step on a chunk."""
-        options = {name: value for name, value in visit.group.items() if name not in ("params", "param_names")}
+        options = {
+            name: value
+            for name, value in visit.group.items()
+            if name not in ("params", "param_names")
+        }
         optimizer = self.optimizer([{**options, "params": visit.masters}], **self.options)
         pairs = zip(visit.masters, visit.states, strict=True)
         optimizer.state.update({master: state for master, state in pairs if state})
@@ -157,7 +191,9 @@ class MasterWeights(Optimizer):
 
     def _keep(self, visit: Visit) -> None:
         """Round the masters of a chunk to their parameters, and store its states."""
-        for parameter, master, state in zip(visit.parameters, visit.masters, visit.states, strict=True):
+        for parameter, master, state in zip(
+            visit.parameters, visit.masters, visit.states, strict=True
+        ):
             if not self._is_own_master(parameter):
                 parameter.copy_(master)
                 self.versions[parameter] = parameter._version
@@ -165,15 +201,19 @@ class MasterWeights(Optimizer):
             self._store(parameter, state)
 
     def _master(self, parameter: nn.Parameter, master: Tensor | None) -> nn.Parameter:
-        """Return the master, with its gradient: a view of the parameter's own memory if that is wide enough."""
+        """Return the master, with its gradient: a view of the parameter's own memory if that is
+        wide enough.
+        """
         assert parameter.grad is not None
         if self._is_own_master(parameter):
             if self.factor != 1:
                 parameter.grad.mul_(self.factor)
-            twin = nn.Parameter(parameter.detach())  # shares memory; a shard may be known to its own optimizer alone
+            # shares memory; a shard may be known to its own optimizer alone
+            twin = nn.Parameter(parameter.detach())
             twin.grad = parameter.grad
             return twin
-        written = self.versions.get(parameter) != parameter._version  # by someone else, perhaps with the same value
+        # by someone else, perhaps with the same value
+        written = self.versions.get(parameter) != parameter._version
         if master is None or (written and not torch.equal(parameter, master.to(parameter))):
             master = self._widened(parameter.detach())
         twin = nn.Parameter(master)
@@ -190,7 +230,9 @@ class MasterWeights(Optimizer):
         return tensor.to(self.place or tensor.device, wide(tensor), copy=True)
 
     def _copied(self, value: object, parameter: Tensor) -> object:
-        """Copy a loaded state value to its place, and widen it unless it is a scalar or holds integers."""
+        """Copy a loaded state value to its place, and widen it unless it is a scalar or holds
+        integers.
+        """
         if not isinstance(value, Tensor):
             return value
         if not value.dim():

@@ -9,9 +9,9 @@
                           ▲                                                  │ upcast, / scale, clipped
     masters, 32 bits      └────── round ◀────── step (not after an overflow) ┘
 
-`model.to(torch.bfloat16)` makes the model of the upper line. The norms and the loss of `minidist.model` compute in
-float32 by themselves. With AdamW a parameter then costs 16 bytes: 2 for the weight, 2 for its gradient, 12 for the
-master and its two moments. (Micikevicius et al. 2018.)
+`model.to(torch.bfloat16)` makes the model of the upper line. The norms and the loss of
+`minidist.model` compute in float32 by themselves. With AdamW a parameter then costs 16 bytes: 2 for
+the weight, 2 for its gradient, 12 for the master and its two moments. (Micikevicius et al. 2018.)
 """
 
 import math
@@ -29,15 +29,18 @@ COMPUTE_DTYPES = (*FLOAT8, torch.bfloat16, torch.float16, torch.float32, torch.f
 
 @dataclass(eq=False)
 class LossScaler:
-    """Multiply the loss so that float16 gradients do not underflow, and adapt the scale during training.
+    """Multiply the loss so that float16 gradients do not underflow, and adapt the scale during
+    training.
 
     Parameters
     ----------
     comm : Communicator, optional
-        All ranks that hold a part of the model or of the batch. An overflow on one makes all of them skip the step.
+        All ranks that hold a part of the model or of the batch. An overflow on one makes all of
+        them skip the step.
     scale, growth, backoff, interval
-        The scale starts at `scale`. It is multiplied by `growth` after `interval` good steps, and by `backoff` after an
-        overflow. Powers of two are exact. `growth=1, backoff=1` keeps the scale constant.
+        The scale starts at `scale`. It is multiplied by `growth` after `interval` good steps, and
+        by `backoff` after an overflow. Powers of two are exact. `growth=1, backoff=1` keeps the
+        scale constant.
     smallest : float
         An overflow at this scale is an error, because the scale cannot be its cause.
 
@@ -67,13 +70,19 @@ class LossScaler:
         return loss * self.scale
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Tell whether the norm of the gradients, a scalar, is infinite or not a number on any rank.
+        """Tell whether the norm of the gradients, a scalar, is infinite or not a number on any
+        rank.
 
-        Collective: one all-reduce of one byte. All ranks get the same answer, so they skip the step together. In
-        float32 the norm of float16 gradients is infinite only if an element is. On the device `meta` nothing overflows.
+        Collective: one all-reduce of one byte. All ranks get the same answer, so they skip the step
+        together. In float32 the norm of float16 gradients is infinite only if an element is. On the
+        device `meta` nothing overflows.
         """
         meta = norm.device.type == "meta"
-        overflow = torch.zeros(1, dtype=torch.uint8) if meta else (~norm.isfinite()).to(torch.uint8).view(1)
+        overflow = (
+            torch.zeros(1, dtype=torch.uint8)
+            if meta
+            else (~norm.isfinite()).to(torch.uint8).view(1)
+        )
         if self.comm is not None:
             all_reduce(overflow, self.comm, op="max")
         return bool(overflow)
@@ -93,7 +102,9 @@ class LossScaler:
             return
         if self.scale == self.smallest and self.backoff < 1:
             fault = f"gradients are infinite or not a number even at loss scale {self.scale:g}"
-            raise FloatingPointError(f"{fault}: lower the learning rate, or train in bfloat16, which has a wider range")
+            raise FloatingPointError(
+                f"{fault}: lower the learning rate, or train in bfloat16, which has a wider range"
+            )
         self.scale, self.good_steps = max(self.scale * self.backoff, self.smallest), 0
 
     def state_dict(self) -> dict[str, float]:
@@ -106,7 +117,9 @@ class LossScaler:
 
 
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether a device can multiply matrices of a dtype. A CPU emulates float8; a GPU needs hardware for it."""
+    """Tell whether a device can multiply matrices of a dtype. A CPU emulates float8; a GPU needs
+    hardware for it.
+    """
     if dtype not in COMPUTE_DTYPES:
         return False
     if device.type == "cuda":
@@ -118,6 +131,12 @@ def supports(dtype: torch.dtype, device: torch.device) -> bool:
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     """Raise ValueError, naming the dtypes that work, if a device cannot compute in this one."""
     if not supports(dtype, device):
-        can = ", ".join(str(other).removeprefix("torch.") for other in COMPUTE_DTYPES if supports(other, device))
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device}"
-        raise ValueError(f"{name} cannot compute in {str(dtype).removeprefix('torch.')}: use one of {can}")
+        can = ", ".join(
+            str(other).removeprefix("torch.") for other in COMPUTE_DTYPES if supports(other, device)
+        )
+        name = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device}"
+        )
+        raise ValueError(
+            f"{name} cannot compute in {str(dtype).removeprefix('torch.')}: use one of {can}"
+        )

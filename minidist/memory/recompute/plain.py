@@ -3,8 +3,8 @@
     forward     x ──▶ function, unrecorded ──▶ y         keep x and the state of the random generator
     backward    x ──▶ function, recorded ──▶ y again ──▶ the gradients of x and of the parameters
 
-Between the two, no activation inside the function is held. Cost: one more forward. (Chen et al. 2016, "Training deep
-nets with sublinear memory cost".)
+Between the two, no activation inside the function is held. Cost: one more forward. (Chen et al.
+2016, "Training deep nets with sublinear memory cost".)
 """
 
 from collections.abc import Callable, Iterable
@@ -17,13 +17,16 @@ Function = Callable[[Tensor], Tensor]
 
 
 def checkpoint(
-    function: Function, x: Tensor, parameters: Iterable[nn.Parameter], generator: torch.Generator | None = None
+    function: Function,
+    x: Tensor,
+    parameters: Iterable[nn.Parameter],
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return `function(x)`, and compute it again in backward.
 
-    `parameters` are all parameters that the function uses: one that is missing here gets no gradient. The function
-    draws from `generator`, by default torch's own on the CPU. It draws the same numbers again in backward, and the
-    generator's later numbers do not change.
+    `parameters` are all parameters that the function uses: one that is missing here gets no
+    gradient. The function draws from `generator`, by default torch's own on the CPU. It draws the
+    same numbers again in backward, and the generator's later numbers do not change.
     """
     result: Tensor = Again.apply(function, generator or torch.default_generator, x, *parameters)  # type: ignore[no-untyped-call]
     return result
@@ -33,7 +36,9 @@ class Again(torch.autograd.Function):
     """A function whose backward begins with its forward."""
 
     @staticmethod
-    def forward(ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
         """Run the function. Autograd records nothing in here, and so saves nothing."""
         ctx.function, ctx.generator, ctx.state = function, generator, generator.get_state()
         ctx.save_for_backward(x, *parameters)
@@ -41,7 +46,9 @@ class Again(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the function again, recorded, on a detached `x`; then go backward through this second run."""
+        """Run the function again, recorded, on a detached `x`; then go backward through this second
+        run.
+        """
         x, *parameters = ctx.saved_tensors
         inputs = [x.detach().requires_grad_(x.requires_grad), *parameters]
         now = ctx.generator.get_state()

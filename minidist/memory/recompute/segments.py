@@ -1,19 +1,21 @@
-"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives work and parameters
-need not be listed. It takes inputs and outputs of any kind, autocast and GPUs, and has policies for a model's blocks.
+"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives
+work and parameters need not be listed. It takes inputs and outputs of any kind, autocast and GPUs,
+and has policies for a model's blocks.
 
     forward     x ──▶ function ──▶ y            autograd saves an empty object in place of each tensor; x is kept
     backward    autograd asks for tensor n ──▶ run function(x) again, up to the last saved tensor ──▶ return the n-th
 
-The plain page runs a backward of its own within backward. So parameters that it does not list get no gradient, hooks
-run twice, and DDP takes the end of the inner backward for the end. Here gradients flow and hooks run as usual; our
-autograd function only keeps the inputs. Parameters are not kept at all: the second run uses their values at that time,
-which ZeRO's hooks may just have gathered. The second run also runs the forward hooks of modules, but it stops early:
-the modules that it stops in have a forward pre-hook and no forward hook.
+The plain page runs a backward of its own within backward. So parameters that it does not list get
+no gradient, hooks run twice, and DDP takes the end of the inner backward for the end. Here
+gradients flow and hooks run as usual; our autograd function only keeps the inputs. Parameters are
+not kept at all: the second run uses their values at that time, which ZeRO's hooks may just have
+gathered. The second run also runs the forward hooks of modules, but it stops early: the modules
+that it stops in have a forward pre-hook and no forward hook.
 
-With segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c more for the incoming gradient.
-Here c is the size of a block's input, and A the size of all that a block saves, its input included. Cost in time: one
-more forward, except what follows the last saved tensor (in a block of the GPT, the last matrix product). (Chen et al.
-2016, section 4.)
+With segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c more for the
+incoming gradient. Here c is the size of a block's input, and A the size of all that a block saves,
+its input included. Cost in time: one more forward, except what follows the last saved tensor (in a
+block of the GPT, the last matrix product). (Chen et al. 2016, section 4.)
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 P = ParamSpec("P")
 R = TypeVar("R")
 Plan: TypeAlias = "tuple[int | Plan, ...]"
-"""Blocks in order: a number is stored; a tuple is recomputed from its input, by the plan inside it."""
+"""Blocks in order: a number is stored; a tuple is recomputed from its input, by the plan inside
+it.
+"""
 
 
 def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,16 +46,19 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     Parameters
     ----------
     function
-        Must do the same at each call. The second run restores autocast and torch's default generators (of the CPU, and
-        of the GPUs that hold inputs). Another generator would draw other numbers, and statistics of batch norm are
-        updated twice. The function may use `checkpoint` itself.
+        Must do the same at each call. The second run restores autocast and torch's default
+        generators (of the CPU, and of the GPUs that hold inputs). Another generator would draw
+        other numbers, and statistics of batch norm are updated twice. The function may use
+        `checkpoint` itself.
     args, kwargs
-        Its inputs: tensors and other values, also in tuples, lists and dictionaries. Nothing else is kept.
+        Its inputs: tensors and other values, also in tuples, lists and dictionaries. Nothing else
+        is kept.
 
     Raises
     ------
     RuntimeError
-        In backward, if the second run saves other tensors than the first, or if an input was changed in place.
+        In backward, if the second run saves other tensors than the first, or if an input was
+        changed in place.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
@@ -61,22 +68,29 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
 
 
 def recompute(
-    model: nn.Module, policy: str | Plan, layers: str = "layers", sizes: tuple[int, int] | None = None
+    model: nn.Module,
+    policy: str | Plan,
+    layers: str = "layers",
+    sizes: tuple[int, int] | None = None,
 ) -> None:
-    """Make `model` recompute by this policy, which replaces an earlier one. Apply it after the other strategies.
+    """Make `model` recompute by this policy, which replaces an earlier one. Apply it after the
+    other strategies.
 
     Parameters
     ----------
     model : nn.Module
-        Must call the blocks in `layers` in a loop, as `x = block(x, ...)`. Parameters and their names stay the same.
+        Must call the blocks in `layers` in a loop, as `x = block(x, ...)`. Parameters and their
+        names stay the same.
     policy : {"none", "full", "selective", "every K", "sqrt"} or Plan
-        "full" recomputes each block from its input, "every 3" segments of three blocks. "sqrt" uses the segment length
-        that needs the least memory. "selective" recomputes only the core of attention (Korthikanti et al. 2022, section
-        5). A plan groups block numbers: `((0, 1), 2)` recomputes 0 and 1 from the input of 0.
+        "full" recomputes each block from its input, "every 3" segments of three blocks. "sqrt" uses
+        the segment length that needs the least memory. "selective" recomputes only the core of
+        attention (Korthikanti et al. 2022, section 5). A plan groups block numbers: `((0, 1), 2)`
+        recomputes 0 and 1 from the input of 0.
     layers : str
         Name of the `nn.ModuleList`.
     sizes : (int, int), optional
-        For "sqrt": the result of `measure_block`. Without it both sizes count as equal, as in the textbook: √L blocks.
+        For "sqrt": the result of `measure_block`. Without it both sizes count as equal, as in the
+        textbook: √L blocks.
 
     Raises
     ------
@@ -85,59 +99,83 @@ def recompute(
     """
     found = dict(model.named_modules(remove_duplicate=False)).get(layers)
     if not isinstance(found, nn.ModuleList) or not len(found):
-        raise ValueError(f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks: set layers=")
+        raise ValueError(
+            f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks: set layers="
+        )
     blocks = list(found.children())
     plan = _plan(policy, len(blocks), sizes) if isinstance(policy, str) else policy
     if (named := stages_of(plan)) != list(range(len(blocks))):
-        raise ValueError(f"{plan} names blocks {named}, not 0 to {len(blocks) - 1} in order: plan for this model")
+        raise ValueError(
+            f"{plan} names blocks {named}, not 0 to {len(blocks) - 1} in order: plan for this model"
+        )
     _recompute_attention(blocks, policy == "selective")
     model.set_submodule(layers, Segments(found, plan))
 
 
 class Segments(nn.ModuleList):
-    """The same blocks under the same names. A loop over them gets the parts of `plan`: blocks and segments."""
+    """The same blocks under the same names. A loop over them gets the parts of `plan`: blocks and
+    segments.
+    """
 
     def __init__(self, blocks: nn.ModuleList, plan: Plan) -> None:
         super().__init__()
-        self._modules, self.plan = dict(blocks._modules), plan  # a pipeline stage has only some of the names
+        # a pipeline stage has only some of the names
+        self._modules, self.plan = dict(blocks._modules), plan
 
     def __iter__(self) -> Iterator[Any]:
         """Yield functions to call in turn, each with the result of the one before."""
         return iter(self._parts(self.plan))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a block; for the slice of all blocks, return this list, whose loop yields the parts of the plan."""
+        """Return a block; for the slice of all blocks, return this list, whose loop yields the
+        parts of the plan.
+        """
         if not isinstance(index, slice):
             return super().__getitem__(index)
         chosen = list(range(len(self))[index])
         if chosen != stages_of(self.plan):
-            raise ValueError(f"blocks {chosen} of the plan {self.plan}: take a slice before recompute, not after it")
+            raise ValueError(
+                f"blocks {chosen} of the plan {self.plan}: take a slice before recompute, not "
+                "after it"
+            )
         return self
 
     def _parts(self, plan: Plan) -> list[Callable[..., Any]]:
         blocks = list(self.children())
         return [
-            blocks[part] if isinstance(part, int) else partial(checkpoint, partial(segment, self._parts(part)))
+            blocks[part]
+            if isinstance(part, int)
+            else partial(checkpoint, partial(segment, self._parts(part)))
             for part in plan
         ]
 
 
 def best_interval(layers: int, block_input_bytes: int, block_activation_bytes: int) -> int:
-    """Return the number k of blocks to recompute together that makes k * A + ceil(layers/k) * c smallest."""
-    return min(range(1, layers + 1), key=lambda k: k * block_activation_bytes + -(-layers // k) * block_input_bytes)
+    """Return the number k of blocks to recompute together that makes k * A + ceil(layers/k) * c
+    smallest.
+    """
+    return min(
+        range(1, layers + 1),
+        key=lambda k: k * block_activation_bytes + -(-layers // k) * block_input_bytes,
+    )
 
 
 def measure_block(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> tuple[int, int]:
-    """Return the bytes c of `x`, and the bytes A of all that `block(x, ...)` saves for backward, each storage once.
+    """Return the bytes c of `x`, and the bytes A of all that `block(x, ...)` saves for backward,
+    each storage once.
 
     Parameters, buffers and the other inputs do not count: they exist anyway.
     """
     others = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-    there = {tensor.untyped_storage()._cdata for tensor in [*block.parameters(), *block.buffers(), *others]}
+    there = {
+        tensor.untyped_storage()._cdata
+        for tensor in [*block.parameters(), *block.buffers(), *others]
+    }
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage()._cdata] = tensor.detach()  # holding it keeps its address from being reused
+        # holding it keeps its address from being reused
+        saved[tensor.untyped_storage()._cdata] = tensor.detach()
         return tensor
 
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
@@ -146,7 +184,9 @@ def measure_block(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> tup
 
 
 class Inputs(torch.autograd.Function):
-    """Keeps tensors as autograd does: it notices changes in place, and an enclosing checkpoint sees them."""
+    """Keeps tensors as autograd does: it notices changes in place, and an enclosing checkpoint sees
+    them.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -156,20 +196,27 @@ class Inputs(torch.autograd.Function):
 
 
 class Enough(BaseException):
-    """Ends a second run that has all tensors. It is not an `Exception`, because a function might catch that."""
+    """Ends a second run that has all tensors. It is not an `Exception`, because a function might
+    catch that.
+    """
 
 
 class Missing:
-    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would drop the tensor."""
+    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would
+    drop the tensor.
+    """
 
 
 class Call:
     """A function, its inputs, the record of its first run, and the tensors from a second run."""
 
-    def __init__(self, function: Callable[..., Any], leaves: list[Any], structure: TreeSpec) -> None:
+    def __init__(
+        self, function: Callable[..., Any], leaves: list[Any], structure: TreeSpec
+    ) -> None:
         self.function, self.structure = function, structure
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.leaves = [Inputs if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # `inputs` has the tensors
+        # `inputs` has the tensors
+        self.leaves = [Inputs if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         self.random_state = torch.get_rng_state()
@@ -185,7 +232,9 @@ class Call:
         return missing
 
     def bring_back(self, missing: Missing) -> Tensor:
-        """Return the tensor to autograd. It asks for each once, or again if it retains its graph."""
+        """Return the tensor to autograd. It asks for each once, or again if it retains its
+        graph.
+        """
         if missing not in self.again:
             self.again = self.run_again()
         return self.again.pop(missing)
@@ -208,8 +257,12 @@ class Call:
                 raise Enough
             return tensor.detach()  # an operation that saved its own output would keep itself alive
 
-        # Detached, so that hooks which the function puts on its inputs do not run twice in the outer graph.
-        inputs = (tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.inputs.grad_fn.saved_tensors)
+        # Detached, so that hooks which the function puts on its inputs do not run twice in the
+        # outer graph.
+        inputs = (
+            tensor.detach().requires_grad_(tensor.requires_grad)
+            for tensor in self.inputs.grad_fn.saved_tensors
+        )
         leaves = [next(inputs) if leaf is Inputs else leaf for leaf in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.structure)
         with ExitStack() as stack:
@@ -234,11 +287,15 @@ class Call:
         _, shape, dtype = self.saved[number - 1]
         first = f"{dtype} {list(shape)} for backward as tensor {number} of {len(self.saved)}"
         fix = "make it do the same both times"
-        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: {fix}")
+        return RuntimeError(
+            f"the checkpointed {name} saved {first}, but {found} when run again: {fix}"
+        )
 
 
 def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return `x` after all `parts`, each called with the result of the one before and the other arguments."""
+    """Return `x` after all `parts`, each called with the result of the one before and the other
+    arguments.
+    """
     for part in parts:
         x = part(x, *args, **kwargs)
     return x
@@ -246,7 +303,9 @@ def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) 
 
 def stages_of(plan: Plan) -> list[int]:
     """Return the blocks of a plan without its parentheses."""
-    return [block for part in plan for block in ([part] if isinstance(part, int) else stages_of(part))]
+    return [
+        block for part in plan for block in ([part] if isinstance(part, int) else stages_of(part))
+    ]
 
 
 def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
@@ -257,14 +316,20 @@ def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
     best = best_interval(layers, *sizes) if sizes else round(layers**0.5)
     length = int(every[1]) if every else {"full": 1, "sqrt": best}.get(policy)
     if length is None:
-        raise ValueError(f"unknown policy {policy!r}: use none, full, selective, every K, sqrt, or a plan")
+        raise ValueError(
+            f"unknown policy {policy!r}: use none, full, selective, every K, sqrt, or a plan"
+        )
     if not 1 <= length <= layers:
         raise ValueError(f"{policy!r} of {layers} blocks: segments have 1 to {layers} of them")
-    return tuple(tuple(range(start, min(start + length, layers))) for start in range(0, layers, length))
+    return tuple(
+        tuple(range(start, min(start + length, layers))) for start in range(0, layers, length)
+    )
 
 
 def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
-    """Wrap the core of attention in each block in a checkpoint if `wanted`; otherwise remove such wrappers."""
+    """Wrap the core of attention in each block in a checkpoint if `wanted`; otherwise remove such
+    wrappers.
+    """
     for number, block in enumerate(blocks):
         attention: Any = getattr(block, "attention", None)
         attend: Any = getattr(attention, "attend", None)
@@ -272,8 +337,11 @@ def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
             attention.attend = attend = attend.args[0]
         if wanted and not callable(attend):
             lacks = f"block {number}, a {type(block).__name__}, has none"
-            raise ValueError(f"'selective' recomputes attention.attend, and {lacks}: use 'full' or 'every K'")
-        if wanted and "forward" in vars(block):  # it was compiled: two compilations would save in two orders
+            raise ValueError(
+                f"'selective' recomputes attention.attend, and {lacks}: use 'full' or 'every K'"
+            )
+        # it was compiled: two compilations would save in two orders
+        if wanted and "forward" in vars(block):
             attend = torch._dynamo.disable(attend)  # type: ignore[no-untyped-call]
         if wanted:
             attention.attend = partial(checkpoint, attend)

@@ -1,15 +1,18 @@
-"""What a rank does with one block of keys and values, wherever it came from, and how partial results become one.
+"""What a rank does with one block of keys and values, wherever it came from, and how partial
+results become one.
 
     so far   output, lse   ─┐
                             ├─▶ output + σ(lse' - lse) (output' - output),   log(exp(lse) + exp(lse'))
     block    output', lse' ─┘
 
-Softmax over all keys is a mean of the softmaxes over blocks of keys, each weighted by the sum of its exponentials. Only
-the logarithm of that sum is kept, `lse`. Written like this nothing overflows, however large the scores are. Both are
-float32 at least: rounded to 16 bits at each merge, they would carry an error that grows with the number of blocks.
+Softmax over all keys is a mean of the softmaxes over blocks of keys, each weighted by the sum of
+its exponentials. Only the logarithm of that sum is kept, `lse`. Written like this nothing
+overflows, however large the scores are. Both are float32 at least: rounded to 16 bits at each
+merge, they would carry an error that grows with the number of blocks.
 
-In backward, what a block needs of all others is in the *merged* output and lse: exp(score - lse) is its share of the
-whole softmax. (Milakov & Gimelshein 2018; Liu, Zaharia & Abbeel 2023, "Ring attention", section 3.)
+In backward, what a block needs of all others is in the *merged* output and lse: exp(score - lse) is
+its share of the whole softmax. (Milakov & Gimelshein 2018; Liu, Zaharia & Abbeel 2023, "Ring
+attention", section 3.)
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from minidist.parallel.context.probe import Probe
 
 
 class Attended(NamedTuple):
-    """Queries [B, H, T, d], their output so far [B, H, T, d], and the logarithms of its denominators, lse [B, H, T]."""
+    """Queries [B, H, T, d], their output so far [B, H, T, d], and the logarithms of its
+    denominators, lse [B, H, T].
+    """
 
     query: Tensor
     output: Tensor
@@ -54,7 +59,9 @@ def before_any(query: Tensor) -> Attended:
 
 
 def meet(mine: Attended, block: Tensor, met: Meeting) -> None:
-    """Let queries attend to a block of keys and values [2, B, H_kv, T, d], and merge the result into theirs."""
+    """Let queries attend to a block of keys and values [2, B, H_kv, T, d], and merge the result
+    into theirs.
+    """
     query, output, lse = mine.of(met)
     key, value = block[..., met.keys, :]
     more, its = attend(query, key, value, met.causal)
@@ -63,7 +70,12 @@ def meet(mine: Attended, block: Tensor, met: Meeting) -> None:
 
 
 def meet_backward(
-    gradient: Tensor, mine: Attended, block: Tensor, met: Meeting, to_query: Tensor, to_block: Tensor
+    gradient: Tensor,
+    mine: Attended,
+    block: Tensor,
+    met: Meeting,
+    to_query: Tensor,
+    to_block: Tensor,
 ) -> None:
     """Add the gradients of a meeting: `to_query` [B, H, T, d], and `to_block` [2, B, H_kv, T, d].
 
@@ -72,13 +84,16 @@ def meet_backward(
     query, output, lse = mine.of(met)
     key, value = block[..., met.keys, :]
     found = attend_backward(gradient[:, :, met.queries], query, key, value, output, lse, met.causal)
-    for total, term in zip((to_query[:, :, met.queries], *to_block[..., met.keys, :]), found, strict=True):
+    for total, term in zip(
+        (to_query[:, :, met.queries], *to_block[..., met.keys, :]), found, strict=True
+    ):
         total += term
 
 
 @dataclass(frozen=True)
 class Across:
-    """Attention of this rank's queries to the keys of all ranks; called as an `Attend`, on this rank's tokens.
+    """Attention of this rank's queries to the keys of all ranks; called as an `Attend`, on this
+    rank's tokens.
 
     Attributes
     ----------
@@ -98,12 +113,16 @@ class Across:
     probe: Probe | None = field(default=None, kw_only=True, compare=False)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise ValueError if these tokens are not those that a rank has in this order. Nothing is sent."""
+        """Raise ValueError if these tokens are not those that a rank has in this order. Nothing is
+        sent.
+        """
         time, ranks = query.shape[2], self.comm.size
         if key.shape[2] != time:
             fault = f"{time} queries and {key.shape[2]} keys on rank {self.comm.rank}"
             reason = "context parallelism gives a rank both of the same tokens"
-            raise ValueError(f"{fault}, but {reason}: use no cache of keys, and no attention to another sequence")
+            raise ValueError(
+                f"{fault}, but {reason}: use no cache of keys, and no attention to another sequence"
+            )
         check_time(self.order, ranks, ranks * time)
 
 
@@ -116,8 +135,8 @@ class ByBlocks(Across):
         Raises
         ------
         ValueError
-            If there are not as many keys as queries, the order cannot share so many tokens out, or `serial` is found
-            to be another attention. All ranks find the same.
+            If there are not as many keys as queries, the order cannot share so many tokens out, or
+            `serial` is found to be another attention. All ranks find the same.
         """
         self.check(query, key)
         if self.probe is not None:
@@ -130,14 +149,17 @@ class ByBlocks(Across):
 
     @abstractmethod
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """Sum over ranks what each has to add to the gradients of each block; return those of this rank's block.
+        """Sum over ranks what each has to add to the gradients of each block; return those of this
+        rank's block.
 
         The `terms` come as `blocks` does, each computed when it is asked for.
         """
 
 
 class BlockAttention(torch.autograd.Function):
-    """Meets one block after the other, in backward again. It saves query, key, value, output and lse of this rank."""
+    """Meets one block after the other, in backward again. It saves query, key, value, output and
+    lse of this rank.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, across: ByBlocks) -> Tensor:

@@ -7,12 +7,14 @@
     all_gather   keys and values are fetched in one collective     a short sequence, or few key-value heads
     ulysses      heads are exchanged for tokens                    the fewest bytes, where there are enough heads
 
-The model's file does not change: rotation and dropout go by `Where.positions`, and every rank's loss is a sum over its
-tokens, so that gradients are summed over dp and cp together. Who calls the model cuts inputs and targets with
-`shard_tokens`: labels are shifted before they are cut. (Liu et al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
+The model's file does not change: rotation and dropout go by `Where.positions`, and every rank's
+loss is a sum over its tokens, so that gradients are summed over dp and cp together. Who calls the
+model cuts inputs and targets with `shard_tokens`: labels are shifted before they are cut. (Liu et
+al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
 
-Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`; `probe.py` finds out whether
-that is the same. Ulysses calls the model's own. A GPT is asked for the positions of its tokens (`KnownPositions`).
+Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`;
+`probe.py` finds out whether that is the same. Ulysses calls the model's own. A GPT is asked for the
+positions of its tokens (`KnownPositions`).
 """
 
 from collections.abc import Callable, Mapping
@@ -48,24 +50,30 @@ KINDS: dict[str, Callable[..., Attend]] = {"ring": Ring, "all_gather": Gathered,
 WAYS = tuple(KINDS)
 
 
-def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring", order: str = "zigzag") -> None:
+def parallelize_context(
+    model: nn.Module, comm: Communicator, way: str = "ring", order: str = "zigzag"
+) -> None:
     """Let a model's attention reach the tokens of all ranks of `comm`. Collective.
 
-    Apply it after tensor parallelism, which leaves fewer heads, and after `recompute`: with "selective", ring and
-    all_gather keep their output and lse, and Ulysses computes only what is between its exchanges again.
+    Apply it after tensor parallelism, which leaves fewer heads, and after `recompute`: with
+    "selective", ring and all_gather keep their output and lse, and Ulysses computes only what is
+    between its exchanges again.
 
     Parameters
     ----------
     model : nn.Module
-        One whose attention is a function: modules have an attribute `attend`, an `Attend` that is causal.
+        One whose attention is a function: modules have an attribute `attend`, an `Attend` that is
+        causal.
     way : {"ring", "all_gather", "ulysses"}
     order : {"zigzag", "contiguous", "striped"}
-        In which the tokens lie; see `order.py`, and call the model with tokens that `shard_tokens` has cut.
+        In which the tokens lie; see `order.py`, and call the model with tokens that `shard_tokens`
+        has cut.
 
     Raises
     ------
     ValueError
-        As `check_context`. Attention that does not say how many heads it has is asked again in its first call.
+        As `check_context`. Attention that does not say how many heads it has is asked again in its
+        first call.
     MismatchError
         On every rank, if the ranks give different ways or orders.
     """
@@ -73,7 +81,10 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
     wanted = comm.roll_call((way, order))
     for rank, (other, its) in enumerate(wanted):
         if (other, its) != wanted[0]:
-            fault = f"rank 0 has {wanted[0][0]!r} in order {wanted[0][1]!r}, and rank {rank} {other!r} in {its!r}"
+            fault = (
+                f"rank 0 has {wanted[0][0]!r} in order {wanted[0][1]!r}, and rank {rank} "
+                f"{other!r} in {its!r}"
+            )
             reason = "they would take each other's tokens for others"
             raise MismatchError(f"{fault}: {reason}, so give all ranks the same way and order")
     beside = (comm.stream(),) if way == "ring" else ()
@@ -88,23 +99,29 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
-    """Find out whether a model can be spread over so many ranks; tensor parallelism will yet leave 1/tp of its heads.
+    """Find out whether a model can be spread over so many ranks; tensor parallelism will yet leave
+    1/tp of its heads.
 
     Raises
     ------
     ValueError
-        If there is no such way or order, no module has a function `attend`, or it reaches other ranks already; for
-        ring and all_gather, if it is not causal attention at 1/√d; for Ulysses, if heads do not divide. Heads are
-        counted before the first step if attention is `minidist.model.Attention`, otherwise in it.
+        If there is no such way or order, no module has a function `attend`, or it reaches other
+        ranks already; for ring and all_gather, if it is not causal attention at 1/√d; for Ulysses,
+        if heads do not divide. Heads are counted before the first step if attention is
+        `minidist.model.Attention`, otherwise in it.
     """
     check_time(order, ranks, 0)
     if way not in WAYS:
-        raise ValueError(f"there is no way {way!r} of context parallelism: choose one of {', '.join(WAYS)}")
+        raise ValueError(
+            f"there is no way {way!r} of context parallelism: choose one of {', '.join(WAYS)}"
+        )
     found = {name: module for name, module in model.named_modules() if has_attend(module)}
     for name, module in found.items():
         called = f"{name}.attend".lstrip(".")
         if across(module.attend) is not None:
-            fault = f"{called} reaches the tokens of other ranks already, and would exchange them twice"
+            fault = (
+                f"{called} reaches the tokens of other ranks already, and would exchange them twice"
+            )
             raise ValueError(f"{fault}: call parallelize_context once")
         heads = heads_of(module, tp)
         if way != "ulysses":
@@ -115,12 +132,17 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
         elif heads and (fault := heads_fault(heads.queries, heads.groups, ranks)):
             raise ValueError(fault)
     if not found:
-        fault = f"context parallelism replaces the function `attend` of attention, and {type(model).__name__} has none"
+        fault = (
+            "context parallelism replaces the function `attend` of attention, and "
+            f"{type(model).__name__} has none"
+        )
         raise ValueError(f"{fault}: give its attention one, as minidist.model.Attention has")
 
 
 def heads_of(module: nn.Module, tp: int) -> Heads | None:
-    """Return what `attend` of the model's own attention will be called with, on each of `tp` ranks; else None."""
+    """Return what `attend` of the model's own attention will be called with, on each of `tp` ranks;
+    else None.
+    """
     if not isinstance(module, Attention):
         return None
     parts: Any = (linear_in(part).out_features for part in (module.query, module.key))
@@ -129,10 +151,12 @@ def heads_of(module: nn.Module, tp: int) -> Heads | None:
 
 
 class KnownPositions:
-    """A hook on a GPT: its tokens have to say where they are, or they would be rotated, and dropped, as if elsewhere.
+    """A hook on a GPT: its tokens have to say where they are, or they would be rotated, and
+    dropped, as if elsewhere.
 
-    A number in place of positions is refused on all ranks, though it may be right on one of them. On a GPU, positions
-    of one length are compared in the first call only: to compare them is to wait for the GPU.
+    A number in place of positions is refused on all ranks, though it may be right on one of them.
+    On a GPU, positions of one length are compared in the first call only: to compare them is to
+    wait for the GPU.
     """
 
     handle: RemovableHandle
@@ -150,7 +174,10 @@ class KnownPositions:
         where: Where = kwargs.get("where", args[1] if len(args) > 1 else ORIGIN)
         given = where.positions
         if not isinstance(given, Tensor):
-            fault = f"the GPT was called with positions from {given} on, and these {self.ranks} ranks have tokens apart"
+            fault = (
+                f"the GPT was called with positions from {given} on, and these {self.ranks} ranks "
+                "have tokens apart"
+            )
             raise ValueError(f"{fault}: pass Where(positions=...) that shard_tokens returns")
         time = len(given)
         if given.is_meta or (given.is_cuda and time in self.seen):
@@ -159,7 +186,9 @@ class KnownPositions:
         if not torch.equal(given.cpu(), mine):
             told = f"the GPT was called with positions {words(given)} on rank {self.rank}"
             wanted = f"but in {self.order} order these are {words(mine)}"
-            raise ValueError(f"{told}, {wanted}: pass Where(positions=...) that shard_tokens returns")
+            raise ValueError(
+                f"{told}, {wanted}: pass Where(positions=...) that shard_tokens returns"
+            )
         self.seen.add(time)
 
 
@@ -180,7 +209,9 @@ def attending(model: nn.Module) -> list[Any]:
 
 
 def across(attend: Any) -> Across | None:
-    """Return what lets an `attend` reach other ranks, whether or not it is computed again or compiled; else None."""
+    """Return what lets an `attend` reach other ranks, whether or not it is computed again or
+    compiled; else None.
+    """
     found = unwrap(without_checkpoint(attend))
     return found if isinstance(found, Across) else None
 
@@ -198,8 +229,11 @@ def attend_alone(model: nn.Module) -> None:
                 hook.handle.remove()
 
 
-def shard_tokens(tokens: Tensor, comm: Communicator, order: str = "zigzag") -> tuple[Tensor, Tensor]:
-    """Return this rank's columns of `tokens` [B, T], and their positions [T/P] for `Where`. Nothing is sent.
+def shard_tokens(
+    tokens: Tensor, comm: Communicator, order: str = "zigzag"
+) -> tuple[Tensor, Tensor]:
+    """Return this rank's columns of `tokens` [B, T], and their positions [T/P] for `Where`. Nothing
+    is sent.
 
     Raises
     ------

@@ -9,17 +9,20 @@
            │ ■  │ ■  │ ◣  │    │     ◣ causal: masked at the diagonal; ■ whole; tiles above are never computed
            └────┴────┴────┴────┘
 
-Forward keeps the output and, for each query, one number: lse = log Σ exp(score) (*log-sum-exp*). From it backward has
-every probability of a tile again, P = exp(S - lse), and needs no second pass over the keys. With Δ = rowsum(dO · O):
+Forward keeps the output and, for each query, one number: lse = log Σ exp(score) (*log-sum-exp*).
+From it backward has every probability of a tile again, P = exp(S - lse), and needs no second pass
+over the keys. With Δ = rowsum(dO · O):
 
     dV = Pᵀ dO        dS = P · (dO Vᵀ - Δ) / √d        dQ = dS K        dK = dSᵀ Q
 
-Cost: 4 B H Tq Tk d floating point operations forward and 10 backward (8 and the scores again), half of them if causal.
-From forward to backward it holds Q, K, V, O, and 4 bytes a query for lse. (Dao et al. 2022, "FlashAttention"; Dao 2023,
-"FlashAttention-2", whose algorithms 1 and 2 these are; the online softmax is by Milakov & Gimelshein 2018.)
+Cost: 4 B H Tq Tk d floating point operations forward and 10 backward (8 and the scores again), half
+of them if causal. From forward to backward it holds Q, K, V, O, and 4 bytes a query for lse. (Dao
+et al. 2022, "FlashAttention"; Dao 2023, "FlashAttention-2", whose algorithms 1 and 2 these are; the
+online softmax is by Milakov & Gimelshein 2018.)
 
-`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the same up to
-twice as fast, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by a rule.
+`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the
+same up to twice as fast, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by
+a rule.
 """
 
 import math
@@ -40,7 +43,9 @@ TILE = 128  # queries, and keys, of a tile of the page
 def page_forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, tile: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return output and lse as `flash_attention` does, by tiles of so many queries and keys, or of `TILE`."""
+    """Return output and lse as `flash_attention` does, by tiles of so many queries and keys, or of
+    `TILE`.
+    """
     q, k, v = by_shared_heads(query, key), key.unsqueeze(2), value.unsqueeze(2)
     output = torch.zeros_like(q)  # [B, H_kv, H/H_kv, Tq, d]
     total = torch.zeros_like(q[..., :1])
@@ -48,31 +53,50 @@ def page_forward(
     for rows, columns in tiles(query.shape[2], key.shape[2], causal, tile):
         scores = scores_of(q, k, rows, columns, causal)
         now = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
-        weights, shrink = (scores - now).exp(), (largest[..., rows, :] - now).exp()  # shrink is 0 the first time
+        # shrink is 0 the first time
+        weights, shrink = (scores - now).exp(), (largest[..., rows, :] - now).exp()
         total[..., rows, :] = shrink * total[..., rows, :] + weights.sum(-1, keepdim=True)
         output[..., rows, :] = shrink * output[..., rows, :] + weights @ v[..., columns, :]
         largest[..., rows, :] = now
-    output /= total.clamp(min=1)  # the largest score alone adds 1: the sum is less only of a query that sees no key
+    # the largest score alone adds 1: the sum is less only of a query that sees no key
+    output /= total.clamp(min=1)
     return output.flatten(1, 2), (largest + total.log()).squeeze(-1).flatten(1, 2)
 
 
 def page_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, delta: Tensor, lse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    delta: Tensor,
+    lse: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, given that of the output and rowsum(dO · O) [B, H, Tq]."""
+    """Return the gradients of query, key and value, given that of the output and rowsum(dO · O) [B,
+    H, Tq].
+    """
     q, k, v = by_shared_heads(query, key), key.unsqueeze(2), value.unsqueeze(2)
-    do, delta, lse = (by_shared_heads(x, key) for x in (gradient, delta.unsqueeze(-1), lse.unsqueeze(-1)))
+    do, delta, lse = (
+        by_shared_heads(x, key) for x in (gradient, delta.unsqueeze(-1), lse.unsqueeze(-1))
+    )
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(key), torch.zeros_like(value)
     for rows, columns in tiles(query.shape[2], key.shape[2], causal):
         p = (scores_of(q, k, rows, columns, causal) - lse[..., rows, :]).exp()
-        ds = p * (do[..., rows, :] @ v[..., columns, :].mT - delta[..., rows, :]) / math.sqrt(q.shape[-1])
-        dv[..., columns, :] += (p.mT @ do[..., rows, :]).sum(2)  # over the heads that share these values
+        ds = (
+            p
+            * (do[..., rows, :] @ v[..., columns, :].mT - delta[..., rows, :])
+            / math.sqrt(q.shape[-1])
+        )
+        # over the heads that share these values
+        dv[..., columns, :] += (p.mT @ do[..., rows, :]).sum(2)
         dk[..., columns, :] += (ds.mT @ q[..., rows, :]).sum(2)
         dq[..., rows, :] += ds @ k[..., columns, :]
     return dq.flatten(1, 2), dk, dv
 
 
-def tiles(queries: int, keys: int, causal: bool, tile: int | None = None) -> Iterator[tuple[slice, slice]]:
+def tiles(
+    queries: int, keys: int, causal: bool, tile: int | None = None
+) -> Iterator[tuple[slice, slice]]:
     """Yield rows and columns of each tile, without those wholly above the diagonal."""
     tile = tile or TILE
     for top in range(0, queries, tile):
@@ -81,21 +105,29 @@ def tiles(queries: int, keys: int, causal: bool, tile: int | None = None) -> Ite
 
 
 def scores_of(q: Tensor, k: Tensor, rows: slice, columns: slice, causal: bool) -> Tensor:
-    """Return a tile of Q Kᵀ / √d; if causal, -inf where a key is later than the query, counted from the top left."""
+    """Return a tile of Q Kᵀ / √d; if causal, -inf where a key is later than the query, counted from
+    the top left.
+    """
     scores = q[..., rows, :] @ k[..., columns, :].mT / math.sqrt(q.shape[-1])
-    if causal and rows == columns:  # tiles are squares: at the diagonal both begin with the same position
+    # tiles are squares: at the diagonal both begin with the same position
+    if causal and rows == columns:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(later, -torch.inf)
     return scores
 
 
 def by_shared_heads(x: Tensor, key: Tensor) -> Tensor:
-    """Return heads [B, H, ...] beside those with which they share a key-value head: [B, H_kv, H/H_kv, ...]."""
+    """Return heads [B, H, ...] beside those with which they share a key-value head: [B, H_kv,
+    H/H_kv, ...].
+    """
     return x.view(x.shape[0], key.shape[1], x.shape[1] // key.shape[1], *x.shape[2:])
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return softmax(Q Kᵀ / √d) V and log Σ exp(score). Both have a gradient; under autocast it computes in its dtype.
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(Q Kᵀ / √d) V and log Σ exp(score). Both have a gradient; under autocast it
+    computes in its dtype.
 
     Parameters
     ----------
@@ -109,8 +141,8 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     Returns
     -------
     tuple of Tensor
-        The output [B, H, Tq, d] in the dtype of `query`, and lse [B, H, Tq] in float32 (float64 for float64). Without
-        any key the output is 0, and lse is -inf.
+        The output [B, H, Tq, d] in the dtype of `query`, and lse [B, H, Tq] in float32 (float64 for
+        float64). Without any key the output is 0, and lse is -inf.
 
     Raises
     ------
@@ -124,7 +156,9 @@ class FlashAttention(torch.autograd.Function):
     """Saves query, key, value, output and lse: nothing of the size of Tq x Tk."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor]:
         output, lse = attend(query, key, value, causal, query.dtype)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.set_materialize_grads(False)
@@ -132,7 +166,9 @@ class FlashAttention(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: Tensor | None, dlse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
         gradient = torch.zeros_like(output) if gradient is None else gradient
         found = attend_backward(gradient, query, key, value, output, lse, ctx.causal, dlse)
@@ -144,23 +180,39 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse as `flash_attention` does, outside autograd.
 
-    The output has the given dtype. By default it is float32 or float64: outputs over several blocks of keys are to be
-    merged, and lose digits if each is rounded to 16 bits before.
+    The output has the given dtype. By default it is float32 or float64: outputs over several blocks
+    of keys are to be merged, and lose digits if each is rounded to 16 bits before.
     """
-    shaped = query.dim() == key.dim() == 4 and query.shape[::3] == key.shape[::3] and key.shape == value.shape
-    if not shaped or not key.shape[1] or query.shape[1] % key.shape[1] or not query.dtype == key.dtype == value.dtype:
+    shaped = (
+        query.dim() == key.dim() == 4
+        and query.shape[::3] == key.shape[::3]
+        and key.shape == value.shape
+    )
+    if (
+        not shaped
+        or not key.shape[1]
+        or query.shape[1] % key.shape[1]
+        or not query.dtype == key.dtype == value.dtype
+    ):
         told = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (query, key, value))
-        raise ValueError(f"{told}: attention takes [B, H, Tq, d], twice [B, H_kv, Tk, d], of one dtype; H_kv divides H")
+        raise ValueError(
+            f"{told}: attention takes [B, H, Tq, d], twice [B, H_kv, Tk, d], of one dtype; H_kv "
+            "divides H"
+        )
     if not query.is_floating_point():
         fault = f"attention of {query.dtype} would truncate its weights, which lie between 0 and 1"
-        raise ValueError(f"{fault}: give it floating-point numbers, such as query.to(torch.float32)")
+        raise ValueError(
+            f"{fault}: give it floating-point numbers, such as query.to(torch.float32)"
+        )
     if by_triton(query, key):
         from minidist.parallel.context.flash_triton import triton_forward
 
         return triton_forward(*map(whole_rows, (query, key, value)), causal, dtype or torch.float32)  # type: ignore[no-any-return]
     q, k, v = map(widened, (query, key, value))
     if by_torch(query, key):
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=causal
+        )
     else:
         with without_autocast(query.device.type):
             output, lse = page_forward(q, k, v, causal)
@@ -179,7 +231,8 @@ def attend_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, in float32 or float64; `dlse` is that of lse.
 
-    `output` and `lse` may be those of more blocks of keys, merged: then these are the gradients through this block.
+    `output` and `lse` may be those of more blocks of keys, merged: then these are the gradients
+    through this block.
     """
     if by_triton(query, key):
         from minidist.parallel.context.flash_triton import triton_backward
@@ -197,20 +250,35 @@ def attend_backward(
 
 
 def by_triton(query: Tensor, key: Tensor) -> bool:
-    """Tell whether the kernels of `flash_triton.py` compute: on GPUs since Ampere, for rows of up to 512 bytes."""
+    """Tell whether the kernels of `flash_triton.py` compute: on GPUs since Ampere, for rows of up
+    to 512 bytes.
+    """
     row = query.shape[3] * query.element_size()
     fits = query.dtype != torch.float64 and row <= 512 and query.numel() > 0 and key.numel() > 0
-    return HAS_TRITON and query.is_cuda and fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return (
+        HAS_TRITON
+        and query.is_cuda
+        and fits
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
 
 
 def by_torch(query: Tensor, key: Tensor) -> bool:
-    """Tell whether torch's C++ kernel computes: on a CPU, and on `meta`. Without any key it would end the process."""
+    """Tell whether torch's C++ kernel computes: on a CPU, and on `meta`. Without any key it would
+    end the process.
+    """
     return query.is_meta or (query.is_cpu and query.numel() > 0 and key.numel() > 0)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Return a context that computes in the dtypes that are given; `meta` has no autocast to leave out."""
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    """Return a context that computes in the dtypes that are given; `meta` has no autocast to leave
+    out.
+    """
+    return (
+        torch.autocast(kind, enabled=False)
+        if torch.amp.is_autocast_available(kind)
+        else nullcontext()
+    )
 
 
 def widened(x: Tensor) -> Tensor:

@@ -6,13 +6,15 @@
     exp(S / √d - ...)         exp2(S · log2(e)/√d - ...): GPUs have exp2, and the factor is applied once
     the mask at the diagonal  two loops: tiles that every row sees, without a mask; those at the diagonal or the end
 
-Each number is written by one program, and nothing is added atomically: the same inputs give the same bits. Scores and
-sums are float32; probabilities are rounded to the dtype of the inputs before they multiply, as in all kernels of 16
-bits. Backward does 14 B H Tq Tk d operations, not 10, as both of its kernels compute S and dO Vᵀ; in return no gradient
-is read again to be added to. (Dao 2023, section 3; Triton's tutorial on fused attention has the same loops.)
+Each number is written by one program, and nothing is added atomically: the same inputs give the
+same bits. Scores and sums are float32; probabilities are rounded to the dtype of the inputs before
+they multiply, as in all kernels of 16 bits. Backward does 14 B H Tq Tk d operations, not 10, as
+both of its kernels compute S and dO Vᵀ; in return no gradient is read again to be added to. (Dao
+2023, section 3; Triton's tutorial on fused attention has the same loops.)
 
-`OWN` is how many positions a program's own tile has, `OTHER` a tile of those it loops over. A head's `size` channels
-are padded by zeros to `SIZE`, a power of two. All exponents and logarithms here are those of 2.
+`OWN` is how many positions a program's own tile has, `OTHER` a tile of those it loops over. A
+head's `size` channels are padded by zeros to `SIZE`, a power of two. All exponents and logarithms
+here are those of 2.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from triton.language import constexpr
 LOG2E = tl.constexpr(math.log2(math.e))
 
 
-@torch.library.custom_op("minidist::flash_forward", mutates_args=())  # for a compiler, one operation
+# for a compiler, one operation
+@torch.library.custom_op("minidist::flash_forward", mutates_args=())
 def triton_forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the output in this dtype, and lse, as `attend` does. Rows of d numbers are contiguous."""
+    """Return the output in this dtype, and lse, as `attend` does. Rows of d numbers are
+    contiguous.
+    """
     output, lse = outputs(query, dtype)
     launch(forward, query, (query, key, value, output), (lse,), causal)
     return output, lse
@@ -41,18 +46,31 @@ def triton_forward(
 
 @torch.library.custom_op("minidist::flash_backward", mutates_args=())
 def triton_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, dlse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    dlse: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, as `attend_backward` does. `lse` and `dlse` are contiguous."""
+    """Return the gradients of query, key and value, as `attend_backward` does. `lse` and `dlse` are
+    contiguous.
+    """
     (dq, dk, dv), delta = gradients(query, key, value), torch.empty_like(lse)
-    launch(backward_query, query, (query, key, value, gradient, output, dq), (lse, dlse, delta), causal)
+    launch(
+        backward_query, query, (query, key, value, gradient, output, dq), (lse, dlse, delta), causal
+    )
     launch(backward_key, key, (query, key, value, gradient, dk, dv), (lse, delta), causal)
     return dq, dk, dv
 
 
 def outputs(query: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return memory for the output and lse."""
-    return torch.empty_like(query, dtype=dtype), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return torch.empty_like(query, dtype=dtype), query.new_empty(
+        query.shape[:3], dtype=torch.float32
+    )
 
 
 def gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,8 +83,12 @@ triton_forward.register_fake(lambda query, key, value, causal, dtype: outputs(qu
 triton_backward.register_fake(lambda gradient, query, key, value, *_: gradients(query, key, value))
 
 
-def launch(kernel: Any, tiled: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], causal: bool) -> None:
-    """Run a program for each tile of `tiled`. Of a position, `rows` have d numbers and `numbers` one."""
+def launch(
+    kernel: Any, tiled: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], causal: bool
+) -> None:
+    """Run a program for each tile of `tiled`. Of a position, `rows` have d numbers and `numbers`
+    one.
+    """
     query, key = rows[:2]
     batch, heads, length, size = tiled.shape
     padded = max(16, triton.next_power_of_2(size))
@@ -81,9 +103,11 @@ def launch(kernel: Any, tiled: Tensor, rows: tuple[Tensor, ...], numbers: tuple[
 
 
 def tiles(backward: bool, query: Tensor, padded: int) -> tuple[int, int, int, int]:
-    """Return OWN, OTHER, warps, and how many tiles are loaded ahead, by a rule that measures nothing.
+    """Return OWN, OTHER, warps, and how many tiles are loaded ahead, by a rule that measures
+    nothing.
 
-    On GPUs of data centres these are about the sizes that torch's FlexAttention takes; others have less memory.
+    On GPUs of data centres these are about the sizes that torch's FlexAttention takes; others have
+    less memory.
     """
     capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0)
     if query.dtype == torch.float32:
@@ -99,12 +123,20 @@ def tiles(backward: bool, query: Tensor, padded: int) -> tuple[int, int, int, in
 
 @triton.jit
 def forward(
-    tensors, strides, sizes, causal: constexpr, size: constexpr, SIZE: constexpr, OWN: constexpr, OTHER: constexpr
+    tensors,
+    strides,
+    sizes,
+    causal: constexpr,
+    size: constexpr,
+    SIZE: constexpr,
+    OWN: constexpr,
+    OTHER: constexpr,
 ):
     heads, group, queries, keys, scale = sizes
     Q, K, V, Out, Lse = tensors
     start, batch, head = place(queries, heads, OWN)
-    start = tl.cdiv(queries, OWN) * OWN - OWN - start  # the last rows see most keys: they begin first
+    # the last rows see most keys: they begin first
+    start = tl.cdiv(queries, OWN) * OWN - OWN - start
     Q = at(Q, strides[0], batch, head)
     K, V = at(K, strides[1], batch, head // group), at(V, strides[2], batch, head // group)
     rows = start + tl.arange(0, OWN)
@@ -123,16 +155,33 @@ def forward(
             weights, shrink = tl.exp2(scores * scale - now[:, None]), tl.exp2(largest - now)
             total = shrink * total + tl.sum(weights, 1)
             v = load(V, strides[2], columns, keys, size, SIZE, masked)
-            output = tl.dot(weights.to(v.dtype), v, shrink[:, None] * output, input_precision="ieee")
+            output = tl.dot(
+                weights.to(v.dtype), v, shrink[:, None] * output, input_precision="ieee"
+            )
             largest = now
-    store(at(Out, strides[3], batch, head), strides[3], rows, queries, size, SIZE, output / total[:, None])
+    store(
+        at(Out, strides[3], batch, head),
+        strides[3],
+        rows,
+        queries,
+        size,
+        SIZE,
+        output / total[:, None],
+    )
     lse = (largest + tl.log2(total)) / LOG2E  # the natural logarithm
     tl.store(Lse + (batch * heads + head).to(tl.int64) * queries + rows, lse, rows < queries)
 
 
 @triton.jit
 def backward_query(
-    tensors, strides, sizes, causal: constexpr, size: constexpr, SIZE: constexpr, OWN: constexpr, OTHER: constexpr
+    tensors,
+    strides,
+    sizes,
+    causal: constexpr,
+    size: constexpr,
+    SIZE: constexpr,
+    OWN: constexpr,
+    OTHER: constexpr,
 ):
     heads, group, queries, keys, scale = sizes
     Q, K, V, Do, Out, Dq, Lse, Dlse, Delta = tensors
@@ -145,7 +194,10 @@ def backward_query(
     q = load(Q, strides[0], rows, queries, size, SIZE, True)
     do = load(at(Do, strides[3], batch, head), strides[3], rows, queries, size, SIZE, True)
     output = load(at(Out, strides[4], batch, head), strides[4], rows, queries, size, SIZE, True)
-    lse, dlse = tl.load(Lse + here, rows < queries, 0.0) * LOG2E, tl.load(Dlse + here, rows < queries, 0.0)
+    lse, dlse = (
+        tl.load(Lse + here, rows < queries, 0.0) * LOG2E,
+        tl.load(Dlse + here, rows < queries, 0.0),
+    )
     delta = tl.sum(do.to(tl.float32) * output.to(tl.float32), 1) - dlse
     tl.store(Delta + here, delta, rows < queries)  # for `backward_key`
     do, dq = do.to(q.dtype), tl.zeros([OWN, SIZE], tl.float32)
@@ -160,12 +212,21 @@ def backward_query(
                 p = tl.where(seen(rows, columns, keys, causal), p, 0.0)
             ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
-    store(at(Dq, strides[5], batch, head), strides[5], rows, queries, size, SIZE, dq * (scale / LOG2E))
+    store(
+        at(Dq, strides[5], batch, head), strides[5], rows, queries, size, SIZE, dq * (scale / LOG2E)
+    )
 
 
 @triton.jit
 def backward_key(
-    tensors, strides, sizes, causal: constexpr, size: constexpr, SIZE: constexpr, OWN: constexpr, OTHER: constexpr
+    tensors,
+    strides,
+    sizes,
+    causal: constexpr,
+    size: constexpr,
+    SIZE: constexpr,
+    OWN: constexpr,
+    OTHER: constexpr,
 ):
     shared_heads, group, queries, keys, scale = sizes
     Q, K, V, Do, Dk, Dv, Lse, Delta = tensors
@@ -180,25 +241,43 @@ def backward_key(
         head = shared * group + member
         Qh, Doh = at(Q, strides[0], batch, head), at(Do, strides[3], batch, head)
         for unmasked in tl.static_range(2):
-            for first in tl.range(whole if unmasked else begin, queries if unmasked else whole, OTHER):
+            for first in tl.range(
+                whole if unmasked else begin, queries if unmasked else whole, OTHER
+            ):
                 rows = first + tl.arange(0, OTHER)
                 here = (batch * shared_heads * group + head).to(tl.int64) * queries + rows
                 q = load(Qh, strides[0], rows, queries, size, SIZE, True)
                 do = load(Doh, strides[3], rows, queries, size, SIZE, True).to(q.dtype)
-                lse, delta = tl.load(Lse + here, rows < queries, 0.0), tl.load(Delta + here, rows < queries, 0.0)
-                p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - (lse * LOG2E)[None, :])
+                lse, delta = (
+                    tl.load(Lse + here, rows < queries, 0.0),
+                    tl.load(Delta + here, rows < queries, 0.0),
+                )
+                p = tl.exp2(
+                    tl.dot(k, tl.trans(q), input_precision="ieee") * scale - (lse * LOG2E)[None, :]
+                )
                 if not unmasked:
                     p = tl.where(columns[:, None] <= rows[None, :], p, 0.0)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
-                ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])  # transposed, as p is
+                # transposed, as p is
+                ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
-    store(at(Dk, strides[4], batch, shared), strides[4], columns, keys, size, SIZE, dk * (scale / LOG2E))
+    store(
+        at(Dk, strides[4], batch, shared),
+        strides[4],
+        columns,
+        keys,
+        size,
+        SIZE,
+        dk * (scale / LOG2E),
+    )
     store(at(Dv, strides[5], batch, shared), strides[5], columns, keys, size, SIZE, dv)
 
 
 @triton.jit
 def place(length, heads, OWN: constexpr):
-    """Return the first position of a program's own tile, its batch and its head; neighbours share a head's memory."""
+    """Return the first position of a program's own tile, its batch and its head; neighbours share a
+    head's memory.
+    """
     count = tl.cdiv(length, OWN)
     tile, both = tl.program_id(0) % count, tl.program_id(0) // count
     return tile * OWN, both // heads, both % heads
@@ -206,7 +285,9 @@ def place(length, heads, OWN: constexpr):
 
 @triton.jit
 def limits(start, keys, causal: constexpr, OWN: constexpr, OTHER: constexpr):
-    """Return where the tiles of keys end that all rows of a tile see, and where those end that some row sees."""
+    """Return where the tiles of keys end that all rows of a tile see, and where those end that some
+    row sees.
+    """
     whole = tl.minimum(start, keys) if causal else keys
     return whole // OTHER * OTHER, tl.minimum(start + OWN, keys) if causal else keys
 

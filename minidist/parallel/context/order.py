@@ -4,17 +4,18 @@
                             zigzag       00 11 22 22 11 00       chunk r, and the r-th from the end
                             striped      012 012 012 012         token i lies on rank i mod P
 
-With a causal mask, a query meets the keys before it. In units of (T/P)² pairs, rank r of the contiguous order computes
-r + 1/2: the slowest rank computes (2P - 1)/P times the mean, and all others wait for it. In zigzag order every rank
-computes P/2, and at each hop of a ring as much as every other: half of a block that is all below the diagonal. Striped
-is even up to T/P pairs a hop, but each of its blocks is cut by the diagonal, where tiles are computed and thrown away.
+With a causal mask, a query meets the keys before it. In units of (T/P)² pairs, rank r of the
+contiguous order computes r + 1/2: the slowest rank computes (2P - 1)/P times the mean, and all
+others wait for it. In zigzag order every rank computes P/2, and at each hop of a ring as much as
+every other: half of a block that is all below the diagonal. Striped is even up to T/P pairs a hop,
+but each of its blocks is cut by the diagonal, where tiles are computed and thrown away.
 
              zigzag, own keys          keys of an earlier rank      keys of a later rank
              ◣ .                       ■ .                          . .
              ■ ◣                       ■ .                          ■ ■
 
-(Zigzag is the order of Llama 3, 2024, section 3.3.2, and of Megatron's context parallelism. Brandon et al. 2023,
-"Striped attention".)
+(Zigzag is the order of Llama 3, 2024, section 3.3.2, and of Megatron's context parallelism. Brandon
+et al. 2023, "Striped attention".)
 """
 
 from typing import NamedTuple
@@ -68,29 +69,41 @@ def multiple(order: str, ranks: int) -> int:
 def check_time(order: str, ranks: int, time: int) -> None:
     """Raise ValueError unless so many tokens can be shared out in this order."""
     if order not in ORDERS:
-        raise ValueError(f"there is no order {order!r} of tokens: choose one of {', '.join(ORDERS)}")
+        raise ValueError(
+            f"there is no order {order!r} of tokens: choose one of {', '.join(ORDERS)}"
+        )
     least = multiple(order, ranks)
     if time % least:
         fault = f"{time} tokens in a row cannot be shared out in {order} order among {ranks} ranks"
-        raise ValueError(f"{fault}: use a length that {least} divides, such as {time - time % least or least}")
+        raise ValueError(
+            f"{fault}: use a length that {least} divides, such as {time - time % least or least}"
+        )
 
 
 def meeting(order: str, mine: int, source: int, time: int) -> Meeting | None:
-    """Return what queries of rank `mine` and keys of rank `source`, `time` tokens each, have to do with each other.
+    """Return what queries of rank `mine` and keys of rank `source`, `time` tokens each, have to do
+    with each other.
 
     None if every key is later than every query.
     """
     if mine == source or (order == "striped" and source < mine):
         return Meeting(causal=True)
-    if order == "striped":  # its token j comes just after my token j: the mask is strict, so shift by one
+    # its token j comes just after my token j: the mask is strict, so shift by one
+    if order == "striped":
         return Meeting(slice(1, None), slice(-1), causal=True) if time > 1 else None
     if order == "zigzag":
-        return Meeting(keys=slice(time // 2)) if source < mine else Meeting(queries=slice(time // 2, None))
+        return (
+            Meeting(keys=slice(time // 2))
+            if source < mine
+            else Meeting(queries=slice(time // 2, None))
+        )
     return Meeting() if source < mine else None
 
 
 def pairs(met: Meeting | None, time: int) -> float:
-    """Return how many queries see how many keys in a meeting: the work of attention, in pairs. The diagonal is half."""
+    """Return how many queries see how many keys in a meeting: the work of attention, in pairs. The
+    diagonal is half.
+    """
     if met is None:
         return 0.0
     queries, keys = len(range(time)[met.queries]), len(range(time)[met.keys])

@@ -1,15 +1,17 @@
-"""Ring attention on a page: contiguous tokens, and each hop is awaited before the next block is computed.
+"""Ring attention on a page: contiguous tokens, and each hop is awaited before the next block is
+computed.
 
     rank r has the queries of its tokens, and first its own keys and values. P times:
         attend to the block at hand, if it is not later than mine
         merge the result
         hand the block to rank r + 1, and take that of rank r - 1
 
-    backward goes round once more. With each block travel its gradients, to which every rank adds its terms; one hop
-    after the last rank they are at home.
+    backward goes round once more. With each block travel its gradients, to which every rank adds
+    its terms; one hop after the last rank they are at home.
 
-A block's share of the whole softmax is exp(score - lse) with the lse of *all* blocks: backward needs the merged output
-and lse, never a block's own. (Liu, Zaharia & Abbeel 2023, "Ring attention", algorithm 1.)
+A block's share of the whole softmax is exp(score - lse) with the lse of *all* blocks: backward
+needs the merged output and lse, never a block's own. (Liu, Zaharia & Abbeel 2023, "Ring attention",
+algorithm 1.)
 """
 
 from typing import Any
@@ -23,7 +25,9 @@ from minidist.parallel.context.order import Meeting
 
 
 class PlainRingAttention(torch.autograd.Function):
-    """`PlainRingAttention.apply(query, key, value, comm)`: causal attention of this rank's tokens to those of all."""
+    """`PlainRingAttention.apply(query, key, value, comm)`: causal attention of this rank's tokens
+    to those of all.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
@@ -50,7 +54,9 @@ class PlainRingAttention(torch.autograd.Function):
         for hop in range(comm.size):
             source = (comm.rank - hop) % comm.size
             if source <= comm.rank:
-                meet_backward(gradient, mine, block, Meeting(causal=source == comm.rank), to_query, to_block)
+                meet_backward(
+                    gradient, mine, block, Meeting(causal=source == comm.rank), to_query, to_block
+                )
             if hop + 1 < comm.size:
                 block = pass_on(block, comm)
             to_block = pass_on(to_block, comm)  # after the last hop, too: it brings them home

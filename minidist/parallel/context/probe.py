@@ -1,14 +1,17 @@
-"""Is a model's own `attend` plain causal attention? Ring and all_gather compute that, whatever `attend` was before.
+"""Is a model's own `attend` plain causal attention? Ring and all_gather compute that, whatever
+`attend` was before.
 
-A few tokens tell. Where the values are the unit matrix, attention returns its own weights, one row for each query:
+A few tokens tell. Where the values are the unit matrix, attention returns its own weights, one row
+for each query:
 
     plain             another scale      a window           not causal         dropout
     1.0   .   .       1.0   .   .        1.0   .   .        0.2 0.5 0.3        differs from
     0.3 0.7   .       0.1 0.9   .        0.3 0.7   .        0.3 0.6 0.1        call to call
     0.2 0.5 0.3       0.1 0.8 0.1          . 0.6 0.4        0.2 0.5 0.3
 
-A window is only seen by more tokens than it is wide. So a second probe asks whether the last of many tokens sees the
-first ones. Nothing is sent, no graph is made, and torch's own random numbers go on as if nobody had asked.
+A window is only seen by more tokens than it is wide. So a second probe asks whether the last of
+many tokens sees the first ones. Nothing is sent, no graph is made, and torch's own random numbers
+go on as if nobody had asked.
 """
 
 from __future__ import annotations
@@ -29,12 +32,15 @@ from minidist.model.gpt import Attend
 
 TOKENS = 16  # of the probe that looks at weights
 MANY = 1056  # of the one that looks for windows, before the model has been called
-REFUSES, RETURNS, MULTIPLIES = "cannot be tried", "returns", "multiplies scores"  # how some faults begin
+# how some faults begin
+REFUSES, RETURNS, MULTIPLIES = "cannot be tried", "returns", "multiplies scores"
 MOST = 4352  # and later at most, however long the sequence is
 
 
 class Heads(NamedTuple):
-    """What an `attend` is called with: heads of queries, heads of keys and values, and channels of each head."""
+    """What an `attend` is called with: heads of queries, heads of keys and values, and channels of
+    each head.
+    """
 
     queries: int
     groups: int
@@ -45,7 +51,8 @@ GUESSES = (16, 64, 128, *range(8, 257, 8))  # channels of a head, of attention t
 
 
 class Probe:
-    """Asks a module's `attend`, once for each shape that it is called with, and before anything is sent.
+    """Asks a module's `attend`, once for each shape that it is called with, and before anything is
+    sent.
 
     It does not keep the module alive.
     """
@@ -55,7 +62,9 @@ class Probe:
         self.asked: set[tuple[Heads, int]] = set()
 
     def ask(self, query: Tensor, key: Tensor, tokens: int) -> None:
-        """Raise ValueError unless `attend` is plain with these queries and keys, for so many tokens of all ranks."""
+        """Raise ValueError unless `attend` is plain with these queries and keys, for so many tokens
+        of all ranks.
+        """
         heads = Heads(query.shape[1], key.shape[1], query.shape[3])
         question = heads, min(tokens, MOST)
         module = self.module()
@@ -81,16 +90,21 @@ class Tried(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """How far outputs may be off; some kernels compute their softmax in 32 bits, whatever comes in."""
+        """How far outputs may be off; some kernels compute their softmax in 32 bits, whatever comes
+        in.
+        """
         return 1e-4 if self.dtype.itemsize >= 4 else 0.05
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the output in float64, on the CPU."""
-        return self.attend(*(x.to(self.device, self.dtype) for x in inputs)).to("cpu", torch.float64)
+        return self.attend(*(x.to(self.device, self.dtype) for x in inputs)).to(
+            "cpu", torch.float64
+        )
 
 
 def attend_fault(module: nn.Module, attend: Attend, heads: Heads, tokens: int = MANY) -> str:
-    """Say what makes an `attend` differ from causal attention at 1/√d, as a verb and its object; empty if nothing does.
+    """Say what makes an `attend` differ from causal attention at 1/√d, as a verb and its object;
+    empty if nothing does.
 
     Parameters
     ----------
@@ -116,10 +130,12 @@ def attend_fault(module: nn.Module, attend: Attend, heads: Heads, tokens: int = 
 
 
 def guessed_fault(module: nn.Module, attend: Attend) -> str:
-    """Do as `attend_fault` for attention whose heads are unknown: they are guessed until it takes them.
+    """Do as `attend_fault` for attention whose heads are unknown: they are guessed until it takes
+    them.
 
-    A scale may be right for another number of channels. So an `attend` with a fixed scale passes here, if it is right
-    for some number; see `Probe.ask`. Any other fault does not depend on the heads.
+    A scale may be right for another number of channels. So an `attend` with a fixed scale passes
+    here, if it is right for some number; see `Probe.ask`. Any other fault does not depend on the
+    heads.
     """
     first = ""
     for channels, ratio in product(GUESSES, range(1, 9)):
@@ -140,7 +156,9 @@ def without_checkpoint(attend: Any) -> Any:
 
 @contextmanager
 def in_training(module: nn.Module) -> Iterator[None]:
-    """Put a module into training, and keep what is done from being recorded and from using up random numbers."""
+    """Put a module into training, and keep what is done from being recorded and from using up
+    random numbers.
+    """
     before = {part: part.training for part in module.modules()}
     gpus = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     try:
@@ -154,9 +172,11 @@ def in_training(module: nn.Module) -> Iterator[None]:
 
 
 def try_out(module: nn.Module, attend: Attend, heads: Heads) -> tuple[Tried | None, str]:
-    """Return an `attend` that takes the probe in float64 on the CPU, or else as the parameters are; or why none does.
+    """Return an `attend` that takes the probe in float64 on the CPU, or else as the parameters are;
+    or why none does.
 
-    Neither is returned for a module on `meta` whose `attend` needs parameters: there are no numbers to be wrong.
+    Neither is returned for a module on `meta` whose `attend` needs parameters: there are no numbers
+    to be wrong.
     """
     like = next(module.parameters(), torch.empty(0))
     inputs = random_inputs(heads)
@@ -168,7 +188,10 @@ def try_out(module: nn.Module, attend: Attend, heads: Heads) -> tuple[Tried | No
         try:
             shape = tried(*inputs).shape
         except Exception as error:  # anything that a user's function may raise
-            refusal = f"{REFUSES} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+            refusal = (
+                f"{REFUSES} ({type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''})"
+            )
         else:
             if shape == inputs[0].shape:
                 return tried, ""
@@ -177,7 +200,9 @@ def try_out(module: nn.Module, attend: Attend, heads: Heads) -> tuple[Tried | No
 
 
 def learns(tried: Tried, heads: Heads) -> bool:
-    """Tell whether an `attend` has trained parameters: its output has a graph, although its inputs have none."""
+    """Tell whether an `attend` has trained parameters: its output has a graph, although its inputs
+    have none.
+    """
     with torch.enable_grad():
         output = tried.attend(*(x.to(tried.device, tried.dtype) for x in random_inputs(heads)))
     return output.requires_grad
@@ -186,8 +211,13 @@ def learns(tried: Tried, heads: Heads) -> bool:
 def random_inputs(heads: Heads, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
     """Return query [1, H, T, d], key and value [1, H_kv, T, d], the same at each call."""
     generator = torch.Generator("cpu").manual_seed(0)
-    rows = [torch.Size((1, count, tokens, heads.channels)) for count in (heads.queries, heads.groups, heads.groups)]
-    query, key, value = (torch.randn(r, generator=generator, dtype=torch.float64, device="cpu") for r in rows)
+    rows = [
+        torch.Size((1, count, tokens, heads.channels))
+        for count in (heads.queries, heads.groups, heads.groups)
+    ]
+    query, key, value = (
+        torch.randn(r, generator=generator, dtype=torch.float64, device="cpu") for r in rows
+    )
     return query, key, value
 
 
@@ -204,11 +234,16 @@ def fault_of_weights(tried: Tried, heads: Heads) -> str:
     if not close(weights @ values, found[0], 10 * tried.tolerance):
         return f"differs from it by {float((found - plain).abs().max()):.2g} of about 1"
     scores = (query[0] @ key[0].repeat_interleave(heads.queries // heads.groups, 0).mT).tril()
-    return " and ".join(differences(weights, scores, heads)) or "adds something to its scores, or bends them"
+    return (
+        " and ".join(differences(weights, scores, heads))
+        or "adds something to its scores, or bends them"
+    )
 
 
 def weights_of(tried: Tried, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
-    """Return the weights [H, T, T] of each query, by giving the keys unit vectors for values: d columns at a time."""
+    """Return the weights [H, T, T] of each query, by giving the keys unit vectors for values: d
+    columns at a time.
+    """
     unit = torch.eye(TOKENS, dtype=torch.float64, device="cpu")
     columns = []
     for part in torch.split(unit, heads.channels, dim=1):
@@ -219,7 +254,9 @@ def weights_of(tried: Tried, query: Tensor, key: Tensor, heads: Heads) -> Tensor
 
 
 def differences(weights: Tensor, scores: Tensor, heads: Heads) -> list[str]:
-    """Return what weights [H, T, T] say of how they were made from `scores` [H, T, T], which are not scaled."""
+    """Return what weights [H, T, T] say of how they were made from `scores` [H, T, T], which are
+    not scaled.
+    """
     found, time = [], len(weights[0])
     sees = (weights.abs() > 1e-7).any(0)  # [T, T]: query i sees key j
     if bool(sees.triu(1).any()):
@@ -243,7 +280,9 @@ def differences(weights: Tensor, scores: Tensor, heads: Heads) -> list[str]:
 
 
 def fault_of_window(tried: Tried, heads: Heads, tokens: int) -> str:
-    """Say whether the last of many tokens lacks the first ones. Channels and heads are as few as `attend` takes."""
+    """Say whether the last of many tokens lacks the first ones. Channels and heads are as few as
+    `attend` takes.
+    """
     ratio, tokens = heads.queries // heads.groups, max(TOKENS, tokens // 16 * 16)
     for few in (Heads(1, 1, 8), Heads(ratio, 1, heads.channels), heads):
         query, key, value = (torch.zeros_like(x) for x in random_inputs(few, tokens))
@@ -252,7 +291,11 @@ def fault_of_window(tried: Tried, heads: Heads, tokens: int) -> str:
             seen = float(tried(query, key, value)[0, 0, -1, 0])
         except Exception:  # it needs the heads that it has in the model
             continue
-        return "" if abs(16 * seen - 1) < 0.1 else f"has a window: the last of {tokens} tokens does not see the first"
+        return (
+            ""
+            if abs(16 * seen - 1) < 0.1
+            else f"has a window: the last of {tokens} tokens does not see the first"
+        )
     return ""
 
 

@@ -1,4 +1,5 @@
-"""Ring attention: `plain.py` with overlap, and with tokens in any order. The next block travels beside computing.
+"""Ring attention: `plain.py` with overlap, and with tokens in any order. The next block travels
+beside computing.
 
     computing    own block       block of r - 1     block of r - 2   ...
     stream       └ next block ┘  └ next block ┘     └ ...
@@ -9,9 +10,9 @@
     meet_backward             `BlockAttention.backward`; `Ring.home` passes the gradients on
     Meeting                   `meeting`, with half of a block in zigzag order: every rank computes as much in each hop
 
-Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (P - 1) n in P - 1 messages forward, and
-(P - 1) n + P m in 2 P - 1 messages backward. m is n, for 16 bits 2 n, as gradients are summed in float32.
-(Liu, Zaharia & Abbeel 2023; zigzag: see `order.py`.)
+Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (P - 1) n in P - 1
+messages forward, and (P - 1) n + P m in 2 P - 1 messages backward. m is n, for 16 bits 2 n, as
+gradients are summed in float32. (Liu, Zaharia & Abbeel 2023; zigzag: see `order.py`.)
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +46,9 @@ class Ring(ByBlocks):
         yield (rank + 1) % ranks, block
 
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """Let the gradients of each block follow it round; they are at home one hop after the last rank."""
+        """Let the gradients of each block follow it round; they are at home one hop after the last
+        rank.
+        """
         several = iter(terms)
         arriving = self.hop(next(several)[1])
         for _, term in several:

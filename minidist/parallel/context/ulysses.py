@@ -1,13 +1,16 @@
-"""Ulysses: between the matrices each rank has some tokens of all heads, and in attention all tokens of some heads.
+"""Ulysses: between the matrices each rank has some tokens of all heads, and in attention all tokens
+of some heads.
 
                    q, k, v                                    output
     [B, H, T/P, d] ──all_to_all──▶ [B, H/P, T, d] ─▶ attend ─▶ [B, H/P, T, d] ──all_to_all──▶ [B, H, T/P, d]
 
-Attention itself is the serial one, so any kernel will do, and any order of tokens is balanced. But there are no more
-ranks than heads. If there are fewer key-value heads than ranks, each is sent to all ranks that need it.
+Attention itself is the serial one, so any kernel will do, and any order of tokens is balanced. But
+there are no more ranks than heads. If there are fewer key-value heads than ranks, each is sent to
+all ranks that need it.
 
-Cost: (P - 1)/P of B T/P (2 H + 2 H_kv) d elements forward, in 2 (P - 1) messages, and the same backward. With P ranks
-that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs et al. 2023, "DeepSpeed Ulysses".)
+Cost: (P - 1)/P of B T/P (2 H + 2 H_kv) d elements forward, in 2 (P - 1) messages, and the same
+backward. With P ranks that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs
+et al. 2023, "DeepSpeed Ulysses".)
 """
 
 import torch
@@ -23,12 +26,14 @@ class Ulysses(Across):
     """Tokens are exchanged for heads, so that `serial` attends to all tokens."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend to the tokens of all ranks: [B, H, T/P, d], by this rank's query, key and value of that shape.
+        """Attend to the tokens of all ranks: [B, H, T/P, d], by this rank's query, key and value of
+        that shape.
 
         Raises
         ------
         ValueError
-            If heads cannot be shared out among the ranks, see `heads_fault`; or as ring and all_gather do.
+            If heads cannot be shared out among the ranks, see `heads_fault`; or as ring and
+            all_gather do.
         """
         self.check(query, key)
         ranks, heads, groups = self.comm.size, query.shape[1], key.shape[1]
@@ -36,21 +41,36 @@ class Ulysses(Across):
             raise ValueError(fault)
         copies = max(1, ranks // groups)
         query, key, value = at_autocast(query, key, value)
-        key, value = (part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))
+        key, value = (
+            part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value)
+        )
         shares = [part.shape[1] // ranks for part in (query, key, value)]
         # One message to each rank: its heads of all three, [P, B, heads, T/P, d].
-        leaving = torch.cat([torch.stack(part.chunk(ranks, dim=1)) for part in (query, key, value)], dim=2)
+        leaving = torch.cat(
+            [torch.stack(part.chunk(ranks, dim=1)) for part in (query, key, value)], dim=2
+        )
         arriving = all_to_all(leaving, self.comm)
         time = ranks * query.shape[2]
-        lies = torch.cat([positions(self.order, ranks, rank, time) for rank in range(ranks)]).to(query.device)
-        whole = torch.cat(arriving.unbind(), dim=2).index_select(2, lies.argsort())  # [B, heads, T, d]
+        lies = torch.cat([positions(self.order, ranks, rank, time) for rank in range(ranks)]).to(
+            query.device
+        )
+        # [B, heads, T, d]
+        whole = torch.cat(arriving.unbind(), dim=2).index_select(2, lies.argsort())
         output = self.serial(*torch.split(whole, shares, dim=1)).index_select(2, lies)
-        return torch.cat(all_to_all(torch.stack(output.chunk(ranks, dim=2)), self.comm).unbind(), dim=1)
+        return torch.cat(
+            all_to_all(torch.stack(output.chunk(ranks, dim=2)), self.comm).unbind(), dim=1
+        )
 
 
 def heads_fault(heads: int, groups: int, ranks: int) -> str:
-    """Say in a sentence why `heads` queries, and `groups` keys and values, cannot be shared out; empty if they can."""
+    """Say in a sentence why `heads` queries, and `groups` keys and values, cannot be shared out;
+    empty if they can.
+    """
     if heads % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0):
         return ""
-    fault = f"Ulysses shares {heads} heads, and {groups} of keys and values, out among {ranks} ranks"
-    return f"{fault}, which does not come out even: use ranks that divide both, or ring or all_gather"
+    fault = (
+        f"Ulysses shares {heads} heads, and {groups} of keys and values, out among {ranks} ranks"
+    )
+    return (
+        f"{fault}, which does not come out even: use ranks that divide both, or ring or all_gather"
+    )

@@ -1,4 +1,6 @@
-"""Hooks of strategies on a model and its backward. They do not keep the strategy alive, and vanish with it."""
+"""Hooks of strategies on a model and its backward. They do not keep the strategy alive, and vanish
+with it.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -19,7 +21,9 @@ def hooked(parameter: nn.Parameter) -> bool:
 
 
 def kept_by_graph(kept: Any, output: Any) -> Any:
-    """Return the nested `output`; its graph now keeps `kept` alive until a backward through it has ended."""
+    """Return the nested `output`; its graph now keeps `kept` alive until a backward through it has
+    ended.
+    """
     held = [kept]
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
@@ -46,7 +50,8 @@ class BackwardEnd:
         self._pending: weakref.ref[Callable[[], None]] | None = None
 
     def expect(self) -> bool:
-        """Ask the backward that is running to call `work` when it ends. Tell whether it was asked for the first time.
+        """Ask the backward that is running to call `work` when it ends. Tell whether it was asked
+        for the first time.
 
         Raises
         ------
@@ -56,8 +61,13 @@ class BackwardEnd:
         if self._pending is not None and self._pending() is not None:
             return False
         if self._pending is not None and self.comm.size > 1:
-            fault = f"an earlier backward of rank {self.comm.rank} raised while others wait for its gradients"
-            raise RuntimeError(f"{fault}: end the job, or have all ranks build model and strategy anew")
+            fault = (
+                f"an earlier backward of rank {self.comm.rank} raised while others wait for its "
+                "gradients"
+            )
+            raise RuntimeError(
+                f"{fault}: end the job, or have all ranks build model and strategy anew"
+            )
 
         work = self.work()
         assert work is not None, "its object asks"
@@ -66,7 +76,8 @@ class BackwardEnd:
             self._pending = None
             work()
 
-        # Only autograd keeps this callback, and drops it if backward raises, too: then our reference is dead.
+        # Only autograd keeps this callback, and drops it if backward raises, too: then our
+        # reference is dead.
         self._pending = weakref.ref(end)
         at_end(end)
         return True

@@ -1,4 +1,5 @@
-"""Data parallelism on a page: each rank has a full model and a part of the batch; after backward, gradients are summed.
+"""Data parallelism on a page: each rank has a full model and a part of the batch; after backward,
+gradients are summed.
 
     parameters, last first    head.weight │ norm.weight │ down.weight │ up.weight ...
                               ├────── bucket 0 ─────────┼─────── bucket 1 ────── ...
@@ -9,14 +10,13 @@
     NaiveDataParallel   one parameter     M all-reduces
     PlainDataParallel   many              B all-reduces
 
-With n bytes of gradients, each rank sends 2 (P - 1)/P n bytes. With a server, each rank sends n bytes, and the server
-sends (P - 1) n.
+With n bytes of gradients, each rank sends 2 (P - 1)/P n bytes. With a server, each rank sends n
+bytes, and the server sends (P - 1) n.
 
 With `op="sum"` gradients are summed: if each rank divides its loss by the global number of tokens,
-the sum is exactly the serial gradient. `op="mean"` is torch's convention: it suits loops that divide
-by the local number of tokens. The classes have no default: the wrong one would make all gradients P
-times too large or too small, without a word.
-(Li et al. 2020, sections 2.2 and 3.2.)
+the sum is exactly the serial gradient. `op="mean"` is torch's convention: it suits loops that
+divide by the local number of tokens. The classes have no default: the wrong one would make all
+gradients P times too large or too small, without a word. (Li et al. 2020, sections 2.2 and 3.2.)
 """
 
 from torch import nn
@@ -44,7 +44,9 @@ def reduce_gradients(
 
 
 class PlainDataParallel(DataParallel):
-    """One all-reduce per bucket, after backward. A bucket is closed once it holds `bucket_bytes`."""
+    """One all-reduce per bucket, after backward. A bucket is closed once it holds
+    `bucket_bytes`.
+    """
 
     algorithm = "auto"
 
@@ -69,7 +71,9 @@ class PlainDataParallel(DataParallel):
 class NaiveDataParallel(PlainDataParallel):
     """One all-reduce per parameter, after backward: small parameters cost a latency each."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False
+    ) -> None:
         super().__init__(model, comm, op, unused)
         self.buckets = [[parameter] for parameter in self.parameters_to_reduce]
 
@@ -77,8 +81,8 @@ class NaiveDataParallel(PlainDataParallel):
 class ParameterServer(NaiveDataParallel):
     """Rank 0 collects every gradient and answers with the sum.
 
-    A server that also took the optimizer's step would answer with the new parameter. That sends as many bytes, but the
-    other ranks would have no optimizer of their own.
+    A server that also took the optimizer's step would answer with the new parameter. That sends as
+    many bytes, but the other ranks would have no optimizer of their own.
     """
 
     algorithm = "central"

@@ -1,4 +1,5 @@
-"""Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ.
+"""Replicas: the same model on every rank of an axis, or else an error that says where two ranks
+differ.
 
 Every strategy that treats ranks as replicas comes here first. So one function, `check_same`, finds
 out for all of them whether the ranks hold the same block of each parameter: it compares what the
@@ -31,8 +32,11 @@ class Block(NamedTuple):
     ranks: int
 
 
-def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
-    """Overwrite all parameters (but the `ignored` ones), buffers, and biases of routers by rank 0's. Collective.
+def make_equal(
+    model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()
+) -> None:
+    """Overwrite all parameters (but the `ignored` ones), buffers, and biases of routers by rank
+    0's. Collective.
 
     Experts that ranks have shared out are left as they are: they were equal before.
 
@@ -41,7 +45,8 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
     Raises
     ------
     MismatchError
-        On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is frozen.
+        On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is
+        frozen.
     ValueError
         On every rank, if ranks hold different blocks of a parameter, or if ranks that are threads
         share one model.
@@ -59,8 +64,11 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
             layer.bias = bias.cpu()
 
 
-def check_same(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
-    """Raise on every rank unless all have built the same model; values may differ. Collective, raises as `make_equal`.
+def check_same(
+    model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()
+) -> None:
+    """Raise on every rank unless all have built the same model; values may differ. Collective,
+    raises as `make_equal`.
 
     Tensor parallelism may have cut the model before, along another axis. Then all ranks must hold
     the same block of each parameter that is not `ignored`.
@@ -68,28 +76,46 @@ def check_same(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
     Cost: one roll call of all names, shapes, dtypes and blocks; another where ranks are threads.
     """
     if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
-        raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
+        raise ValueError(
+            "the ranks are threads, and share one model: build it in the function that each of "
+            "them runs"
+        )
     compared = [
         (name, tensor)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if expert_groups_of(tensor) is None  # ranks may have different numbers of experts
     ]
     described = [
-        (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")
+        (
+            name,
+            tuple(tensor.shape),
+            str(tensor.dtype),
+            "trained" if tensor.requires_grad else "fixed",
+        )
         for name, tensor in compared
     ]
     blocks = {name: None if tensor in ignored else block_of(tensor) for name, tensor in compared}
-    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = comm.roll_call((described, blocks))
+    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = comm.roll_call(
+        (described, blocks)
+    )
     check_blocks([held for _, held in everyones])
     for rank, (other, _) in enumerate(everyones):
         if other != described:
             pairs = zip_longest(described, other, fillvalue="nothing")
             mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
-            fault = f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} there"
-            raise MismatchError(f"{fault}, of {len(described)} and {len(other)} tensors: build the same on every rank")
+            fault = (
+                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} "
+                "there"
+            )
+            raise MismatchError(
+                f"{fault}, of {len(described)} and {len(other)} tensors: build the same on every "
+                "rank"
+            )
     for name, _, dtype, _ in described:
         if "complex" in dtype and comm.size > 1:
-            raise TypeError(f"{name} is {dtype}, which no rank can send: hold its torch.view_as_real instead")
+            raise TypeError(
+                f"{name} is {dtype}, which no rank can send: hold its torch.view_as_real instead"
+            )
 
 
 def block_of(parameter: Tensor) -> Block | None:
@@ -108,19 +134,23 @@ def check_blocks(everyones: list[dict[str, Block | None]]) -> None:
     """
     for name, first in everyones[0].items():
         for rank, blocks in enumerate(everyones):
-            other = blocks.get(name, first)  # a name that is missing is another model: see `check_same`
+            # a name that is missing is another model: see `check_same`
+            other = blocks.get(name, first)
             cut = first or other
             if cut is not None and other != first:
                 raise ValueError(
-                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} ranks, and of "
-                    f"the {len(everyones)} ranks given here rank 0 has {_words(first)}, but rank {rank} "
-                    f"{_words(other)}: one would overwrite the other, so pass the ranks that hold the same "
-                    "block: mesh.dp, or mesh.data where there is a context axis"
+                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} "
+                    f"ranks, and of the {len(everyones)} ranks given here rank 0 has "
+                    f"{_words(first)}, but rank {rank} {_words(other)}: one would overwrite the "
+                    "other, so pass the ranks that hold the same block: mesh.dp, or mesh.data "
+                    "where there is a context axis"
                 )
 
 
 def _words(block: Block | None) -> str:
-    return f"channels {block.start} to {block.stop - 1} of dim {block.dim}" if block else "all of it"
+    return (
+        f"channels {block.start} to {block.stop - 1} of dim {block.dim}" if block else "all of it"
+    )
 
 
 def copy_from_root(tensor: Tensor, comm: Communicator) -> None:

@@ -4,12 +4,14 @@
     rank 0 of 2           7 2     │ 4 1     │ 3
     rank 1 of 2               9 0 │     8 5 │   6
 
-The order is a pure function of (seed, epoch). It is cut into *global* batches first, and a rank takes its contiguous
-slice of each. So step k trains on the same samples, whatever the number of ranks: a run on eight ranks reproduces the
-serial run, and a checkpoint can continue on another number of ranks.
+The order is a pure function of (seed, epoch). It is cut into *global* batches first, and a rank
+takes its contiguous slice of each. So step k trains on the same samples, whatever the number of
+ranks: a run on eight ranks reproduces the serial run, and a checkpoint can continue on another
+number of ranks.
 
-torch's `DistributedSampler` makes all shares equally long instead: it repeats samples or drops some. It also needs a
-call of `set_epoch` before every epoch, and without it deals every epoch in the same order. Ours counts epochs itself.
+torch's `DistributedSampler` makes all shares equally long instead: it repeats samples or drops
+some. It also needs a call of `set_epoch` before every epoch, and without it deals every epoch in
+the same order. Ours counts epochs itself.
 
 Cost per rank: 8 bytes of memory for each sample of the epoch, and no message.
 """
@@ -22,14 +24,15 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 State = dict[str, int]
 
-POOL = 32  # batches that are sorted by length together: more need less padding, fewer are mixed better
+# batches that are sorted by length together: more need less padding, fewer are mixed better
+POOL = 32
 
 
 def share(rows: int, ranks: int, rank: int) -> slice:
     """Return the rows of a global batch that `rank` holds: the cut of `numpy.array_split`.
 
-    The shares follow each other without a gap, and differ by at most one row (the first `rows % ranks` have it).
-    A share is empty when there are fewer rows than ranks.
+    The shares follow each other without a gap, and differ by at most one row (the first `rows %
+    ranks` have it). A share is empty when there are fewer rows than ranks.
     """
     size, larger = divmod(rows, ranks)
     first = rank * size + min(rank, larger)
@@ -39,20 +42,21 @@ def share(rows: int, ranks: int, rank: int) -> slice:
 class DistributedSampler:
     """Deals samples out to ranks and remembers its position.
 
-    A `for` loop yields this rank's indices of one global batch after the other, to the end of the epoch; the next
-    `for` deals the next epoch. It can serve as the `batch_sampler` of a torch `DataLoader`. (With worker processes a
-    loader reads ahead, and then the saved position is ahead of the training, too.)
+    A `for` loop yields this rank's indices of one global batch after the other, to the end of the
+    epoch; the next `for` deals the next epoch. It can serve as the `batch_sampler` of a torch
+    `DataLoader`. (With worker processes a loader reads ahead, and then the saved position is ahead
+    of the training, too.)
 
-    Within a global batch the shares differ by at most one sample. If `ranks` does not divide `batch`, the first ranks
-    have one sample more in *each* batch.
+    Within a global batch the shares differ by at most one sample. If `ranks` does not divide
+    `batch`, the first ranks have one sample more in *each* batch.
 
     Parameters
     ----------
     length : int
         Number of samples, at least 1.
     ranks, rank : int
-        Size of the data axis and this rank's place on it: ranks that work on the *same* samples (tensor, pipeline)
-        pass the same `rank`.
+        Size of the data axis and this rank's place on it: ranks that work on the *same* samples
+        (tensor, pipeline) pass the same `rank`.
     seed : int
         Not negative; the same on every rank.
     batch : int, optional
@@ -60,7 +64,8 @@ class DistributedSampler:
     shuffle : bool
         Draw the order of each epoch, or keep 0, 1, 2, ...
     lengths : array [length], optional
-        Tokens of each sample. If given, samples of similar length share a batch, so that less is padded.
+        Tokens of each sample. If given, samples of similar length share a batch, so that less is
+        padded.
 
     Raises
     ------
@@ -93,7 +98,9 @@ class DistributedSampler:
         if seed < 0:
             raise ValueError(f"seed = {seed}: a seed must not be negative")
         if lengths is not None and len(lengths) != length:
-            raise ValueError(f"{len(lengths)} lengths were given for {length} samples: give one for each")
+            raise ValueError(
+                f"{len(lengths)} lengths were given for {length} samples: give one for each"
+            )
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole epoch."""
@@ -106,50 +113,64 @@ class DistributedSampler:
     def rest_of_epoch(self) -> Iterator[Indices]:
         """Yield the *global* batches that are left of this epoch, and move the position along."""
         for whole in self.epoch_batches(self.epoch, self.position):
-            # Before the yield: a state saved while this batch is being used must point at the next one.
+            # Before the yield: a state saved while this batch is being used must point at the next
+            # one.
             self.position += len(whole)
             if self.position == self.length:
                 self.epoch, self.position = self.epoch + 1, 0
             yield whole
 
     def epoch_batches(self, epoch: int, start: int = 0) -> list[Indices]:
-        """Return the global batches of any epoch, from its sample `start` on: indices, together each once.
+        """Return the global batches of any epoch, from its sample `start` on: indices, together
+        each once.
 
-        The order depends on the seed and the epoch alone (a new version of numpy may draw another permutation from the
-        same seed). The last batch is shorter if the batch does not divide the length. The sampler stays where it is.
+        The order depends on the seed and the epoch alone (a new version of numpy may draw another
+        permutation from the same seed). The last batch is shorter if the batch does not divide the
+        length. The sampler stays where it is.
         """
         generator = np.random.default_rng([self.seed, epoch])
-        order: Indices = generator.permutation(self.length) if self.shuffle else np.arange(self.length)
+        order: Indices = (
+            generator.permutation(self.length) if self.shuffle else np.arange(self.length)
+        )
         if self.lengths is not None:
             pools = np.split(order, range(POOL * self.batch, self.length, POOL * self.batch))
-            order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
+            order = np.concatenate(
+                [pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools]
+            )
             if self.shuffle:
-                # Sorting put short samples first: mix the batches again. An incomplete batch stays at the end,
-                # so that batch k begins at sample k * batch and a position in the epoch is one number.
+                # Sorting put short samples first: mix the batches again. An incomplete batch stays
+                # at the end, so that batch k begins at sample k * batch and a position in the epoch
+                # is one number.
                 complete = order[: self.length - self.length % self.batch]
                 complete[:] = generator.permutation(complete.reshape(-1, self.batch)).reshape(-1)
-        return [order[first : first + self.batch] for first in range(start, self.length, self.batch)]
+        return [
+            order[first : first + self.batch] for first in range(start, self.length, self.batch)
+        ]
 
     def state_dict(self) -> State:
-        """Return the sampler's position, which is the same on every rank, as numbers that JSON can hold."""
+        """Return the sampler's position, which is the same on every rank, as numbers that JSON can
+        hold.
+        """
         return {"epoch": self.epoch, "position": self.position} | self._order()
 
     def load_state_dict(self, state: State) -> None:
         """Continue where `state` was taken, on any number of ranks.
 
-        Another batch size is fine as well: the order of the samples does not depend on it, unless they are grouped
-        by length.
+        Another batch size is fine as well: the order of the samples does not depend on it, unless
+        they are grouped by length.
 
         Raises
         ------
         ValueError
-            If the saved sampler dealt in another order: some samples would be lost and others repeated.
+            If the saved sampler dealt in another order: some samples would be lost and others
+            repeated.
         """
         saved = {name: state.get(name) for name in self._order()}
         if saved != self._order():
             raise ValueError(
-                f"the saved sampler dealt with {saved}, this one with {self._order()}, so samples would be lost and "
-                "others repeated: use the saved values, or start the data from the beginning"
+                f"the saved sampler dealt with {saved}, this one with {self._order()}, so samples "
+                "would be lost and others repeated: use the saved values, or start the data from "
+                "the beginning"
             )
         if not 0 <= state["position"] < self.length:
             raise ValueError(f"position = {state['position']} is none among {self.length} samples")
@@ -158,4 +179,9 @@ class DistributedSampler:
     def _order(self) -> State:
         """Return all on which the order of the samples depends, without the epoch."""
         grouped = 0 if self.lengths is None else self.batch
-        return {"length": self.length, "seed": self.seed, "shuffle": int(self.shuffle), "grouped": grouped}
+        return {
+            "length": self.length,
+            "seed": self.seed,
+            "shuffle": int(self.shuffle),
+            "grouped": grouped,
+        }

@@ -17,7 +17,8 @@ from minidist.parallel.replica import Replica
 
 
 class DataParallel(nn.Module, Replica):
-    """What all strategies share, plain or fast: ranks that start equal, buffers that stay equal, and `no_sync`.
+    """What all strategies share, plain or fast: ranks that start equal, buffers that stay equal,
+    and `no_sync`.
 
     Parameters
     ----------
@@ -31,9 +32,9 @@ class DataParallel(nn.Module, Replica):
         ranks. There is no default: the wrong one makes all gradients P times too large or too
         small, which Adam hides.
     unused : bool
-        Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad = None`, as in a
-        serial run; finding out costs an all-reduce of one byte for each parameter. Without it, such a parameter is an
-        error.
+        Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad =
+        None`, as in a serial run; finding out costs an all-reduce of one byte for each parameter.
+        Without it, such a parameter is an error.
 
     Raises
     ------
@@ -47,20 +48,36 @@ class DataParallel(nn.Module, Replica):
     alone = False
     ignored: Set[nn.Parameter] = frozenset()  # left to the caller, if the strategy offers that
 
-    def __init__(self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False
+    ) -> None:
         super().__init__()
         self.op = checked_op(op, type(self).__name__)
         self.module, self.comm, self.unused, self.synchronising = model, comm, unused, True
-        self.names = {parameter: name for name, parameter in model.named_parameters() if parameter not in self.ignored}
-        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+        self.names = {
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter not in self.ignored
+        }
+        self.parameters_to_reduce = [
+            parameter for parameter in self.names if parameter.requires_grad
+        ]
         for parameter, name in self.names.items():
             if parameter.untyped_storage().nbytes() < parameter.nbytes:
-                raise ValueError(f"{name} has no memory of its own, as if sharded already: wrap the model once")
+                raise ValueError(
+                    f"{name} has no memory of its own, as if sharded already: wrap the model once"
+                )
             if hooked(parameter):
-                raise ValueError(f"parameter {name} belongs to another DDP already: call unwrap() on the other first")
+                raise ValueError(
+                    f"parameter {name} belongs to another DDP already: call unwrap() on the other "
+                    "first"
+                )
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
         if self.op == "mean" and any(map(expert_groups_of, self.names)):
-            raise ValueError("op='mean' would divide shared-out experts by their copies, not the ranks: use op='sum'")
+            raise ValueError(
+                "op='mean' would divide shared-out experts by their copies, not the ranks: use "
+                "op='sum'"
+            )
         make_equal(model, comm, self.ignored)
 
     @property
@@ -69,13 +86,14 @@ class DataParallel(nn.Module, Replica):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. In training, buffers such as running averages first become rank 0's: one broadcast for each.
+        """Run the model. In training, buffers such as running averages first become rank 0's: one
+        broadcast for each.
 
         Raises
         ------
         RuntimeError
-            In training, if a parameter was added or unfrozen after wrapping: nobody would reduce its gradient. In
-            evaluation this is found out when a backward ends.
+            In training, if a parameter was added or unfrozen after wrapping: nobody would reduce
+            its gradient. In evaluation this is found out when a backward ends.
         """
         if self.training:
             self._check_parameters()
@@ -86,11 +104,15 @@ class DataParallel(nn.Module, Replica):
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be copied or pickled: running ranks cannot be copied."""
-        raise TypeError(f"{type(self).__name__} belongs to running ranks: copy or save its .module instead")
+        raise TypeError(
+            f"{type(self).__name__} belongs to running ranks: copy or save its .module instead"
+        )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up gradients locally in this context: for all microbatches of a step but the last."""
+        """Only add up gradients locally in this context: for all microbatches of a step but the
+        last.
+        """
         before, self.synchronising = self.synchronising, False
         try:
             yield
@@ -102,9 +124,11 @@ class DataParallel(nn.Module, Replica):
         self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters. Without `set_to_none` they become zeros, as in torch.
+        """Forget the gradients of these parameters. Without `set_to_none` they become zeros, as in
+        torch.
 
-        Zeros move twice the bytes: autograd reads them and adds to them, instead of putting its own in their place.
+        Zeros move twice the bytes: autograd reads them and adds to them, instead of putting its own
+        in their place.
         """
         for parameter in parameters:
             if set_to_none:
@@ -114,11 +138,16 @@ class DataParallel(nn.Module, Replica):
 
     def synchronize(self) -> None:
         """Make the gradients equal on all ranks; call it once after the last backward of a step."""
-        raise TypeError(f"{type(self).__name__} does not say how it synchronises: use one of its subclasses")
+        raise TypeError(
+            f"{type(self).__name__} does not say how it synchronises: use one of its subclasses"
+        )
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its two halves."""
-        bytes = Counter[Communicator]()  # by the ranks that hold the same: all of the data axis, or fewer for experts
+        """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its
+        two halves.
+        """
+        # by the ranks that hold the same: all of the data axis, or fewer for experts
+        bytes = Counter[Communicator]()
         for parameter in self.parameters_to_reduce:
             bytes[copies_of(parameter, self.comm)] += parameter.nbytes
         sent = sum(2 * (comm.size - 1) / comm.size * count for comm, count in bytes.items())
@@ -129,33 +158,61 @@ class DataParallel(nn.Module, Replica):
         known = {*self.parameters_to_reduce, *self.ignored}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in known:
-                raise RuntimeError(f"parameter {name} was added, replaced or unfrozen after wrapping: do that first")
+                raise RuntimeError(
+                    f"parameter {name} was added, replaced or unfrozen after wrapping: do that "
+                    "first"
+                )
 
     def _refuse_graphs(self) -> None:
         if torch.is_grad_enabled():
-            raise RuntimeError(f"{type(self).__name__} reduces no graphs: call backward() without create_graph=True")
+            raise RuntimeError(
+                f"{type(self).__name__} reduces no graphs: call backward() without "
+                "create_graph=True"
+            )
 
     def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
-        """Raise for a gradient that is to be differentiated again, or that came before in this backward."""
+        """Raise for a gradient that is to be differentiated again, or that came before in this
+        backward.
+        """
         self._refuse_graphs()
         if self.synchronising and parameter in arrived:
-            fault = f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced"
-            raise RuntimeError(f"{fault}: checkpointed layers that share it need checkpoint(use_reentrant=False)")
+            fault = (
+                f"a second gradient came for {self.names[parameter]} within one backward, which "
+                "may be reduced"
+            )
+            raise RuntimeError(
+                f"{fault}: checkpointed layers that share it need checkpoint(use_reentrant=False)"
+            )
 
     def _drop_unused(self, used: Set[nn.Parameter]) -> None:
-        """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those of this rank."""
+        """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those
+        of this rank.
+        """
         self._check_parameters()
         parameters = self.parameters_to_reduce
         if not self.unused or not parameters:
-            if missing := [self.names[parameter] for parameter in parameters if parameter not in used]:
+            if missing := [
+                self.names[parameter] for parameter in parameters if parameter not in used
+            ]:
                 others = " and others" * (len(missing) > 3)
-                fault = f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
-                raise RuntimeError(f"{fault}: freeze them, or pass unused=True if the model is meant to leave them out")
+                fault = (
+                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
+                )
+                raise RuntimeError(
+                    f"{fault}: freeze them, or pass unused=True if the model is meant to leave "
+                    "them out"
+                )
             return
         device = "cpu" if parameters[0].device.type == "meta" else parameters[0].device
-        flags = torch.tensor([parameter in used for parameter in parameters], dtype=torch.uint8, device=device)
+        flags = torch.tensor(
+            [parameter in used for parameter in parameters], dtype=torch.uint8, device=device
+        )
         all_reduce(flags, self.comm, op="max")
-        self.nowhere_used = {parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if not flag}
+        self.nowhere_used = {
+            parameter
+            for parameter, flag in zip(parameters, flags.tolist(), strict=True)
+            if not flag
+        }
         for parameter in self.nowhere_used:
             parameter._grad = None
 
@@ -164,7 +221,11 @@ def checked_op(op: str | None, strategy: str) -> str:
     """Return `op`, by which gradients are joined. Raises ValueError if it is missing or unknown."""
     if op in ("sum", "mean"):
         return op
-    fault = f"{strategy} has no default for op=" if op is None else f"op={op!r} is unknown to {strategy}"
+    fault = (
+        f"{strategy} has no default for op="
+        if op is None
+        else f"op={op!r} is unknown to {strategy}"
+    )
     raise ValueError(
         f"{fault}, and the wrong one would make all gradients too large or too small by the number "
         "of ranks: pass op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's "

@@ -1,4 +1,5 @@
-"""`plain.py` with one product for each expert, whoever sent its rows; and with two ways to send fewer bytes.
+"""`plain.py` with one product for each expert, whoever sent its rows; and with two ways to send
+fewer bytes.
 
     plain.py                  here
     told                      `Route`: the counts, and from them the order of the rows on each leg
@@ -6,14 +7,15 @@
     experts, sender by sender one call for all senders
     all_to_all, back          `Route.back`: each leg undone, the last one first
 
-A *hierarchical* exchange goes inside nodes first. Rank i of a node gets from its neighbours all that any of them sends
-to the ranks i of other nodes, and passes it on: on N nodes of G ranks, a rank sends N - 1 messages to other nodes
-instead of G (N - 1), each G times as long. The bytes between nodes are the same; up to as many again move inside.
-(Rajbhandari et al. 2022, DeepSpeed-MoE, section 5.2; Nie et al. 2022, HetuMoE.)
+A *hierarchical* exchange goes inside nodes first. Rank i of a node gets from its neighbours all
+that any of them sends to the ranks i of other nodes, and passes it on: on N nodes of G ranks, a
+rank sends N - 1 messages to other nodes instead of G (N - 1), each G times as long. The bytes
+between nodes are the same; up to as many again move inside. (Rajbhandari et al. 2022,
+DeepSpeed-MoE, section 5.2; Nie et al. 2022, HetuMoE.)
 
-With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a scale of 4 bytes: 1 + 4/128 bytes an
-element. What comes back, and all gradients, keep their dtype, since sums of 8-bit numbers would lose too much.
-(DeepSeek-AI 2024, V3, section 3.3.2.)
+With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a scale of 4 bytes: 1
++ 4/128 bytes an element. What comes back, and all gradients, keep their dtype, since sums of 8-bit
+numbers would lose too much. (DeepSeek-AI 2024, V3, section 3.3.2.)
 """
 
 from collections.abc import Callable
@@ -32,14 +34,17 @@ from minidist.parallel.adjoint import Linear
 
 
 class Levels(NamedTuple):
-    """The ranks of this one's node, and its counterparts on all nodes; rank r is number r % G of node r // G."""
+    """The ranks of this one's node, and its counterparts on all nodes; rank r is number r % G of
+    node r // G.
+    """
 
     inside: Communicator
     across: Communicator
 
 
 class Dispatch:
-    """A `Compute`: rows, sorted by expert, go to the experts of all ranks and come back. Calling it is collective.
+    """A `Compute`: rows, sorted by expert, go to the experts of all ranks and come back. Calling it
+    is collective.
 
     Parameters
     ----------
@@ -53,7 +58,9 @@ class Dispatch:
         Send the rows to their experts in 8 bits.
     """
 
-    def __init__(self, experts: Experts, comm: Communicator, levels: Levels | None = None, fp8: bool = False) -> None:
+    def __init__(
+        self, experts: Experts, comm: Communicator, levels: Levels | None = None, fp8: bool = False
+    ) -> None:
         self.experts, self.comm, self.levels, self.fp8 = experts, comm, levels, fp8
 
     def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
@@ -71,7 +78,9 @@ def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 class Leg(NamedTuple):
-    """An exchange among the ranks of `comm`: rows are put in an order (None: as they are), then sent to each rank."""
+    """An exchange among the ranks of `comm`: rows are put in an order (None: as they are), then
+    sent to each rank.
+    """
 
     order: Tensor | None
     comm: Communicator
@@ -88,20 +97,26 @@ class Route:
         The rows that come to each expert of this rank.
     """
 
-    def __init__(self, counts: Counts, comm: Communicator, levels: Levels | None, device: torch.device) -> None:
+    def __init__(
+        self, counts: Counts, comm: Communicator, levels: Levels | None, device: torch.device
+    ) -> None:
         inside, across = levels or (comm, None)
         self.device = torch.device("cpu") if device.type == "meta" else device
         held = cut(len(counts), comm.size)
-        table = pad_sequence(list(torch.split(torch.tensor(counts), held)), batch_first=True)  # by rank and expert
+        # by rank and expert
+        table = pad_sequence(list(torch.split(torch.tensor(counts), held)), batch_first=True)
         table = table.view(-1, inside.size, held[0])  # [N, G, experts]; the first ranks hold most
         self.legs: list[Leg] = []
         table = self._exchange(table, inside)
         table = table.transpose(0, 1) if across is None else self._exchange(table, across)
-        self.last = order_of(table, (2, 0, 1)).to(self.device)  # by expert, and of each expert by sender
+        # by expert, and of each expert by sender
+        self.last = order_of(table, (2, 0, 1)).to(self.device)
         self.counts = table.sum((0, 1))[: held[comm.rank]].tolist()
 
     def _exchange(self, table: Tensor, comm: Communicator) -> Tensor:
-        """Add a leg to the ranks of the second dim; return the counts that come, by sender in the first dim."""
+        """Add a leg to the ranks of the second dim; return the counts that come, by sender in the
+        first dim.
+        """
         leaving = table.transpose(0, 1).contiguous()
         arriving = collectives.all_to_all(leaving.to(self.device), comm).cpu()
         sums = (part.sum((1, 2)).tolist() for part in (leaving, arriving))
@@ -117,7 +132,9 @@ class Route:
         return rows.index_select(0, self.last)
 
     def back(self, rows: Tensor) -> Tensor:
-        """Send rows in the order of `there`'s result back; return them in the order of what was sent."""
+        """Send rows in the order of `there`'s result back; return them in the order of what was
+        sent.
+        """
         rows = undone(rows, self.last)
         for order, comm, sent, received in reversed(self.legs):
             rows = collectives.all_to_all(rows, comm, "auto", received, sent)
@@ -126,10 +143,14 @@ class Route:
 
 
 def order_of(table: Tensor, dims: tuple[int, int, int]) -> Tensor:
-    """Return the order that sorts rows, which lie in blocks with these counts [a, b, c], by other dims first."""
+    """Return the order that sorts rows, which lie in blocks with these counts [a, b, c], by other
+    dims first.
+    """
     starts = (table.flatten().cumsum(0) - table.flatten()).view(table.shape).permute(dims).flatten()
     lengths = table.permute(dims).flatten()
-    return torch.arange(int(lengths.sum())) + (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum())) + (
+        starts - (lengths.cumsum(0) - lengths)
+    ).repeat_interleave(lengths)
 
 
 def undone(rows: Tensor, order: Tensor) -> Tensor:

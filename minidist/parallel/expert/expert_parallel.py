@@ -4,14 +4,15 @@
     router, attention    on every rank; gradients are summed over dp and cp together
     expert e             on one rank of each group of ep x tp; gradients are summed over its edp copies
 
-A rank's gradient of an expert has the terms of all tokens that came to it, from all ranks of its group. So the sum over
-the copies is the whole gradient: nothing is divided by ep, and nothing counts ep times. Whole experts are shared out
-along tp as well, instead of cutting each: the matrices stay large. There each rank routes some of the tokens (see
-`SplitTokens`), which without sequence parallelism all ranks have.
+A rank's gradient of an expert has the terms of all tokens that came to it, from all ranks of its
+group. So the sum over the copies is the whole gradient: nothing is divided by ep, and nothing
+counts ep times. Whole experts are shared out along tp as well, instead of cutting each: the
+matrices stay large. There each rank routes some of the tokens (see `SplitTokens`), which without
+sequence parallelism all ranks have.
 
-The record of an expert's parameter (`TensorPlacement`, along dim 0) says which experts these are, and `ExpertGroups`
-among which ranks; data parallelism, ZeRO, clipping and checkpoints read them. (Singh et al. 2023; Liu et al. 2025,
-"MoE parallel folding".)
+The record of an expert's parameter (`TensorPlacement`, along dim 0) says which experts these are,
+and `ExpertGroups` among which ranks; data parallelism, ZeRO, clipping and checkpoints read them.
+(Singh et al. 2023; Liu et al. 2025, "MoE parallel folding".)
 """
 
 from functools import partial
@@ -31,15 +32,19 @@ from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard, te
 WAYS = ("direct", "hierarchical", "plain")
 
 
-def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False) -> None:
+def parallelize_experts(
+    model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False
+) -> None:
     """Leave this rank's experts of a serial model, in place. Collective.
 
-    Apply it before tensor parallelism, and before any strategy over the data axis. All ranks must have the same values.
+    Apply it before tensor parallelism, and before any strategy over the data axis. All ranks must
+    have the same values.
 
     Parameters
     ----------
     way : {"direct", "hierarchical", "plain"}
-        How rows travel: in one exchange, inside nodes first (see `dispatch.py`), or as on the plain page.
+        How rows travel: in one exchange, inside nodes first (see `dispatch.py`), or as on the plain
+        page.
     fp8 : bool
         Send rows to their experts in 8 bits.
 
@@ -55,12 +60,19 @@ def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: 
     GuardOfBlocks(model)
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
     size = len(comm.node)
-    levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if way == "hierarchical" else None
+    levels = (
+        Levels(comm.split(comm.rank // size), comm.split(comm.rank % size))
+        if way == "hierarchical"
+        else None
+    )
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):
             bounds = tuple(pairwise((0, *accumulate(cut(layer.config.experts, comm.size)))))
             for label, parameter in layer.experts.named_parameters():
-                shard(parameter, TensorPlacement(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm))
+                shard(
+                    parameter,
+                    TensorPlacement(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm),
+                )
                 parameter.expert_groups = groups  # type: ignore[attr-defined]
             plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
             layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
@@ -72,29 +84,51 @@ def check_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool =
     Raises
     ------
     ValueError
-        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp` together; if tensor
-        parallelism or a strategy over the data axis came first; for
+        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp`
+        together; if tensor parallelism or a strategy over the data axis came first; for
         "hierarchical", unless such a group has several nodes of as many neighbouring ranks each.
     """
     layout, found = mesh.layout, routed_in(model)
     check_unwrapped(model, "parallelize_experts")
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is not None:
-            fault = f"{name} has been cut or recorded by an earlier call, and experts are shared out whole"
-            raise ValueError(f"{fault}: call parallelize_experts once, and before parallelize_tensor")
+            fault = (
+                f"{name} has been cut or recorded by an earlier call, and experts are shared out "
+                "whole"
+            )
+            raise ValueError(
+                f"{fault}: call parallelize_experts once, and before parallelize_tensor"
+            )
     groups = layout.groups(("ep", "tp"))
     if way not in WAYS:
-        raise ValueError(f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}")
+        raise ValueError(
+            f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}"
+        )
     if way == "plain" and fp8:
-        raise ValueError("the plain page sends nothing in 8 bits: use the way 'direct', or leave fp8 out")
+        raise ValueError(
+            "the plain page sends nothing in 8 bits: use the way 'direct', or leave fp8 out"
+        )
     if not found:
-        raise ValueError(f"{type(model).__name__} has no experts to share out: give it some, or use ep=1")
+        raise ValueError(
+            f"{type(model).__name__} has no experts to share out: give it some, or use ep=1"
+        )
     if (experts := found[0].config.experts) < (ranks := len(groups[0])):
-        raise ValueError(f"{experts} experts are fewer than the {ranks} ranks of ep and tp: use at most {experts}")
+        raise ValueError(
+            f"{experts} experts are fewer than the {ranks} ranks of ep and tp: use at most "
+            f"{experts}"
+        )
     for group in groups if way == "hierarchical" and ranks > 1 else ():
         nodes = [key for key, _ in groupby(group, key=lambda rank: mesh.world.nodes[rank])]
         sizes = [len(set(node) & set(group)) for node in nodes]
-        if len(nodes) == 1 or len(set(nodes)) < len(nodes) or set(sizes) != {sizes[0]} or sizes[0] == 1:
-            fault = f"the ranks {', '.join(map(str, group))} lie on nodes of {', '.join(map(str, sizes))}"
+        if (
+            len(nodes) == 1
+            or len(set(nodes)) < len(nodes)
+            or set(sizes) != {sizes[0]}
+            or sizes[0] == 1
+        ):
+            fault = (
+                f"the ranks {', '.join(map(str, group))} lie on nodes of "
+                f"{', '.join(map(str, sizes))}"
+            )
             needed = "a hierarchical exchange needs several nodes of as many ranks each, at least 2"
             raise ValueError(f"{needed}, but {fault}: use the way 'direct'")

@@ -1,7 +1,8 @@
 """Which optimizers may update slices: those that treat each element of a parameter separately.
 
-A slice is some neighbouring elements of a parameter. AdamW updates them as it would in the whole parameter. Others look
-at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices they would compute something else.
+A slice is some neighbouring elements of a parameter. AdamW updates them as it would in the whole
+parameter. Others look at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices
+they would compute something else.
 """
 
 from collections.abc import Iterable
@@ -19,8 +20,11 @@ KNOWN = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Ada
 KNOWN |= {optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop}
 
 
-def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]) -> Any:
-    """Return an optimizer of a `kind` over slices, which saves and loads the state of an unsharded one.
+def build_over_slices(
+    kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]
+) -> Any:
+    """Return an optimizer of a `kind` over slices, which saves and loads the state of an unsharded
+    one.
 
     Raises
     ------
@@ -55,7 +59,8 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 
 
 def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
-    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by hand.
+    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by
+    hand.
 
     Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
     """
@@ -63,9 +68,10 @@ def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
         block = tensor_placement_of(parameter)
         if block is not None and block.dim is not None and placement_of(parameter) is None:
             raise ValueError(
-                f"{kind.__name__} is not known to treat each element for itself, and this rank has only "
-                f"a block of {block.name} {list(block.shape)}, so its step would differ from that of the "
-                f"whole: use {_names()}, or say {kind.__name__}.elementwise = True if it does so"
+                f"{kind.__name__} is not known to treat each element for itself, and this rank "
+                f"has only a block of {block.name} {list(block.shape)}, so its step would differ "
+                f"from that of the whole: use {_names()}, or say {kind.__name__}.elementwise = "
+                "True if it does so"
             )
 
 
@@ -85,7 +91,11 @@ def _names() -> str:
 
 def _check(kind: type, said: bool) -> None:
     if not said and not _known(kind):
-        fault = f"{kind.__name__} is not known to treat each element for itself, and a rank has parts of parameters"
+        fault = (
+            f"{kind.__name__} is not known to treat each element for itself, and a rank has parts "
+            "of parameters"
+        )
         raise ValueError(
-            f"{fault}: use {_names()} or Muon (ZeRO, without tensor parallelism), or pass elementwise=True"
+            f"{fault}: use {_names()} or Muon (ZeRO, without tensor parallelism), or pass "
+            "elementwise=True"
         )

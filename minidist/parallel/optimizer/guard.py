@@ -3,8 +3,8 @@
 Only a step can tell: an optimizer over the parameters may have been built before they were sharded
 or cut. So there is one hook on all optimizers of the process, from when the first model is sharded
 or cut until the last is unwrapped or gone. All models share one hook, because torch walks through
-its hooks in every step, and another thread may remove one meanwhile: with a single hook that does no
-harm.
+its hooks in every step, and another thread may remove one meanwhile: with a single hook that does
+no harm.
 """
 
 import threading
@@ -27,12 +27,16 @@ class Watch(Protocol):
 
 
 class Guard:
-    """Knows which optimizers may step over a sharded model: those that its method `optimizer` has built.
+    """Knows which optimizers may step over a sharded model: those that its method `optimizer` has
+    built.
 
-    It keeps neither the model nor its parameters alive. Like a hook, it works from when it is made until `remove`.
+    It keeps neither the model nor its parameters alive. Like a hook, it works from when it is made
+    until `remove`.
     """
 
-    def __init__(self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]
+    ) -> None:
         self.strategy = strategy
         self.parameters, self.slices = frozenset(map(id, parameters)), frozenset(map(id, slices))
         self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -51,15 +55,19 @@ class Guard:
             fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
         if fault:
             kind = type(optimizer).__name__
-            inner = type(vars(optimizer).get("local", optimizer)).__name__  # that of a ShardedOptimizer
-            raise ValueError(f"this {kind} was built over {fault}: wrap it, then use model.optimizer({inner}, ...)")
+            # that of a ShardedOptimizer
+            inner = type(vars(optimizer).get("local", optimizer)).__name__
+            raise ValueError(
+                f"this {kind} was built over {fault}: wrap it, then use model.optimizer({inner}, "
+                "...)"
+            )
 
 
 class GuardOfBlocks:
     """Refuses optimizers that need whole parameters where a rank holds blocks.
 
-    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The guard
-    works as long as the `model` exists.
+    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The
+    guard works as long as the `model` exists.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -77,7 +85,8 @@ class Guards:
     """All guards, and the hook on all optimizers, which is there while there are any."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a model may be collected, and its guard removed, wherever Python is
+        # a model may be collected, and its guard removed, wherever Python is
+        self.lock = threading.RLock()
         self.posted: dict[Watch, None] = {}  # in order: the first to object speaks
         self.hook: Any = None
 
@@ -101,7 +110,10 @@ class Guards:
             guard.check(optimizer, updated)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self.check(optimizer, {id(parameter) for group in optimizer.param_groups for parameter in group["params"]})
+        self.check(
+            optimizer,
+            {id(parameter) for group in optimizer.param_groups for parameter in group["params"]},
+        )
 
 
 GUARDS = Guards()  # of the process, as torch's hooks are

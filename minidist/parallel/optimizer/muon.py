@@ -1,16 +1,18 @@
-"""Muon over slices: one rank, its owner, gathers the gradient of a matrix and computes the whole update.
+"""Muon over slices: one rank, its owner, gathers the gradient of a matrix and computes the whole
+update.
 
     rank 0   ▐ part of A, B, C     ── all-to-all ─▶   A whole ─▶ its change    ── all-to-all ─▶   slices change
     rank 1   ▐ part of A, B, C                        B, C whole
 
-Muon changes a matrix by its momentum, made orthogonal. That needs the whole momentum and half a dozen products of
-matrices, which only one rank computes. The change does not depend on the parameter, so the parameter stays where it is;
-weight decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
-training, section 2.3.)
+Muon changes a matrix by its momentum, made orthogonal. That needs the whole momentum and half a
+dozen products of matrices, which only one rank computes. The change does not depend on the
+parameter, so the parameter stays where it is; weight decay is one factor for all elements. (Jordan
+et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM training, section 2.3.)
 
-Take a matrix of n bytes, of which its owner's slice has m. The other ranks send n - m bytes to the owner, and it sends
-n - m back: at most 2 n over all ranks, and 2 (P - 1)/P n if slices are equal. Only the owner has state: the momentum, n
-bytes. Each matrix, the largest first, goes to the rank that owns least so far.
+Take a matrix of n bytes, of which its owner's slice has m. The other ranks send n - m bytes to the
+owner, and it sends n - m back: at most 2 n over all ranks, and 2 (P - 1)/P n if slices are equal.
+Only the owner has state: the momentum, n bytes. Each matrix, the largest first, goes to the rank
+that owns least so far.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +29,8 @@ from minidist.parallel.placement import Placement, placement_of, tensor_placemen
 
 
 class SlicedMuon(torch.optim.Optimizer):
-    """`torch.optim.Muon` over slices of matrices. Building it, `step`, and saving its state are collective.
+    """`torch.optim.Muon` over slices of matrices. Building it, `step`, and saving its state are
+    collective.
 
     Parameters
     ----------
@@ -45,20 +48,29 @@ class SlicedMuon(torch.optim.Optimizer):
     elementwise = True  # slices are enough: it puts them together
 
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
-        super().__init__(params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults)
-        self.pieces: list[nn.Parameter] = [piece for group in self.param_groups for piece in group["params"]]
+        super().__init__(
+            params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults
+        )
+        self.pieces: list[nn.Parameter] = [
+            piece for group in self.param_groups for piece in group["params"]
+        ]
         self.placements = [_matrix(piece) for piece in self.pieces]
         self.owners: list[int] = []
         if self.pieces:
             self.comm = self.placements[0].comm
-            self.lengths = self.comm.roll_call([len(piece) for piece in self.pieces])  # of each rank's slices
-            self.owners = balance([placement.shape.numel() for placement in self.placements], self.comm.size)
+            # of each rank's slices
+            self.lengths = self.comm.roll_call([len(piece) for piece in self.pieces])
+            self.owners = balance(
+                [placement.shape.numel() for placement in self.placements], self.comm.size
+            )
         self.register_state_dict_post_hook(_whole)  # type: ignore[arg-type]
         self.register_load_state_dict_pre_hook(_owned)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update each matrix that has a gradient. Return the result of `closure`, called first. Collective."""
+        """Update each matrix that has a gradient. Return the result of `closure`, called first.
+        Collective.
+        """
         with torch.enable_grad():
             loss = closure() if closure else None
         groups = [group for group in self.param_groups for _ in group["params"]]
@@ -67,31 +79,46 @@ class SlicedMuon(torch.optim.Optimizer):
         for dtype in dict.fromkeys(self.pieces[number].dtype for number in present):
             alike = [number for number in present if self.pieces[number].dtype == dtype]
             for number, change in zip(alike, self._changes(alike, groups), strict=True):
-                self.pieces[number].mul_(1 - float(groups[number]["lr"]) * groups[number]["weight_decay"]).add_(change)
+                self.pieces[number].mul_(
+                    1 - float(groups[number]["lr"]) * groups[number]["weight_decay"]
+                ).add_(change)
         return loss
 
     def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
-        """Return the changes of this rank's slices of matrices, which are sorted by owner: two all-to-alls."""
+        """Return the changes of this rank's slices of matrices, which are sorted by owner: two
+        all-to-alls.
+        """
         ranks = range(self.comm.size)
         mine = [number for number in numbers if self.owners[number] == self.comm.rank]
         own = self.lengths[self.comm.rank]
-        leaving = [sum(own[number] for number in numbers if self.owners[number] == rank) for rank in ranks]
+        leaving = [
+            sum(own[number] for number in numbers if self.owners[number] == rank) for rank in ranks
+        ]
         arriving = [sum(self.lengths[rank][number] for number in mine) for rank in ranks]
-        gradients = torch.cat([grad for number in numbers if (grad := self.pieces[number].grad) is not None])
+        gradients = torch.cat(
+            [grad for number in numbers if (grad := self.pieces[number].grad) is not None]
+        )
         came: Any = all_to_all(gradients, self.comm, send_counts=leaving, receive_counts=arriving)
         parts = torch.split(came, [self.lengths[rank][number] for rank in ranks for number in mine])
         wholes = [torch.cat(parts[at :: len(mine)]) for at in range(len(mine))]
-        cut = [self._change(number, whole, groups[number]) for number, whole in zip(mine, wholes, strict=True)]
+        cut = [
+            self._change(number, whole, groups[number])
+            for number, whole in zip(mine, wholes, strict=True)
+        ]
         back = torch.cat([gradients[:0], *(pieces[rank] for rank in ranks for pieces in cut)])
         change: Any = all_to_all(back, self.comm, send_counts=arriving, receive_counts=leaving)
         return torch.split(change, [own[number] for number in numbers])
 
     def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Sequence[Tensor]:
-        """Return the change of each rank's slice of a whole matrix: what torch's Muon makes of zeros."""
+        """Return the change of each rank's slice of a whole matrix: what torch's Muon makes of
+        zeros.
+        """
         shape = self.placements[number].shape
         twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
         twin.grad = gradient.view(shape)
-        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        options = {
+            name: value for name, value in group.items() if name not in ("params", "param_names")
+        }
         muon = torch.optim.Muon([options | {"params": [twin]}])
         muon.state[twin] = self.state[self.pieces[number]]
         muon.step()  # type: ignore[no-untyped-call]
@@ -99,7 +126,9 @@ class SlicedMuon(torch.optim.Optimizer):
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the owner of each size: the largest first, always to the rank that has least so far."""
+    """Return the owner of each size: the largest first, always to the rank that has least so
+    far.
+    """
     given, owners = [0] * ranks, [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         owners[number] = given.index(min(given))
@@ -112,16 +141,24 @@ def _matrix(piece: nn.Parameter) -> Placement:
     placement, block = placement_of(piece), tensor_placement_of(piece)
     assert placement is not None
     if len(placement.shape) != 2:
-        raise ValueError(f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: use AdamW")
+        raise ValueError(
+            f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: "
+            "use AdamW"
+        )
     if block is not None and block.dim is not None:
-        raise ValueError(f"Muon needs the whole of {placement.name}, which tensor parallelism cuts: use tp=1, or AdamW")
+        raise ValueError(
+            f"Muon needs the whole of {placement.name}, which tensor parallelism cuts: use tp=1, "
+            "or AdamW"
+        )
     return placement
 
 
 def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the state of an unsharded Muon: each owner broadcasts its momenta. Collective."""
     state = {}
-    for number in sorted(set().union(*muon.comm.roll_call(list(saved["state"])))) if muon.pieces else []:
+    for number in (
+        sorted(set().union(*muon.comm.roll_call(list(saved["state"])))) if muon.pieces else []
+    ):
         momentum = saved["state"].get(number, {}).get("momentum_buffer")
         if momentum is None:
             momentum = muon.pieces[number].new_empty(muon.placements[number].shape)
@@ -133,5 +170,9 @@ def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
 def _owned(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the part of an unsharded Muon's state that this rank owns."""
     check_state(saved, muon.placements, ())
-    mine = {number: held for number, held in saved["state"].items() if muon.owners[number] == muon.comm.rank}
+    mine = {
+        number: held
+        for number, held in saved["state"].items()
+        if muon.owners[number] == muon.comm.rank
+    }
     return saved | {"state": deepcopy(mine)}

@@ -1,11 +1,13 @@
-"""The state of a sharded optimizer, saved as that of an unsharded one, which any number of ranks can load.
+"""The state of a sharded optimizer, saved as that of an unsharded one, which any number of ranks
+can load.
 
     state_dict()        each rank's slices  ─▶ all-gather ─▶ whole tensors, in the parameters' shapes
     load_state_dict()   whole tensors       ─▶ each rank cuts out its slices
 
-State of a slice that has a dim is one number per element (AdamW's moments). State without a dim is the same on every
-rank (the count of steps). In the whole state this is less clear, since the moments of a parameter without dims have no
-dim either. There the name decides: it is one of torch's counts, or has no dim even for a parameter that has some.
+State of a slice that has a dim is one number per element (AdamW's moments). State without a dim is
+the same on every rank (the count of steps). In the whole state this is less clear, since the
+moments of a parameter without dims have no dim either. There the name decides: it is one of torch's
+counts, or has no dim even for a parameter that has some.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,13 +19,15 @@ from torch import Tensor
 from minidist.collectives import all_gather
 from minidist.parallel.placement import Placement, placement_of
 
-COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # of torch's optimizers; the last three NAdam's and ASGD's
+# of torch's optimizers; the last three NAdam's and ASGD's
+COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 def share_out(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer over slices save and load the state of an unsharded one.
 
-    Saving is collective then: a roll call and an all-gather for each tensor that has a dim. Loading sends nothing.
+    Saving is collective then: a roll call and an all-gather for each tensor that has a dim. Loading
+    sends nothing.
     """
     optimizer.register_state_dict_post_hook(_whole)
     optimizer.register_load_state_dict_pre_hook(_cut)
@@ -38,11 +42,16 @@ def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, A
     placements = _placements(optimizer)
     same = _same_everywhere(saved, placements)
     check_state(saved, placements, same)
-    return _changed(saved, lambda at, name, value: (value if name in same else placements[at].take(value)).clone())
+    return _changed(
+        saved,
+        lambda at, name, value: (value if name in same else placements[at].take(value)).clone(),
+    )
 
 
 def _changed(saved: dict[str, Any], change: Callable[[int, str, Tensor], Tensor]) -> dict[str, Any]:
-    """Return saved state with every tensor changed: `change(number of its parameter, name, value)`."""
+    """Return saved state with every tensor changed: `change(number of its parameter, name,
+    value)`.
+    """
     state = {index: dict(held) for index, held in saved["state"].items()}
     for index, name, value in _tensors(saved):
         state[index][name] = change(index, name, value)
@@ -50,7 +59,9 @@ def _changed(saved: dict[str, Any], change: Callable[[int, str, Tensor], Tensor]
 
 
 def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:
-    """Return the names of state that is the same on every rank: it is not one number per element."""
+    """Return the names of state that is the same on every rank: it is not one number per
+    element.
+    """
     shaped = {index for index, placement in enumerate(placements) if placement.shape}
     single = {name for index, name, value in _tensors(saved) if index in shaped and not value.dim()}
     return COUNTS | (single - {name for _, name, value in _tensors(saved) if value.dim()})
@@ -59,21 +70,31 @@ def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> froz
 def _tensors(saved: dict[str, Any]) -> Iterator[tuple[int, str, Tensor]]:
     """Yield the number of its parameter, the name and the value of each tensor in saved state."""
     for index, held in saved["state"].items():
-        yield from ((index, name, value) for name, value in held.items() if isinstance(value, Tensor))
+        yield from (
+            (index, name, value) for name, value in held.items() if isinstance(value, Tensor)
+        )
 
 
 def _placements(optimizer: torch.optim.Optimizer) -> list[Placement]:
-    return [found for group in optimizer.param_groups for piece in group["params"] if (found := placement_of(piece))]
+    return [
+        found
+        for group in optimizer.param_groups
+        for piece in group["params"]
+        if (found := placement_of(piece))
+    ]
 
 
 def _gathered(value: Tensor, placement: Placement) -> Tensor:
     if value.dim() == 0:
         return value
-    return all_gather(value, placement.comm, counts=placement.comm.roll_call(len(value))).reshape(placement.shape)
+    return all_gather(value, placement.comm, counts=placement.comm.roll_call(len(value))).reshape(
+        placement.shape
+    )
 
 
 def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:
-    """Raise if a whole state is another model's. State whose name is in `same` has no shape to compare.
+    """Raise if a whole state is another model's. State whose name is in `same` has no shape to
+    compare.
 
     Raises
     ------
@@ -88,4 +109,6 @@ def check_state(saved: dict[str, Any], placements: list[Placement], same: Collec
             wrong.append(f"{name} of parameter {index} is {list(value.shape)} there, {mine} here")
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"this optimizer state belongs to another model: {'; '.join(wrong[:3])}{more}")
+        raise ValueError(
+            f"this optimizer state belongs to another model: {'; '.join(wrong[:3])}{more}"
+        )

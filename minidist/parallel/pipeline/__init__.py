@@ -1,18 +1,21 @@
-"""Pipelines: ranks have stages of a model, microbatches pass through the stages, and a schedule is data.
+"""Pipelines: ranks have stages of a model, microbatches pass through the stages, and a schedule is
+data.
 
 Read `plain.py`, one page: 1F1B by hand. Then read what works for any schedule:
 
 plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
 
-`actions.py` and `schedules.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows what is wrong),
-`simulate.py` tells their cost, `communicate.py` adds messages and reductions, and `executor.py` runs
-them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here imports torch.
+`actions.py` and `schedules.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows
+what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages and reductions, and
+`executor.py` runs them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here
+imports torch.
 
-To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for (`needs`), `check.py` how
-often a plan has it, `simulate.py` what it costs, `executor.py` how it is done (`Run.do`), and `draw/pipeline.py` its
-colour. `communicate.py` decides where in a rank's line the reduction of gradients stands, and `executor.py`
-(`Pipeline.step`) in which backward reducing really begins.
+To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for
+(`needs`), `check.py` how often a plan has it, `simulate.py` what it costs, `executor.py` how it is
+done (`Run.do`), and `draw/pipeline.py` its colour. `communicate.py` decides where in a rank's line
+the reduction of gradients stands, and `executor.py` (`Pipeline.step`) in which backward reducing
+really begins.
 """
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan, read_plan

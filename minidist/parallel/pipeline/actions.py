@@ -1,12 +1,14 @@
-"""A pipeline schedule is data: the list of actions of every rank, in the order in which the rank does them.
+"""A pipeline schedule is data: the list of actions of every rank, in the order in which the rank
+does them.
 
     rank 0    0F0 0F1 0B0 0B1        2F0: stage 2, forward, microbatch 0
     rank 1    1F0 1B0 1F1 1B1
 
-The executor, the checker, the simulator and the drawing all read this one list. A schedule names only what is computed;
-a pass adds the sends, the receives and the reductions over the data axis (`communicate.py`). `read_plan` reads text in
-this form, so you can write a schedule of your own into a file. It reads torch's CSV, too, in which a rank's actions are
-separated by commas, and an empty place is a moment in which the rank idles: `schedule._dump_csv(file, "compute_only")`.
+The executor, the checker, the simulator and the drawing all read this one list. A schedule names
+only what is computed; a pass adds the sends, the receives and the reductions over the data axis
+(`communicate.py`). `read_plan` reads text in this form, so you can write a schedule of your own
+into a file. It reads torch's CSV, too, in which a rank's actions are separated by commas, and an
+empty place is a moment in which the rank idles: `schedule._dump_csv(file, "compute_only")`.
 """
 
 from __future__ import annotations
@@ -46,14 +48,19 @@ class Flow(NamedTuple):
 
 OUTPUTS = Flow(Kind.FORWARD, Kind.SEND_OUTPUT, Kind.RECEIVE_OUTPUT, 1)
 GRADIENTS = Flow(Kind.BACKWARD, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1)
-FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {Kind.INPUTS: GRADIENTS}
+FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {
+    Kind.INPUTS: GRADIENTS
+}
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
 
-WORD = re.compile(rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))")
+WORD = re.compile(
+    rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))"
+)
 
 
 OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")  # torch's: actions that it runs side by side
-LOWERED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")  # and those that it adds to a plan before it runs
+# and those that it adds to a plan before it runs
+LOWERED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 
 class Action(NamedTuple):
@@ -64,7 +71,8 @@ class Action(NamedTuple):
     kind : Kind
         What it does.
     stage : int
-        For a message, the stage that sends or receives it: `SEND_F` of stage 0 meets `RECV_F` of stage 1.
+        For a message, the stage that sends or receives it: `SEND_F` of stage 0 meets `RECV_F` of
+        stage 1.
     microbatch : int
         Counted from 0. A reduction covers all microbatches: its number is 0, and is not written.
     """
@@ -84,7 +92,8 @@ class Action(NamedTuple):
 
     @property
     def neighbour(self) -> int:
-        """The stage to which this action's result or message goes, or from which it comes; it may not exist.
+        """The stage to which this action's result or message goes, or from which it comes; it may
+        not exist.
 
         Raises KeyError for what passes nothing on: `W` and `R`.
         """
@@ -93,7 +102,9 @@ class Action(NamedTuple):
 
     @property
     def key(self) -> Action:
-        """What others name when they wait for this action: `B`, too, if it is an `I`, which gives them the same."""
+        """What others name when they wait for this action: `B`, too, if it is an `I`, which gives
+        them the same.
+        """
         return self._replace(kind=Kind.BACKWARD) if self.kind == Kind.INPUTS else self
 
 
@@ -127,8 +138,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.rank_of) != self.stages or len(self.actions) != self.ranks:
-            given = f"the ranks of {len(self.rank_of)} stages and the actions of {len(self.actions)} ranks"
-            raise ValueError(f"a plan of {self.stages} stages on {self.ranks} ranks was given {given}")
+            given = (
+                f"the ranks of {len(self.rank_of)} stages and the actions of {len(self.actions)} "
+                "ranks"
+            )
+            raise ValueError(
+                f"a plan of {self.stages} stages on {self.ranks} ranks was given {given}"
+            )
 
     @cached_property
     def communicates(self) -> bool:
@@ -145,13 +161,21 @@ class Plan:
         return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
 
     def message(self, action: Action) -> tuple[Action, ...]:
-        """Return the send and the receive that pass an action's result on, or nothing if it stays on its rank."""
-        if action.kind not in FLOWS or action.communicates or not 0 <= action.neighbour < self.stages:
+        """Return the send and the receive that pass an action's result on, or nothing if it stays
+        on its rank.
+        """
+        if (
+            action.kind not in FLOWS
+            or action.communicates
+            or not 0 <= action.neighbour < self.stages
+        ):
             return ()
         if self.rank_of[action.stage] == self.rank_of[action.neighbour]:
             return ()
         flow = FLOWS[action.kind]
-        return action._replace(kind=flow.send), Action(flow.receive, action.neighbour, action.microbatch)
+        return action._replace(kind=flow.send), Action(
+            flow.receive, action.neighbour, action.microbatch
+        )
 
     def compute_only(self) -> Plan:
         """Return the plan without its sends and receives."""
@@ -164,11 +188,12 @@ class Plan:
 
 
 def read_plan(text: str, name: str = "text") -> Plan:
-    """Read a plan: line r has the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
+    """Read a plan: line r has the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `#
+    comments` are skipped.
 
-    Commas separate actions as well as spaces do. A stage belongs to the rank on whose line it comes first. Only the
-    words are checked here: call `check` next. Actions that torch would run side by side, `(0F3;3B1)OVERLAP_F_B`, come
-    one after the other.
+    Commas separate actions as well as spaces do. A stage belongs to the rank on whose line it comes
+    first. Only the words are checked here: call `check` next. Actions that torch would run side by
+    side, `(0F3;3B1)OVERLAP_F_B`, come one after the other.
 
     Raises
     ------
@@ -185,22 +210,31 @@ def read_plan(text: str, name: str = "text") -> Plan:
         for position, word in enumerate(row):
             match = WORD.fullmatch(word)
             if LOWERED.fullmatch(word):
-                added = f"rank {rank}, word {position + 1}: {word} is added to a plan before it runs"
+                added = (
+                    f"rank {rank}, word {position + 1}: {word} is added to a plan before it runs"
+                )
                 fix = 'leave it out, or write the plan by _dump_csv(file, "compute_only")'
                 raise ScheduleError(f"{added}: {fix}", rows, [(rank, position)])
             if match is None:
                 sentence = (
-                    f"rank {rank}, word {position + 1}: {word[:20]!r} is no action: write stage, kind and microbatch, "
-                    "as in 2F0; a kind is F (forward), B (backward), or in its place I (for inputs) and W (for weights)"
+                    f"rank {rank}, word {position + 1}: {word[:20]!r} is no action: write stage, "
+                    "kind and microbatch, as in 2F0; a kind is F (forward), B (backward), or in "
+                    "its place I (for inputs) and W (for weights)"
                 )
                 raise ScheduleError(sentence, rows, [(rank, position)])
-            found[rank].append(Action(Kind(match[2] or match[3]), int(match[1]), int(match[4] or 0)))
+            found[rank].append(
+                Action(Kind(match[2] or match[3]), int(match[1]), int(match[4] or 0))
+            )
             holders.setdefault(int(match[1]), rank)
     if not holders:
-        raise ScheduleError("the text holds no action: write one line for each rank, such as 0F0 0B0", [], [])
+        raise ScheduleError(
+            "the text holds no action: write one line for each rank, such as 0F0 0B0", [], []
+        )
     gap = next(stage for stage in count() if stage not in holders)
     if gap <= max(holders):
-        raise ScheduleError(f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, [])
+        raise ScheduleError(
+            f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, []
+        )
     microbatches = 1 + max(action.microbatch for row in found for action in row)
     rank_of = tuple(holders[stage] for stage in range(gap))
     return Plan(name, len(rows), gap, microbatches, rank_of, tuple(map(tuple, found)))

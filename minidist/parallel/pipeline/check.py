@@ -1,4 +1,5 @@
-"""Is a plan a schedule? It must do everything once, on the right rank, in a possible order, and without deadlock.
+"""Is a plan a schedule? It must do everything once, on the right rank, in a possible order, and
+without deadlock.
 
 An error is one sentence, and a grid with the failing cell in brackets (`errors.py`). The checks:
 
@@ -39,7 +40,9 @@ def check(plan: Plan) -> None:
     expected += [Action(Kind.REDUCE, stage) for stage in range(plan.stages) if plan.reduces]
     for action in expected:
         if action not in seen:
-            raise ScheduleError(f"{action} is missing", plan.actions, [seen[action._replace(kind=Kind.FORWARD)]])
+            raise ScheduleError(
+                f"{action} is missing", plan.actions, [seen[action._replace(kind=Kind.FORWARD)]]
+            )
     execution_order(plan)
 
 
@@ -47,9 +50,15 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
     """Check that an action exists in this plan, and stands where it belongs."""
     fault = None
     if not (0 <= action.stage < plan.stages and 0 <= action.microbatch < plan.microbatches):
-        fault = f"{action} is not of the plan's {plan.stages} stages and {plan.microbatches} microbatches"
+        fault = (
+            f"{action} is not of the plan's {plan.stages} stages and {plan.microbatches} "
+            "microbatches"
+        )
     elif plan.rank_of[action.stage] != cell[0]:
-        fault = f"{action} stands on rank {cell[0]}, but stage {action.stage} is on rank {plan.rank_of[action.stage]}"
+        fault = (
+            f"{action} stands on rank {cell[0]}, but stage {action.stage} is on rank "
+            f"{plan.rank_of[action.stage]}"
+        )
     elif action.communicates:
         other = action.neighbour
         if not 0 <= other < plan.stages:
@@ -62,12 +71,16 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
 
 def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, Cell]) -> None:
     """Check that one microbatch goes through one stage once, forward and backward."""
-    forward, whole, *halves = (Action(kind, stage, microbatch) for kind in (Kind.FORWARD, *BACKWARDS))
+    forward, whole, *halves = (
+        Action(kind, stage, microbatch) for kind in (Kind.FORWARD, *BACKWARDS)
+    )
     there = [action for action in (forward, whole, *halves) if action in seen]
     if there not in ([forward, whole], [forward, *halves]):
         has = ", ".join(map(str, there)) or "nothing"
         needed = f"{forward}, and either {whole} or both {halves[0]} and {halves[1]}"
         rank = plan.rank_of[stage]
         cell = seen[there[-1]] if there else (rank, len(plan.actions[rank]))
-        fault = f"stage {stage}, microbatch {microbatch}: the plan has {has}, but this needs {needed}"
+        fault = (
+            f"stage {stage}, microbatch {microbatch}: the plan has {has}, but this needs {needed}"
+        )
         raise ScheduleError(fault, plan.actions, [cell])

@@ -12,14 +12,17 @@ from itertools import product
 from typing import TypeAlias
 
 COLUMNS, ROWS = 7, 12
-"""How much of a large plan is printed: columns on either side of the failing cell, and rows in all."""
+"""How much of a large plan is printed: columns on either side of the failing cell, and rows in
+all.
+"""
 
 Cell: TypeAlias = tuple[int, int]
 """A place in a plan: the rank, and the position in its list."""
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be run. It says why, and prints the plan with the failing cells in brackets.
+    """A schedule that cannot be run. It says why, and prints the plan with the failing cells in
+    brackets.
 
     Attributes
     ----------
@@ -27,18 +30,24 @@ class ScheduleError(ValueError):
         The failing cells; the sentence is about the first of them.
     """
 
-    def __init__(self, sentence: str, rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> None:
+    def __init__(
+        self, sentence: str, rows: Sequence[Sequence[object]], cells: Sequence[Cell]
+    ) -> None:
         super().__init__(f"{sentence}\n\n{grid(rows, cells)}" if rows else sentence)
         self.cells = list(cells)
 
 
 def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
-    """Return the rows as a table with `cells` in brackets. Of a large plan it shows the part around the first of them.
+    """Return the rows as a table with `cells` in brackets. Of a large plan it shows the part around
+    the first of them.
 
-    A cell directly after the end of a row is printed as `[?]`: the action that should be there is missing.
+    A cell directly after the end of a row is printed as `[?]`: the action that should be there is
+    missing.
     """
     rank, column = cells[0] if cells else (0, 0)
-    columns = range(max(0, column - COLUMNS), min(max((*map(len, rows), column + 1)), column + COLUMNS + 1))
+    columns = range(
+        max(0, column - COLUMNS), min(max((*map(len, rows), column + 1)), column + COLUMNS + 1)
+    )
     top = max(0, min(rank - ROWS // 2, len(rows) - ROWS))
     shown = {*range(top, min(top + ROWS, len(rows))), *(row for row, _ in cells[:ROWS])}
     words: dict[Cell, str] = {}
@@ -47,7 +56,10 @@ def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
         words[row, at] = f"[{word}]" if (row, at) in cells else f" {word} "
     width = max(map(len, words.values()), default=3)
     head = f"rank {max(shown, default=0)}"
-    left, right = "… " if columns.start else "  ", " …" if columns.stop < max(map(len, rows), default=0) else ""
+    left, right = (
+        "… " if columns.start else "  ",
+        " …" if columns.stop < max(map(len, rows), default=0) else "",
+    )
     lines = [" " * (len(head) + 3) + "".join(f" {at + 1:<{width - 2}} " for at in columns).rstrip()]
     for row in sorted(shown):
         body = "".join(f"{words[row, at]:<{width}}" for at in columns)

@@ -1,7 +1,8 @@
-"""`plain.py` for any plan, with messages beside the computing: receives are posted early, and no send is waited for.
+"""`plain.py` for any plan, with messages beside the computing: receives are posted early, and no
+send is waited for.
 
-It also frees outputs once they are sent, lets several tensors go from stage to stage, and allows frozen stages, a
-parameter that the first and the last stage share, and a data axis.
+It also frees outputs once they are sent, lets several tensors go from stage to stage, and allows
+frozen stages, a parameter that the first and the last stage share, and a data axis.
 
     plan       plain.py             here
     2F0        forward              `Run.forward`: microbatch 0 through stage 2
@@ -11,9 +12,10 @@ parameter that the first and the last stage share, and a data axis.
     2I0, 2W0   -                    the same in two: for the input now, for the weights later (Qi et al. 2023)
     2R         -                    with the last R of a rank, gradients become their sums over the data axis
 
-The plan says everything else: this file knows no schedule. Each tensor that goes from stage to stage is sent once in
-forward, and its gradient once in backward. If there are several, a stage returns a tuple, and the next stage is called
-with all of them. Integers, such as a mask, have no gradient, and none is sent.
+The plan says everything else: this file knows no schedule. Each tensor that goes from stage to
+stage is sent once in forward, and its gradient once in backward. If there are several, a stage
+returns a tuple, and the next stage is called with all of them. Integers, such as a mask, have no
+gradient, and none is sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,24 +52,26 @@ class Pipeline:
     plan : Plan
         With sends and receives, and with reductions if there is a `replica`.
     loss : callable
-        `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
+        `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are
+        summed.
     carried : callable
-        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that goes from stage to stage for a
-        microbatch with these inputs; or a tuple of such tensors.
+        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that goes from
+        stage to stage for a microbatch with these inputs; or a tuple of such tensors.
     tied : sequence of parameters
         Those of this rank's stages that the first and the last stage share; see `tie_stages`.
     replica : Replica, optional
-        Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A strategy that
-        reduces while backward runs begins in the backward before.
+        Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A
+        strategy that reduces while backward runs begins in the backward before.
     fused
-        Whether gradients of weights that nobody else accumulates are added up by the product itself, not by autograd.
-        Compiled blocks are better off without: autograd's are compiled, too.
+        Whether gradients of weights that nobody else accumulates are added up by the product
+        itself, not by autograd. Compiled blocks are better off without: autograd's are compiled,
+        too.
 
     Raises
     ------
     ValueError
-        If these are not the stages that the plan gives this rank; if the plan has reductions, but there is no
-        `replica`, or the other way round.
+        If these are not the stages that the plan gives this rank; if the plan has reductions, but
+        there is no `replica`, or the other way round.
     """
 
     def __init__(
@@ -83,45 +87,71 @@ class Pipeline:
     ) -> None:
         mine = plan.stages_of(comm.rank)
         if sorted(stages) != mine:
-            raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
+            raise ValueError(
+                f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}"
+            )
         self.tied, self.replica = tied, replica or Alone(nn.ModuleList(stages.values()))
         if plan.reduces == self.replica.alone:
-            given, does = ("no replica= is", "reduces") if plan.reduces else ("replica= is", "does not reduce")
+            given, does = (
+                ("no replica= is", "reduces")
+                if plan.reduces
+                else ("replica= is", "does not reduce")
+            )
             fault = f"{given} given, but the plan {plan.name} {does} gradients over a data axis"
-            raise ValueError(f"{fault}: make it with with_communication(plan, reduce={not self.replica.alone})")
+            raise ValueError(
+                f"{fault}: make it with with_communication(plan, reduce={not self.replica.alone})"
+            )
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
-        # One communicator each way: on NCCL, a receive that is posted early delays later sends of its communicator.
+        # One communicator each way: on NCCL, a receive that is posted early delays later sends of
+        # its communicator.
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
-        self.busy = 0.0  # seconds of the last step in which this rank computed or reduced; in the others it was idle
+        # seconds of the last step in which this rank computed or reduced; in the others it was idle
+        self.busy = 0.0
         put_off = any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions)
         if put_off or (fused and self.replica.alone):
             for module in self.stages.values():
                 self.weights.take_over(module)
 
-    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
-        """Run the plan once; return the sum of the losses on the rank of the last stage, and zero on the others.
+    def step(
+        self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
+    ) -> Tensor:
+        """Run the plan once; return the sum of the losses on the rank of the last stage, and zero
+        on the others.
 
         Parameters
         ----------
         inputs, targets : sequences
-            One for each microbatch, on every rank. Ranks that do not need the values read the shapes.
+            One for each microbatch, on every rank. Ranks that do not need the values read the
+            shapes.
         arguments : sequences
             Further arguments of every stage's module, one for each microbatch.
 
-        Gradients are added to `parameter.grad`, summed over the data axis and over the copies of tied parameters.
+        Gradients are added to `parameter.grad`, summed over the data axis and over the copies of
+        tied parameters.
         """
         count = self.plan.microbatches
         if not len(inputs) == len(targets) == count:
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} microbatches")
+            raise ValueError(
+                f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} "
+                "microbatches"
+            )
         run = Run(self, inputs, targets, arguments)
         actions = self.plan.actions[self.comm.rank]
-        last = max((at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces), default=-1)
+        last = max(
+            (at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces),
+            default=-1,
+        )
         for at, action in enumerate(actions):
-            # The last backward reduces gradients over the data axis; or each backward, if they are not kept whole.
-            with nullcontext() if at == last or not self.replica.whole_gradients else self.replica.no_sync():
+            # The last backward reduces gradients over the data axis; or each backward, if they are
+            # not kept whole.
+            with (
+                nullcontext()
+                if at == last or not self.replica.whole_gradients
+                else self.replica.no_sync()
+            ):
                 run.do(action)
         run.finish()
         self.busy = run.busy
@@ -129,7 +159,9 @@ class Pipeline:
             sum_tied(self.replica.slice_of(parameter))
         return run.total
 
-    def evaluate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+    def evaluate(
+        self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
+    ) -> Tensor:
         """Run the forwards of the plan alone, under `torch.no_grad`; return what `step` does."""
         run = Run(self, inputs, targets, arguments)
         for action in self.forward_alone.actions[self.comm.rank]:
@@ -141,13 +173,21 @@ class Pipeline:
 
     @cached_property
     def forward_alone(self) -> Plan:
-        """What is left of the plan in evaluation: its forwards in their order, and their messages."""
-        rows = (tuple(action for action in row if action.kind == Kind.FORWARD) for row in self.plan.actions)
+        """What is left of the plan in evaluation: its forwards in their order, and their
+        messages.
+        """
+        rows = (
+            tuple(action for action in row if action.kind == Kind.FORWARD)
+            for row in self.plan.actions
+        )
         return with_communication(replace(self.plan, actions=tuple(rows)))
 
 
-def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
-    """Tie the parameters that other ranks of the pipeline have, too; return those that are trained. Collective.
+def tie_stages(
+    model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator
+) -> list[nn.Parameter]:
+    """Tie the parameters that other ranks of the pipeline have, too; return those that are trained.
+    Collective.
 
     Parameters
     ----------
@@ -156,8 +196,9 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
     names : sequence of sequences of str
         All names of each shared parameter; see `tied_names`.
 
-    They get the values of the first stage, and a record (`Tie`), so that norms and checkpoints count each only once.
-    The pipeline will sum their gradients. Call this before data parallelism is applied.
+    They get the values of the first stage, and a record (`Tie`), so that norms and checkpoints
+    count each only once. The pipeline will sum their gradients. Call this before data parallelism
+    is applied.
 
     Cost: a split for each shared parameter, and a broadcast of it among the ranks that have it.
     """
@@ -175,7 +216,9 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
 
 
 def sum_tied(parameter: nn.Parameter) -> None:
-    """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce. Collective."""
+    """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce.
+    Collective.
+    """
     tie = tied_across(parameter)
     assert tie is not None
     if parameter.grad is None:
@@ -187,14 +230,25 @@ class Run:
     """One step: it knows what has arrived, what waits for its backward, and what is on its way."""
 
     def __init__(
-        self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
+        self,
+        pipeline: Pipeline,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        arguments: tuple[Sequence[Any], ...],
     ) -> None:
-        self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
+        self.pipeline, self.inputs, self.targets, self.arguments = (
+            pipeline,
+            inputs,
+            targets,
+            arguments,
+        )
         self.total = torch.zeros((), device=pipeline.device)
         self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}
         self.ready: dict[Action, Tensors] = {}  # to be sent, or handed to a stage on this rank
-        self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
-        self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins, without the outputs themselves
+        # the inputs of a stage, for their gradients
+        self.entered: dict[tuple[int, int], Tensors] = {}
+        # where backward begins, without the outputs themselves
+        self.left: dict[tuple[int, int], list[Any]] = {}
         self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
         self.unreduced = set(pipeline.stages)
@@ -225,36 +279,50 @@ class Run:
     def forward(self, stage: int, microbatch: int) -> None:
         """Run a stage on what has come for it."""
         pipeline, key = self.pipeline, (stage, microbatch)
-        entering = self.take(Action(Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
+        entering = (
+            self.take(Action(Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
+        )
         if stage > 0:
             self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
         y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
         if stage + 1 < pipeline.plan.stages:
             leaving = y if isinstance(y, tuple) else (y,)
-            self.ready[Action(Kind.FORWARD, stage + 1, microbatch)] = tuple(tensor.detach() for tensor in leaving)
+            self.ready[Action(Kind.FORWARD, stage + 1, microbatch)] = tuple(
+                tensor.detach() for tensor in leaving
+            )
         else:
             leaving = (pipeline.loss(y, self.targets[microbatch]),)
             self.total = self.total + leaving[0].detach()
             self.ready[Action(Kind.BACKWARD, stage, microbatch)] = (torch.ones_like(leaving[0]),)
-        self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
+        self.left[key] = [
+            get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)
+        ]
 
     def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
-        """Run backward through a stage, from the gradients that have come; perhaps `put_off` those of weights."""
+        """Run backward through a stage, from the gradients that have come; perhaps `put_off` those
+        of weights.
+        """
         key, weights = (stage, microbatch), self.pipeline.weights
         weights.put_off = put_off
         pairs = zip(self.left.pop(key), self.take(Action(Kind.BACKWARD, *key)), strict=True)
         roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
         self.free_sent()  # this microbatch's output at least: its gradient is here
         if roots:  # else all is frozen up to here
-            torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+            torch.autograd.backward(
+                [edge for edge, _ in roots], [gradient for _, gradient in roots]
+            )
         if put_off:
             self.put_off[key] = weights.take()
         if stage > 0:
-            gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in self.entered.pop(key)]
+            gradients = [
+                torch.zeros_like(x) if x.grad is None else x.grad for x in self.entered.pop(key)
+            ]
             self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(gradients)
 
     def take(self, key: Action) -> Tensors:
-        """Wait for what a stage needs, and return it: the output of the stage before, or the gradient of its own."""
+        """Wait for what a stage needs, and return it: the output of the stage before, or the
+        gradient of its own.
+        """
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
         coming, started = self.receiving.pop(key), self.pipeline.comm.clock()
@@ -284,18 +352,30 @@ class Run:
         coming = []
         for number, like in enumerate(likes if way == Kind.FORWARD else differentiable(likes)):
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
-            coming.append((self.pipeline.wires[way].irecv(tensor, *self.address(action, action.stage, number)), tensor))
+            coming.append(
+                (
+                    self.pipeline.wires[way].irecv(
+                        tensor, *self.address(action, action.stage, number)
+                    ),
+                    tensor,
+                )
+            )
         self.receiving[action._replace(kind=way)] = coming
 
     def address(self, action: Action, stage: int, number: int) -> tuple[int, int]:
-        """Return the rank at the other end of a message, and the tag of tensor `number` for a stage.
+        """Return the rank at the other end of a message, and the tag of tensor `number` for a
+        stage.
 
         The tag is different from all others between the same ranks.
         """
-        return self.pipeline.plan.rank_of[action.neighbour], stage + number * self.pipeline.plan.stages
+        return self.pipeline.plan.rank_of[
+            action.neighbour
+        ], stage + number * self.pipeline.plan.stages
 
     def reduce(self, stage: int) -> None:
-        """At the last reduction of this rank, reduce the gradients of all its stages, which share buckets."""
+        """At the last reduction of this rank, reduce the gradients of all its stages, which share
+        buckets.
+        """
         self.unreduced.remove(stage)
         if not self.unreduced:
             self.finish()

@@ -1,13 +1,15 @@
-"""Running a plan without computing: in which order can its actions happen, and if in none, who waits for whom?
+"""Running a plan without computing: in which order can its actions happen, and if in none, who
+waits for whom?
 
     0F0 ──▶ 1F0 ──▶ 2F0          an output waits for the output of the stage before
      │       │       │
      ▼       ▼       ▼
     0B0 ◀── 1B0 ◀── 2B0          a gradient waits for that of the stage behind, and for its own stage's forward
 
-Every rank does its list in order, and stops at an action whose needs are not met. A message is a *rendezvous*: each end
-waits until the other has come, too, as a send without a buffer does. A plan that finishes under these rules finishes
-under all weaker ones: with buffered sends, or with receives that are posted before they are used.
+Every rank does its list in order, and stops at an action whose needs are not met. A message is a
+*rendezvous*: each end waits until the other has come, too, as a send without a buffer does. A plan
+that finishes under these rules finishes under all weaker ones: with buffered sends, or with
+receives that are posted before they are used.
 
 Cost: O(1) per action.
 """
@@ -19,9 +21,11 @@ from minidist.parallel.pipeline.errors import Cell, ScheduleError
 
 
 def needs(action: Action, plan: Plan) -> list[Action]:
-    """Return the keys of the actions that must be done before this one, in a plan with or without messages.
+    """Return the keys of the actions that must be done before this one, in a plan with or without
+    messages.
 
-    A reduction needs all backwards of its *rank*, because all stages of a rank share buckets of gradients.
+    A reduction needs all backwards of its *rank*, because all stages of a rank share buckets of
+    gradients.
     """
     kind, stage, microbatch = action
     if kind == Kind.REDUCE:
@@ -43,7 +47,9 @@ def needs(action: Action, plan: Plan) -> list[Action]:
 def partner(action: Action) -> Action:
     """Return the key of a message's other end."""
     flow = FLOWS[action.kind]
-    return Action(flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch)
+    return Action(
+        flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch
+    )
 
 
 def execution_order(plan: Plan) -> list[Cell]:
@@ -57,7 +63,8 @@ def execution_order(plan: Plan) -> list[Cell]:
     position = [0] * plan.ranks
     order: list[Cell] = []
     done: set[Action] = set()
-    blocked: defaultdict[Action, list[int]] = defaultdict(list)  # the ranks that stopped, by what they miss
+    # the ranks that stopped, by what they miss
+    blocked: defaultdict[Action, list[int]] = defaultdict(list)
     at_meeting: dict[Action, int] = {}  # the rank that has come to its end of a message
     ready = deque(range(plan.ranks))
 
@@ -90,7 +97,9 @@ def execution_order(plan: Plan) -> list[Cell]:
 
 
 def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
-    """Return the error for ranks that all wait: follow who waits for whom until a rank comes again."""
+    """Return the error for ranks that all wait: follow who waits for whom until a rank comes
+    again.
+    """
     rank = next(rank for rank, row in enumerate(plan.actions) if position[rank] < len(row))
     path: dict[int, Action] = {}  # rank: what it waits for
     while rank not in path and position[rank] < len(plan.actions[rank]):
@@ -105,13 +114,21 @@ def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
     if rank not in path:
         sentence = f"rank {cycle[0]}: {heads[0]} waits for {needed[0]}, which never comes"
     elif len(cycle) == 1:
-        sentence = f"rank {rank}, word {position[rank] + 1}: {heads[0]} stands before {needed[0]}, which it needs"
+        sentence = (
+            f"rank {rank}, word {position[rank] + 1}: {heads[0]} stands before {needed[0]}, which "
+            "it needs"
+        )
     else:
-        links = (f"rank {each} waits at {head} for {key}" for each, head, key in zip(cycle, heads, needed, strict=True))
+        links = (
+            f"rank {each} waits at {head} for {key}"
+            for each, head, key in zip(cycle, heads, needed, strict=True)
+        )
         sentence = f"deadlock, a cycle of {len(cycle)} ranks: {', '.join(links)}"
     return ScheduleError(sentence, plan.actions, cells)
 
 
 def _name(plan: Plan, key: Action) -> str:
     """Return the name, in the plan, of the action with this key."""
-    return str(next((action for action in plan.actions[plan.rank_of[key.stage]] if action.key == key), key))
+    return str(
+        next((action for action in plan.actions[plan.rank_of[key.stage]] if action.key == key), key)
+    )

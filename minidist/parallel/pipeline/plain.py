@@ -5,14 +5,16 @@
     rank 2          F0 F1    B0 F2 B1 F3 B2    B3
     rank 3             F0 B0 F1 B1 F2 B2 F3 B3
 
-Rank r has stage r, and begins with one forward for each rank behind it. Then a backward follows each forward, so a rank
-never holds more than P - r microbatches. GPipe, with all forwards before all backwards, would hold all of them.
+Rank r has stage r, and begins with one forward for each rank behind it. Then a backward follows
+each forward, so a rank never holds more than P - r microbatches. GPipe, with all forwards before
+all backwards, would hold all of them.
 
-Every send waits for its receive. Two neighbours may have something for each other at the same time: one an output, the
-other a gradient. If both sent first, both would wait for ever; so they exchange.
+Every send waits for its receive. Two neighbours may have something for each other at the same time:
+one an output, the other a gradient. If both sent first, both would wait for ever; so they exchange.
 
-Cost: between two neighbours 2 messages for each microbatch, an output and a gradient. (Narayanan et al. 2019,
-"PipeDream", section 3.2; with a flush at the end of each step: Narayanan et al. 2021, section 2.2.1.)
+Cost: between two neighbours 2 messages for each microbatch, an output and a gradient. (Narayanan et
+al. 2019, "PipeDream", section 3.2; with a flush at the end of each step: Narayanan et al. 2021,
+section 2.2.1.)
 """
 
 from collections import deque
@@ -33,19 +35,23 @@ def one_forward_one_backward(
     loss: Callable[[Tensor, Any], Tensor],
     carried: Callable[[Tensor], Tensor],
 ) -> float:
-    """Take one step; return the sum of all microbatches' losses on the last rank, and 0 on the others. Collective.
+    """Take one step; return the sum of all microbatches' losses on the last rank, and 0 on the
+    others. Collective.
 
-    The gradients of that sum are added to `parameter.grad`. Only the first rank reads the values of `inputs`, and only
-    the last rank those of `targets`. `carried(inputs[m])` is an empty tensor of the shape and dtype that goes from rank
-    to rank.
+    The gradients of that sum are added to `parameter.grad`. Only the first rank reads the values of
+    `inputs`, and only the last rank those of `targets`. `carried(inputs[m])` is an empty tensor of
+    the shape and dtype that goes from rank to rank.
     """
     count, last = len(inputs), comm.rank == comm.size - 1
     before, after = Neighbour(comm, comm.rank - 1), Neighbour(comm, comm.rank + 1)
-    held: deque[tuple[Tensor, Tensor]] = deque()  # input and output of each microbatch that waits for its backward
+    # input and output of each microbatch that waits for its backward
+    held: deque[tuple[Tensor, Tensor]] = deque()
     total = 0.0
 
     def room(microbatch: int) -> Tensor:
-        return inputs[microbatch] if comm.rank == 0 else carried(inputs[microbatch]).requires_grad_()
+        return (
+            inputs[microbatch] if comm.rank == 0 else carried(inputs[microbatch]).requires_grad_()
+        )
 
     def forward(microbatch: int, x: Tensor) -> Tensor:
         nonlocal total
@@ -59,7 +65,8 @@ def one_forward_one_backward(
     def backward(gradient: Tensor) -> Tensor:
         x, y = held.popleft()
         y.backward(None if last else gradient)  # type: ignore[no-untyped-call]
-        return torch.empty(0) if x.grad is None else x.grad  # tokens have none, and the first rank sends none
+        # tokens have none, and the first rank sends none
+        return torch.empty(0) if x.grad is None else x.grad
 
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
@@ -80,7 +87,9 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank before or after this one. At the ends of the pipeline there is none, and nothing is sent."""
+    """The rank before or after this one. At the ends of the pipeline there is none, and nothing is
+    sent.
+    """
 
     def __init__(self, comm: Communicator, rank: int) -> None:
         self.comm, self.rank, self.exists = comm, rank, 0 <= rank < comm.size

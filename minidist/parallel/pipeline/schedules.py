@@ -8,15 +8,16 @@
 The others split the backward, so that weight gradients fill the bubble:
 
     B = I + W     I, the gradient of the inputs: the stage before waits for it, so it comes at once.
-                  W, the gradients of the weights: nobody waits for them, so they come where a rank would idle.
+                  W, the gradients of the weights: nobody waits for them, so they come where a rank
+                  would idle.
 
     V placement, 3 ranks      stage 0  1  2 ╮
                               stage 5  4  3 ╯     the first rank holds the last stage too, and has its gradient at once
                               rank  0  1  2
 
-A schedule is a pure function of sizes. `simulate.py` has the formulas of its cost; p, m and v are as there.
-(Qi et al. 2023, "Zero bubble pipeline parallelism". DualPipeV: DeepSeek-AI 2024, "DeepSeek-V3 technical report",
-section 3.2.1, folded into a V as in their repository DualPipe.)
+A schedule is a pure function of sizes. `simulate.py` has the formulas of its cost; p, m and v are
+as there. (Qi et al. 2023, "Zero bubble pipeline parallelism". DualPipeV: DeepSeek-AI 2024,
+"DeepSeek-V3 technical report", section 3.2.1, folded into a V as in their repository DualPipe.)
 """
 
 from collections import Counter, deque
@@ -29,11 +30,13 @@ Row = list[Action]
 
 
 def row_of(stages: Mapping[str, int], microbatches: int, *parts: tuple[int, str]) -> Row:
-    """Return a rank's actions, of which each part says how often, and what: `(3, "F down, I down, W")`.
+    """Return a rank's actions, of which each part says how often, and what: `(3, "F down, I down,
+    W")`.
 
-    `F down` is a forward through the stage called `down`. Each kind takes the microbatches of each stage in order. `W`
-    is the one that is owed longest; those still owed at the end are appended. Microbatches from the number
-    `microbatches` on are left out. That keeps the order of the others, so a plan without a deadlock still has none.
+    `F down` is a forward through the stage called `down`. Each kind takes the microbatches of each
+    stage in order. `W` is the one that is owed longest; those still owed at the end are appended.
+    Microbatches from the number `microbatches` on are left out. That keeps the order of the others,
+    so a plan without a deadlock still has none.
     """
     row: Row = []
     owed: deque[Action] = deque()  # the W of each I, oldest first
@@ -64,15 +67,16 @@ def naive(rank: int, ranks: int, microbatches: int) -> Row:
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     """All forwards, then all backwards. (Huang et al. 2019, "GPipe", section 2.3.)
 
-    Bubble (p-1)/(m+p-1). A rank holds all m microbatches. Backward takes them in the order of forward; in the paper it
-    takes the last one first. The bubble is the same, and our order sums gradients as 1f1b does.
+    Bubble (p-1)/(m+p-1). A rank holds all m microbatches. Backward takes them in the order of
+    forward; in the paper it takes the last one first. The bubble is the same, and our order sums
+    gradients as 1f1b does.
     """
     return row_of({"mine": rank}, microbatches, (microbatches, "F mine"), (microbatches, "B mine"))
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
-    """Warm-up, then one forward and one backward in turn. (Narayanan et al. 2019, "PipeDream", section 3.2; with a
-    flush: Narayanan et al. 2021, section 2.2.1.)
+    """Warm-up, then one forward and one backward in turn. (Narayanan et al. 2019, "PipeDream",
+    section 3.2; with a flush: Narayanan et al. 2021, section 2.2.1.)
 
     Bubble (p-1)/(m+p-1), as gpipe. Rank r holds at most p - r microbatches.
     """
@@ -82,10 +86,12 @@ def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
-    """1f1b over `chunks` stages a rank: stage c * p + rank, p microbatches of each in turn. (Narayanan et al. 2021,
-    "Efficient large-scale language model training on GPU clusters", section 2.2.2.)
+    """1f1b over `chunks` stages a rank: stage c * p + rank, p microbatches of each in turn.
+    (Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters", section
+    2.2.2.)
 
-    Bubble (p-1)/(v m+p-1). Rank 0 holds up to p(v + 1) - 1 microbatches of one stage, which is 1/v of its layers.
+    Bubble (p-1)/(v m+p-1). Rank 0 holds up to p(v + 1) - 1 microbatches of one stage, which is 1/v
+    of its layers.
 
     Raises
     ------
@@ -94,35 +100,56 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
     """
     if microbatches % ranks:
         below, above = microbatches // ranks * ranks, -(-microbatches // ranks) * ranks
-        fault = f"interleaved takes microbatches in groups of {ranks}, one for each rank, but there are {microbatches}"
+        fault = (
+            f"interleaved takes microbatches in groups of {ranks}, one for each rank, but there "
+            f"are {microbatches}"
+        )
         raise ValueError(f"{fault}: make it {f'{below} or ' if below else ''}{above}, or use 1f1b")
     if chunks == 1:
         return one_forward_one_backward(rank, ranks, microbatches)
-    turns = [step // ranks % chunks for step in range(microbatches * chunks)]  # the chunk of each forward
+    # the chunk of each forward
+    turns = [step // ranks % chunks for step in range(microbatches * chunks)]
     forwards = [f"F {chunk}" for chunk in turns]
     backwards = [f"B {chunks - 1 - chunk}" for chunk in turns]
     warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(turns))
     pairs = zip(forwards[warm_up:], backwards, strict=False)
-    steps = forwards[:warm_up] + [each for pair in pairs for each in pair] + backwards[len(turns) - warm_up :]
-    return row_of({str(chunk): chunk * ranks + rank for chunk in range(chunks)}, microbatches, (1, ", ".join(steps)))
+    steps = (
+        forwards[:warm_up]
+        + [each for pair in pairs for each in pair]
+        + backwards[len(turns) - warm_up :]
+    )
+    return row_of(
+        {str(chunk): chunk * ranks + rank for chunk in range(chunks)},
+        microbatches,
+        (1, ", ".join(steps)),
+    )
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
-    """1f1b with W put off by `rank` microbatches: the last ranks have most W left, and most time to fill at the end.
+    """1f1b with W put off by `rank` microbatches: the last ranks have most W left, and most time to
+    fill at the end.
 
-    With p microbatches or more, rank r idles (p-1)(F + I - W), if W is the shortest of the three. It holds at most p-r
-    microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023, section 2.1, figure 3.)
+    With p microbatches or more, rank r idles (p-1)(F + I - W), if W is the shortest of the three.
+    It holds at most p-r microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023,
+    section 2.1, figure 3.)
     """
     in_turn = (microbatches - rank, "F mine, I mine, W")
-    return row_of({"mine": rank}, microbatches, (ranks - rank - 1, "F mine"), (rank, "F mine, I mine"), in_turn)
+    return row_of(
+        {"mine": rank},
+        microbatches,
+        (ranks - rank - 1, "F mine"),
+        (rank, "F mine, I mine"),
+        in_turn,
+    )
 
 
 def zb_v(rank: int, ranks: int, microbatches: int) -> Row:
-    """Two stages a rank in a V: if F, I and W take equal times, no rank waits between its first and its last action.
+    """Two stages a rank in a V: if F, I and W take equal times, no rank waits between its first and
+    its last action.
 
-    A rank holds at most 2p microbatches of one stage, which is half of its layers: as much as the first rank of 1f1b.
-    The schedule is made for 2p - 1 microbatches or more; for fewer, the others are taken out.
-    (Qi et al. 2023, section 6.)
+    A rank holds at most 2p microbatches of one stage, which is half of its layers: as much as the
+    first rank of 1f1b. The schedule is made for 2p - 1 microbatches or more; for fewer, the others
+    are taken out. (Qi et al. 2023, section 6.)
     """
     return row_of(
         {"down": rank, "up": 2 * ranks - 1 - rank},
@@ -137,12 +164,14 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Row:
 
 
 def dualpipe_v(rank: int, ranks: int, microbatches: int) -> Row:
-    """Two stages a rank in a V: the forward of one beside the backward of the other, and W where a rank would idle.
+    """Two stages a rank in a V: the forward of one beside the backward of the other, and W where a
+    rank would idle.
 
-    In the paper such a pair runs at the same time: one computes while the other communicates. Here the forward comes
-    directly before the backward. A rank holds at most 2p + 1 microbatches of one stage, which is half of its layers.
-    The schedule is made for 2p microbatches or more; for fewer, the others are taken out.
-    (DeepSeek-AI 2024, section 3.2.1, figure 5 for DualPipe, of which this is one half, folded.)
+    In the paper such a pair runs at the same time: one computes while the other communicates. Here
+    the forward comes directly before the backward. A rank holds at most 2p + 1 microbatches of one
+    stage, which is half of its layers. The schedule is made for 2p microbatches or more; for fewer,
+    the others are taken out. (DeepSeek-AI 2024, section 3.2.1, figure 5 for DualPipe, of which this
+    is one half, folded.)
     """
     below = ranks - rank - 1  # how many ranks are nearer to the turn of the V
     last = [f"B {way}" for way in ("up", "down") * (rank + 1)]
@@ -180,14 +209,14 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
     name : str
         One of `NAMES`.
     chunks : int
-        Stages a rank, for interleaved. zb-v and dualpipe-v always have two, one on the way down and one on the way up;
-        the others have one.
+        Stages a rank, for interleaved. zb-v and dualpipe-v always have two, one on the way down and
+        one on the way up; the others have one.
 
     Raises
     ------
     ValueError
-        For an unknown name, for less than one rank, microbatch or chunk, for chunks that the schedule does not have, or
-        for a number of microbatches that interleaved cannot group.
+        For an unknown name, for less than one rank, microbatch or chunk, for chunks that the
+        schedule does not have, or for a number of microbatches that interleaved cannot group.
     """
     if name not in NAMES:
         raise ValueError(f"there is no schedule {name!r}: choose one of {', '.join(NAMES)}")
@@ -196,7 +225,9 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
             raise ValueError(f"{what}={value}, but a schedule needs at least 1")
     offered = 2 if name in V_SHAPED else 1
     if name != "interleaved" and chunks not in (1, offered):
-        raise ValueError(f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved")
+        raise ValueError(
+            f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved"
+        )
     down = tuple(range(ranks))
     schedule = partial(interleaved, chunks=chunks) if name == "interleaved" else SCHEDULES[name]
     rows = [schedule(rank, ranks, microbatches) for rank in down]

@@ -1,14 +1,15 @@
 """The cost of a plan: when each action starts and ends, how long ranks idle, how much they hold.
 
-    start(action) = max(end of the rank's action before, end of each action it needs, + latency if on another rank)
+    start(action) = max(end of the rank's action before, end of each action it needs, + latency if
+    on another rank)
 
 An idle share is easily misquoted, so there are two, by name:
 
     bubble   idle / (ranks * length of the step)          how much of the machine's time is lost
     ratio    idle / (time that the computing takes)       how much longer the step takes than the ideal
 
-The papers' formulas, for p ranks, m microbatches, v chunks a rank, equal stages and no latency; tests compare the plans
-with them:
+The papers' formulas, for p ranks, m microbatches, v chunks a rank, equal stages and no latency;
+tests compare the plans with them:
 
                  bubble: share of the step   ratio: to the ideal
     naive        (p - 1) / p                 p - 1
@@ -58,7 +59,10 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """How long each rank computes or reduces."""
-        return tuple(math.fsum(map(sub, ends, starts)) for starts, ends in zip(self.start, self.end, strict=True))
+        return tuple(
+            math.fsum(map(sub, ends, starts))
+            for starts, ends in zip(self.start, self.end, strict=True)
+        )
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -72,7 +76,9 @@ class Timeline:
 
     @property
     def ratio(self) -> float:
-        """Idle time divided by computing time, over all ranks: with 1 the step takes twice the ideal."""
+        """Idle time divided by computing time, over all ranks: with 1 the step takes twice the
+        ideal.
+        """
         return sum(self.idle) / sum(self.busy) if self.length else 0.0
 
 
@@ -85,11 +91,12 @@ def simulate(
     latency: float = 0.0,
     reduce: Cost = 0.0,
 ) -> Timeline:
-    """Run the plan on a clock. `forward`, `backward`, `input`, `weight` and `reduce` are the times of F, B, I, W and R.
+    """Run the plan on a clock. `forward`, `backward`, `input`, `weight` and `reduce` are the times
+    of F, B, I, W and R.
 
-    A time may be one for all stages, or one for each. Times may have any unit. By default a reduction takes none,
-    because most of it hides behind the backward before it.
-    Sends and receives are left out: a result reaches another rank `latency` after it was computed, as it does if the
+    A time may be one for all stages, or one for each. Times may have any unit. By default a
+    reduction takes none, because most of it hides behind the backward before it. Sends and receives
+    are left out: a result reaches another rank `latency` after it was computed, as it does if the
     receive was posted early. That delays the other rank, but keeps no rank busy.
 
     Raises
@@ -100,12 +107,22 @@ def simulate(
         If the plan gets stuck.
     """
     plan = plan.compute_only()
-    given = {"forward": forward, "backward": backward, "input": input, "weight": weight, "reduce": reduce}
-    by_stage = [cost if isinstance(cost, Sequence) else [cost] * plan.stages for cost in given.values()]
+    given = {
+        "forward": forward,
+        "backward": backward,
+        "input": input,
+        "weight": weight,
+        "reduce": reduce,
+    }
+    by_stage = [
+        cost if isinstance(cost, Sequence) else [cost] * plan.stages for cost in given.values()
+    ]
     costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), by_stage, strict=True))
     for name, each in zip((*given, "latency"), (*by_stage, [latency]), strict=True):
         if not all(0 <= cost < math.inf for cost in each):
-            raise ValueError(f"{name}={[*each]} is no time: give numbers that are finite and not negative")
+            raise ValueError(
+                f"{name}={[*each]} is no time: give numbers that are finite and not negative"
+            )
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
     done: dict[Action, float] = {}
@@ -121,17 +138,23 @@ def simulate(
 
 
 def peak_activations(plan: Plan) -> tuple[int, ...]:
-    """Return for each rank the most activations that it holds at a time: F is done, and B or I is not.
+    """Return for each rank the most activations that it holds at a time: F is done, and B or I is
+    not.
 
-    The unit is what one stage saves of one microbatch. `peak_deferred` counts what W needs afterwards.
+    The unit is what one stage saves of one microbatch. `peak_deferred` counts what W needs
+    afterwards.
     """
-    return tuple(_peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions)
+    return tuple(
+        _peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions
+    )
 
 
 def peak_deferred(plan: Plan) -> tuple[int, ...]:
-    """Return for each rank the most stages and microbatches for which I is done at a time, and W is not.
+    """Return for each rank the most stages and microbatches for which I is done at a time, and W is
+    not.
 
-    For each of them the rank keeps the inputs of layers and the gradients of their outputs, but no other activations.
+    For each of them the rank keeps the inputs of layers and the gradients of their outputs, but no
+    other activations.
     """
     return tuple(_peak(row, {Kind.INPUTS: 1, Kind.WEIGHTS: -1}) for row in plan.actions)
 

@@ -1,14 +1,17 @@
-"""Weight gradients of linear layers in a pipeline: how they are added up, and when they are computed.
+"""Weight gradients of linear layers in a pipeline: how they are added up, and when they are
+computed.
 
     autograd    gᵀ x ─▶ a matrix ─▶ added to parameter.grad      the matrix written and read, the sum read and written
     here        parameter.grad += gᵀ x, by the product itself    the sum read and written
     put off     (x, g) wait here; the same, when there is time
 
-Every microbatch adds to every gradient. If microbatches have few tokens, this takes a good part of backward: a tenth on
-a CPU, with 128 tokens and D = 512. (Megatron-LM calls the remedy gradient accumulation fusion.) Zero-bubble schedules
-put the products off: nobody waits for them, and they fill the time in which a rank would idle. (Qi et al. 2023.)
+Every microbatch adds to every gradient. If microbatches have few tokens, this takes a good part of
+backward: a tenth on a CPU, with 128 tokens and D = 512. (Megatron-LM calls the remedy gradient
+accumulation fusion.) Zero-bubble schedules put the products off: nobody waits for them, and they
+fill the time in which a rank would idle. (Qi et al. 2023.)
 
-If a weight has hooks, such as data parallelism's, its gradient comes from autograd, which runs the hooks.
+If a weight has hooks, such as data parallelism's, its gradient comes from autograd, which runs the
+hooks.
 """
 
 from dataclasses import dataclass
@@ -19,15 +22,24 @@ import torch
 from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply
-from minidist.model.experts import Counts, Experts, add_weight_gradient, grouped, products, weight_gradient
+from minidist.model.experts import (
+    Counts,
+    Experts,
+    add_weight_gradient,
+    grouped,
+    products,
+    weight_gradient,
+)
 from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output [.., O].
+    """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output
+    [.., O].
 
-    Of experts, the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each has.
+    Of experts, the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each
+    has.
     """
 
     weight: nn.Parameter
@@ -49,7 +61,9 @@ class Product:
             add_weight_gradient(total, self.x, self.gradient, self.counts)
 
     def add_up(self) -> bool:
-        """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was done."""
+        """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was
+        done.
+        """
         weight = self.weight
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight._grad is None or hooked or weight._grad.dtype != self.x.dtype:
@@ -59,7 +73,8 @@ class Product:
 
 
 class WeightGradients:
-    """Computes the weight gradients of the linear layers, and of the experts, in this rank's stages.
+    """Computes the weight gradients of the linear layers, and of the experts, in this rank's
+    stages.
 
     Attributes
     ----------
@@ -72,7 +87,9 @@ class WeightGradients:
         self.waiting: list[Product] = []
 
     def take_over(self, module: nn.Module) -> None:
-        """Let all linear layers and experts in `module`, cut or not, get their weight gradients from here."""
+        """Let all linear layers and experts in `module`, cut or not, get their weight gradients
+        from here.
+        """
         for layer in module.modules():
             if any(isinstance(part, Float8Multiply) for part in layer.children()):
                 continue  # its weight gradient is a product in 8 bits, too
@@ -97,8 +114,12 @@ def compute(waiting: list[Product]) -> None:
         torch.autograd.backward([Backward.apply(product.weight, product) for product in left])  # type: ignore[no-untyped-call]
 
 
-def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None, x: Tensor) -> Tensor:
-    """Return x Wᵀ, plus the bias if there is one, for x [.., I]. The owner computes the gradient of W [O, I]."""
+def multiply(
+    owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None, x: Tensor
+) -> Tensor:
+    """Return x Wᵀ, plus the bias if there is one, for x [.., I]. The owner computes the gradient of
+    W [O, I].
+    """
     weight = layer.weight
     if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
         return nn.functional.linear(x, weight, bias)
@@ -106,7 +127,9 @@ def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None
     return y if bias is None else y + bias
 
 
-def multiply_grouped(owner: WeightGradients, rows: Tensor, weight: nn.Parameter, counts: Counts) -> Tensor:
+def multiply_grouped(
+    owner: WeightGradients, rows: Tensor, weight: nn.Parameter, counts: Counts
+) -> Tensor:
     """Return what `grouped` does. The owner computes the gradient of `weight` [E, O, I]."""
     if not torch.is_grad_enabled() or not weight.requires_grad or not rows.requires_grad:
         return grouped(rows, weight, counts)
@@ -114,13 +137,20 @@ def multiply_grouped(owner: WeightGradients, rows: Tensor, weight: nn.Parameter,
 
 
 class Multiply(torch.autograd.Function):
-    """x Wᵀ, of experts with their counts, whose backward computes the weight's gradient, or puts it off."""
+    """x Wᵀ, of experts with their counts, whose backward computes the weight's gradient, or puts it
+    off.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, owner: WeightGradients, counts: Counts | None) -> Tensor:
-        """Return [.., O] of x [.., I] and weight [O, I], or [M, O] of x [M, I] and weight [E, O, I]."""
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, owner: WeightGradients, counts: Counts | None
+    ) -> Tensor:
+        """Return [.., O] of x [.., I] and weight [O, I], or [M, O] of x [M, I] and weight [E, O,
+        I].
+        """
         ctx.save_for_backward(x, weight)
-        # Hooks on saved tensors, such as recomputation's, may return a copy of the weight: keep the parameter itself.
+        # Hooks on saved tensors, such as recomputation's, may return a copy of the weight: keep the
+        # parameter itself.
         ctx.parameter, ctx.owner, ctx.counts = weight, owner, counts
         return nn.functional.linear(x, weight) if counts is None else products(x, weight.mT, counts)
 
@@ -140,7 +170,9 @@ class Multiply(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """A zero in forward; its backward is the gradient of a weight, so that autograd runs the weight's hooks."""
+    """A zero in forward; its backward is the gradient of a weight, so that autograd runs the
+    weight's hooks.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: nn.Parameter, product: Product) -> Tensor:

@@ -4,8 +4,8 @@
     register_fsdp_forward_method(model.module.encoder, "encode")     the line is torch's
     model.module.encoder.encode(x)                                   gathers, encodes, frees
 
-Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters, and they say so
-(`parallel/freed.py`).
+Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters, and
+they say so (`parallel/freed.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from minidist.parallel.sharded.units import Unit
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let a method of a unit gather the unit's parameters before it runs, and free them after it, as `forward` does.
+    """Let a method of a unit gather the unit's parameters before it runs, and free them after it,
+    as `forward` does.
 
     All ranks must call it together, in evaluation and in training. `unwrap` ends it.
 
     Parameters
     ----------
     module : nn.Module
-        A unit of a model that `FSDP` has wrapped, or this model itself: the `module` of what `FSDP` has returned.
+        A unit of a model that `FSDP` has wrapped, or this model itself: the `module` of what `FSDP`
+        has returned.
     method_name : str
         The method returns what the loss needs: tensors, or tuples, lists or dictionaries of them.
 
@@ -38,14 +40,25 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     ValueError
         If the module is no unit of an FSDP model, or has no such method.
     """
-    hook = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, UnitHook)), None)
+    hook = next(
+        (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, UnitHook)), None
+    )
     model, unit = hook.asked() if hook else (None, None)
     kind = type(module).__name__
     if model is None or unit is None:
-        fault = f"this {kind} is no unit of an FSDP model, so nothing knows when {method_name} needs its parameters"
-        raise ValueError(f"{fault}: wrap the model first, and name a unit that its policy chooses, or its .module")
+        fault = (
+            f"this {kind} is no unit of an FSDP model, so nothing knows when {method_name} needs "
+            "its parameters"
+        )
+        raise ValueError(
+            f"{fault}: wrap the model first, and name a unit that its policy chooses, or its "
+            ".module"
+        )
     if not callable(getattr(module, method_name, None)):
-        raise ValueError(f"a {kind} has no method {method_name!r} to gather its parameters for: name one that it has")
+        raise ValueError(
+            f"a {kind} has no method {method_name!r} to gather its parameters for: name one that "
+            "it has"
+        )
     if not isinstance(module.__dict__.get(method_name), AsForward):
         model.hooks.append(AsForward(model, unit, method_name))
 

@@ -5,9 +5,9 @@
     ZeRO-2       use                          use, reduce-scatter its gradients, free them      update shards, unshard
     ZeRO-3       unshard, use, reshard        unshard, use, reshard, then as ZeRO-2             update shards
 
-Unshard is an all-gather of the parameters, reshard frees them. Only rank r updates shard r, so only rank r has its
-state. With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 2 n bytes, in stage 3 of 3 n bytes. AdamW has
-2 n bytes of state. Each rank holds:
+Unshard is an all-gather of the parameters, reshard frees them. Only rank r updates shard r, so only
+rank r has its state. With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 2 n bytes,
+in stage 3 of 3 n bytes. AdamW has 2 n bytes of state. Each rank holds:
 
                  parameters                   gradients                               shard and state
     ZeRO-1       n                            n, and n/P of the sum                   3 n/P
@@ -30,7 +30,9 @@ from minidist.parallel.sharded.policy import check_layers
 
 
 class PlainUnit:
-    """The trained parameters of a layer: `whole` while they are used, and the `shard` that this rank updates."""
+    """The trained parameters of a layer: `whole` while they are used, and the `shard` that this
+    rank updates.
+    """
 
     def __init__(self, layer: nn.Module, comm: Communicator) -> None:
         self.layer, self.comm = layer, comm
@@ -41,7 +43,9 @@ class PlainUnit:
         self.show(self.views)
 
     def unshard(self) -> None:
-        """Gather every rank's shard into the same memory as before: autograd has saved views into it."""
+        """Gather every rank's shard into the same memory as before: autograd has saved views into
+        it.
+        """
         all_gather(self.shard.detach(), self.comm, out=make_room(self.whole))
         self.show(self.views)
 
@@ -51,7 +55,9 @@ class PlainUnit:
         self.whole.untyped_storage().resize_(0)
 
     def reduce_scatter(self) -> None:
-        """Add this rank's shard of the summed gradients to `shard.grad`, and free the whole gradients."""
+        """Add this rank's shard of the summed gradients to `shard.grad`, and free the whole
+        gradients.
+        """
         shard = reduce_scatter(take_gradients(self.parameters), self.comm)
         self.shard.grad = shard if self.shard.grad is None else self.shard.grad + shard
 
@@ -84,7 +90,9 @@ class PlainZeRO:
                 unit.reshard()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the layers. The graph is cut after each, so that backward can go through them one at a time."""
+        """Call the layers. The graph is cut after each, so that backward can go through them one at
+        a time.
+        """
         self.ends: list[tuple[Tensor, Tensor]] = []  # what went into each layer, and what came out
         for unit in self.units:
             x = x.detach().requires_grad_(x.requires_grad)
@@ -114,7 +122,9 @@ class PlainZeRO:
                 unit.reduce_scatter()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update this rank's shards. Stages 1 and 2 gather the others' now, stage 3 with the next `unshard`."""
+        """Update this rank's shards. Stages 1 and 2 gather the others' now, stage 3 with the next
+        `unshard`.
+        """
         optimizer.step()
         optimizer.zero_grad()
         if self.stage < 3:

@@ -1,7 +1,8 @@
 """A model whose parameters are spread over ranks: its units, and when they have memory.
 
-`FSDP` decides which unit is needed, and which one is next (`FSDP.next`, `FSDP.previous`). This file gathers the first
-(`_unshard`), begins to gather the next (`_prefetch`), and frees another one if more than `MOST` would be whole.
+`FSDP` decides which unit is needed, and which one is next (`FSDP.next`, `FSDP.previous`). This file
+gathers the first (`_unshard`), begins to gather the next (`_prefetch`), and frees another one if
+more than `MOST` would be whole.
 """
 
 import weakref
@@ -21,7 +22,14 @@ from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.policy import Policy, Precision, precision_of, split
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Links
-from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
+from minidist.parallel.sharded.units import (
+    Allocate,
+    Flat,
+    MixedPrecision,
+    Unit,
+    UnitState,
+    of_one_kind,
+)
 from minidist.parallel.sharded.whole import Whole
 
 MOST = 2  # units that may be whole at a time, besides the root
@@ -50,12 +58,19 @@ class ShardedModel(Whole):
     ) -> None:
         chosen = split(model, policy)  # complains before anything is sent
         if comm.size % (shard_ranks or 1):
-            raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
+            raise ValueError(
+                f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one "
+                "size"
+            )
         self.replicated, self.ignored = frozenset(replicated), frozenset(ignored)
         if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
-            raise ValueError(f"{strangers} of the parameters in replicated= and ignored= are none of the model's")
+            raise ValueError(
+                f"{strangers} of the parameters in replicated= and ignored= are none of the model's"
+            )
         where = torch.device(device or next(model.parameters()).device)
-        precisions = [precision_of(module, precision, not name, where) for name, module, _ in chosen]
+        precisions = [
+            precision_of(module, precision, not name, where) for name, module, _ in chosen
+        ]
         super().__init__(model, comm, op, unused)
         if device is not None:
             on_device(model, where)
@@ -106,7 +121,9 @@ class ShardedModel(Whole):
         return parameter._grad
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Let the next gathering bring the new values. Each step of the optimizer ends with this."""
+        """Let the next gathering bring the new values. Each step of the optimizer ends with
+        this.
+        """
         self.entered.clear()
         for flat in self.flats:
             flat.publish()
@@ -114,7 +131,9 @@ class ShardedModel(Whole):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Make all parameters whole in this context, to be read; changes are lost. Collective: one gathering."""
+        """Make all parameters whole in this context, to be read; changes are lost. Collective: one
+        gathering.
+        """
         self._unshard_all()
         self.readable = True
         try:
@@ -124,7 +143,9 @@ class ShardedModel(Whole):
             self._reshard_all()
 
     def unwrap(self) -> nn.Module:
-        """Return the model, whole on every rank and without hooks, to be used alone. Collective: one gathering."""
+        """Return the model, whole on every rank and without hooks, to be used alone. Collective:
+        one gathering.
+        """
         if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
             remove_all(self.hooks)
             self._unshard_all()
@@ -133,73 +154,111 @@ class ShardedModel(Whole):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
         """Refuse to be moved or converted."""
         kind = type(self).__name__
-        raise TypeError(f"what {kind} has sharded cannot be moved or converted: do that before, or pass precision=")
+        raise TypeError(
+            f"what {kind} has sharded cannot be moved or converted: do that before, or pass "
+            "precision="
+        )
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to be compiled as a whole."""
         raise TypeError(
-            f"compile() would compile the hooks of {type(self).__name__}, too, and read parameters before "
-            "they are gathered: call compile_blocks(model.layers) instead, before or after wrapping"
+            f"compile() would compile the hooks of {type(self).__name__}, too, and read "
+            "parameters before they are gathered: call compile_blocks(model.layers) instead, "
+            "before or after wrapping"
         )
 
     def _refuse_reading(self, *_: Any) -> None:
         if not self.readable:
-            raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict()")
+            raise TypeError(
+                f"a rank has a part of what {type(self).__name__} sharded: use its "
+                "full_state_dict()"
+            )
 
     def _refuse_writing(self, *_: Any) -> None:
-        raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
+        raise TypeError(
+            f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead"
+        )
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root once.
+        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root
+        once.
 
         Gradients of what is trained are reduced once.
         """
         ranks, group, m = self.comm.size, self.shard_comm.size, microbatches
         inside, n, trained = 0.0, 0, 0
         for flat in self.flats:
-            times, size = 2 * m - m * (flat in self.root.flats), sum(parameter.nbytes for parameter in flat.parameters)
+            times, size = (
+                2 * m - m * (flat in self.root.flats),
+                sum(parameter.nbytes for parameter in flat.parameters),
+            )
             inside += (flat.link.size - 1) / flat.link.size * size * (times + flat.trained)
             n, trained = n + size, trained + size * flat.trained
         if group == ranks:
             units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
             copies = ", of experts with P copies" * (len(self.links) > 1)
             return f"(P - 1)/P x ({units} - {m} x root's){copies}", inside
-        return f"the formula for groups of {group}", inside + 2 * (1 - group / ranks) * trained / group
+        return f"the formula for groups of {group}", inside + 2 * (
+            1 - group / ranks
+        ) * trained / group
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
-        """Return this rank's tensors by category, for `Account`: shards, and gradients of any kind."""
-        gradients = [each for flat in self.flats for each in (flat.gradient, flat.own) if each is not None]
-        return {"parameters": [kept for flat in self.flats for kept in flat.stored()], "gradients": gradients}
+        """Return this rank's tensors by category, for `Account`: shards, and gradients of any
+        kind.
+        """
+        gradients = [
+            each for flat in self.flats for each in (flat.gradient, flat.own) if each is not None
+        ]
+        return {
+            "parameters": [kept for flat in self.flats for kept in flat.stored()],
+            "gradients": gradients,
+        }
 
     # ---------------------------------------------------------------- memory of units
 
     def _divide(self, shard_ranks: int | None) -> None:
-        """Make the communicators: the ranks that cut the parameters, those with the same part, and this rank alone."""
+        """Make the communicators: the ranks that cut the parameters, those with the same part, and
+        this rank alone.
+        """
         comm = self.comm
         self.shard_comm, self.across = comm, None
         if shard_ranks is not None:
             self.shard_comm = comm.split(comm.rank // shard_ranks)
             self.across = comm.split(comm.rank % shard_ranks).fork()
         self.stream = self.shard_comm.stream()
-        experts = dict.fromkeys(copies for p in self.names if (copies := copies_of(p, comm)) is not comm)
+        experts = dict.fromkeys(
+            copies for p in self.names if (copies := copies_of(p, comm)) is not comm
+        )
         if experts and shard_ranks is not None:
-            raise ValueError(f"shard_ranks={shard_ranks} knows no experts that ranks have shared out: leave it out")
-        self.links = {self.shard_comm: self.stream.comm} | {copies: copies.fork() for copies in experts}
+            raise ValueError(
+                f"shard_ranks={shard_ranks} knows no experts that ranks have shared out: leave it "
+                "out"
+            )
+        self.links = {self.shard_comm: self.stream.comm} | {
+            copies: copies.fork() for copies in experts
+        }
         self.single = comm.split(comm.rank) if self.replicated else comm
         at_once = all(parameter.device.type != "cuda" for parameter in self.names)
         groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
         self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
 
     def _flats(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> list[Flat]:
-        """Return the flat tensors of a unit: first those that are cut, then those that every rank has whole."""
+        """Return the flat tensors of a unit: first those that are cut, then those that every rank
+        has whole.
+        """
         mine = [parameter for parameter in parameters if parameter not in self.ignored]
         cut = of_one_kind(parameter for parameter in mine if parameter not in self.replicated)
         kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
         flats = [self._flat(kind, precision) for kind in cut]
-        return flats + [Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept]
+        return flats + [
+            Flat(kind, self.names, self.single, precision, None, True, self._link(kind))
+            for kind in kept
+        ]
 
     def _group(self, parameters: list[nn.Parameter]) -> Communicator:
-        """Return the ranks that cut these parameters: of experts that have fewer copies than all else, the copies."""
+        """Return the ranks that cut these parameters: of experts that have fewer copies than all
+        else, the copies.
+        """
         copies = copies_of(parameters[0], self.comm)
         return self.shard_comm if copies is self.comm else copies
 
@@ -208,7 +267,8 @@ class ShardedModel(Whole):
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
         comm, link = self._group(parameters), self._link(parameters)
-        alone = comm is not self.shard_comm and comm.size == 1 and self.allocate is None  # experts with one copy
+        # experts with one copy
+        alone = comm is not self.shard_comm and comm.size == 1 and self.allocate is None
         return Flat(parameters, self.names, comm, precision, self.allocate, alone, link)
 
     def _unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
@@ -219,7 +279,9 @@ class ShardedModel(Whole):
         unit.wait_for_unshard()
 
     def _prefetch(self, unit: Unit, *beside: Unit | None) -> None:
-        """Begin to gather a unit. If too many are whole, free one first, but none of those `beside`."""
+        """Begin to gather a unit. If too many are whole, free one first, but none of those
+        `beside`.
+        """
         if unit.state is not UnitState.SHARDED:
             return
         if unit is not self.root:
@@ -246,7 +308,9 @@ class ShardedModel(Whole):
 
 
 def _leave(hooks: list[Any], model: nn.Module) -> None:
-    """Take the hooks off a model whose strategy is gone, and refuse its use: its parameters cannot be gathered."""
+    """Take the hooks off a model whose strategy is gone, and refuse its use: its parameters cannot
+    be gathered.
+    """
     if hooks:
         remove_all(hooks)
         model.register_forward_pre_hook(_refuse, prepend=True)
@@ -260,5 +324,9 @@ def _refuse(model: nn.Module, *_: object) -> NoReturn:
 
 def gone(model: nn.Module | None) -> RuntimeError:
     """Return the error for the use of a model whose parameters cannot be gathered any more."""
-    fault = f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone"
-    return RuntimeError(f"{fault}: keep what wraps a model as long as the model is used, or call its unwrap() first")
+    fault = (
+        f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone"
+    )
+    return RuntimeError(
+        f"{fault}: keep what wraps a model as long as the model is used, or call its unwrap() first"
+    )

@@ -3,10 +3,11 @@
     DDP, or you                  gradients, the same on every rank
     ShardedOptimizer.step        rank r updates shard r ─▶ all-gather parameters
 
-This is ZeRO-1 without the reduction, for a model that is wrapped in our or in torch's data parallelism, or in none.
-With n bytes of parameters, each rank sends (P - 1)/P n bytes a step. DDP's all-reduce comes on top, so both together
-send 1.5 times the bytes of ZeRO-1. Each rank holds 1/P of the optimizer's state.
-(Rajbhandari et al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
+This is ZeRO-1 without the reduction, for a model that is wrapped in our or in torch's data
+parallelism, or in none. With n bytes of parameters, each rank sends (P - 1)/P n bytes a step. DDP's
+all-reduce comes on top, so both together send 1.5 times the bytes of ZeRO-1. Each rank holds 1/P of
+the optimizer's state. (Rajbhandari et al. 2020, section 5.1;
+`torch.distributed.optim.ZeroRedundancyOptimizer`.)
 """
 
 from collections.abc import Callable
@@ -32,21 +33,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Parameters
     ----------
     parameters
-        The first argument of torch's optimizers. The parameters are overwritten by rank 0's, and moved into one flat
-        buffer for each dtype.
+        The first argument of torch's optimizers. The parameters are overwritten by rank 0's, and
+        moved into one flat buffer for each dtype.
     kind
         As for the method `optimizer` of a model that ZeRO shards, such as torch's AdamW or Muon.
     comm : Communicator
         The ranks.
     elementwise : bool
-        Say that a `kind` treats each element separately, if it is not one of torch's or of this package.
+        Say that a `kind` treats each element separately, if it is not one of torch's or of this
+        package.
     **options
         Arguments of `kind`.
 
     Before `step` each parameter must have the same gradient on every rank, or none on any rank.
-    Afterwards all ranks have the same new parameters. (With experts that ranks have shared out, this
-    holds among the copies of each.) Building it, `step` and `state_dict` are collective. The state is
-    that of an unsharded optimizer, and can be loaded on any number of ranks.
+    Afterwards all ranks have the same new parameters. (With experts that ranks have shared out,
+    this holds among the copies of each.) Building it, `step` and `state_dict` are collective. The
+    state is that of an unsharded optimizer, and can be loaded on any number of ranks.
 
     Raises
     ------
@@ -71,21 +73,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = read_groups(parameters)
         names: dict[nn.Parameter, str] = {}
         for group in groups:
-            given = group.get("param_names") or [f"parameter {len(names) + at}" for at in range(len(group["params"]))]
+            given = group.get("param_names") or [
+                f"parameter {len(names) + at}" for at in range(len(group["params"]))
+            ]
             names |= zip(group["params"], given, strict=True)
         GUARDS.check(self, set(map(id, names)))
         self.comm, self.parameters = comm, nn.ParameterList(names)
         make_equal(self.parameters, comm)
         kinds = of_one_kind(self.parameters)
         self.shards = [BucketShard(alike, names, copies_of(alike[0], comm)) for alike in kinds]
-        self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
-        local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
-        super().__init__(groups, local.defaults)  # over whole parameters: whoever scales or clips looks for them here
+        self.slices = {
+            parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()
+        }
+        local = build_over_slices(
+            kind, [chosen(group, self.slices) for group in groups], elementwise, options
+        )
+        # over whole parameters: whoever scales or clips looks for them here
+        super().__init__(groups, local.defaults)
         self.local, self.state = local, local.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Update this rank's part, and gather the rest. Return the result of `closure`, called first. Collective.
+        """Update this rank's part, and gather the rest. Return the result of `closure`, called
+        first. Collective.
 
         Further arguments are those of the `step` of `kind`.
         """
@@ -96,7 +106,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             shard.check_place()
         for shard in self.shards:
             for parameter, piece in shard.slices.items():
-                piece.grad = None if parameter.grad is None else shard.placements[parameter].take(parameter.grad)
+                piece.grad = (
+                    None
+                    if parameter.grad is None
+                    else shard.placements[parameter].take(parameter.grad)
+                )
         self.local.step(**options)
         for shard in self.shards:
             shard.publish(shard.comm)
@@ -122,11 +136,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the parameters are shared out when the optimizer is built."""
         if "local" in vars(self):
-            raise TypeError("a ShardedOptimizer shares its parameters out when it is built: give them all to it then")
+            raise TypeError(
+                "a ShardedOptimizer shares its parameters out when it is built: give them all to "
+                "it then"
+            )
         super().add_param_group(param_group)
 
 
 def copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-    """Give each group of `target` the options of its twin, such as a learning rate that a schedule has changed."""
+    """Give each group of `target` the options of its twin, such as a learning rate that a schedule
+    has changed.
+    """
     for theirs, ours in zip(source, target, strict=True):
-        ours.update({name: value for name, value in theirs.items() if name not in ("params", "param_names")})
+        ours.update(
+            {name: value for name, value in theirs.items() if name not in ("params", "param_names")}
+        )

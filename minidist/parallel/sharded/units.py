@@ -26,12 +26,14 @@ Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Which dtype is used where; None is the model's. Shards and the optimizer's state always have the model's.
+    """Which dtype is used where; None is the model's. Shards and the optimizer's state always have
+    the model's.
 
     Attributes
     ----------
     parameters : torch.dtype, optional
-        Of gathered parameters; inputs are cast to it, so it is that of computing and of activations as well.
+        Of gathered parameters; inputs are cast to it, so it is that of computing and of activations
+        as well.
     reduction : torch.dtype, optional
         Of gradients while they are summed over ranks; by default that of `parameters`.
     output : torch.dtype, optional
@@ -44,21 +46,26 @@ class MixedPrecision:
 
 
 class Flat(Shard):
-    """Parameters of one dtype, all trained or all frozen, laid end to end in one tensor that exists while it is used.
+    """Parameters of one dtype, all trained or all frozen, laid end to end in one tensor that exists
+    while it is used.
 
     Attributes
     ----------
     values : Tensor
-        This rank's elements in the model's dtype, for the optimizer to update; in registered memory if there is any.
+        This rank's elements in the model's dtype, for the optimizer to update; in registered memory
+        if there is any.
     mine : Tensor
-        What is gathered: `values` itself, cast on its way. But of values that lie elsewhere than the parameters (they
-        are offloaded), or that every rank has, a copy in the dtype of `whole` is kept, if that is another one.
+        What is gathered: `values` itself, cast on its way. But of values that lie elsewhere than
+        the parameters (they are offloaded), or that every rank has, a copy in the dtype of `whole`
+        is kept, if that is another one.
     whole : Tensor
         All elements. Its storage has no bytes between uses.
     own : Tensor or None
-        This rank's own gradients of all elements, from when the first is collected until they are taken to be reduced.
+        This rank's own gradients of all elements, from when the first is collected until they are
+        taken to be reduced.
     replicated : bool
-        Every rank has all elements all the time: `comm` is this rank alone, and nothing is gathered or freed.
+        Every rank has all elements all the time: `comm` is this rank alone, and nothing is gathered
+        or freed.
     link : Communicator
         On which the stream gathers the elements and reduces their gradients.
     """
@@ -75,8 +82,16 @@ class Flat(Shard):
     ) -> None:
         super().__init__(parameters, names, comm)
         like, self.replicated, self.link = parameters[0], replicated, link or comm
-        dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
-        self.device, self.trained, self.reduction = like.device, like.requires_grad, precision.reduction
+        dtype = (
+            precision.parameters
+            if precision.parameters and like.is_floating_point()
+            else like.dtype
+        )
+        self.device, self.trained, self.reduction = (
+            like.device,
+            like.requires_grad,
+            precision.reduction,
+        )
         self.own: Tensor | None = None
         self.places: dict[nn.Parameter, Tensor] = {}  # views into `own`
         allocate = allocate or self._allocate
@@ -86,10 +101,16 @@ class Flat(Shard):
         for parameter in parameters:
             self.write(parameter, parameter.detach())
         self.publish()
-        self.whole = self.mine if replicated else torch.empty(sum(self.counts), dtype=dtype, device=self.device)
+        self.whole = (
+            self.mine
+            if replicated
+            else torch.empty(sum(self.counts), dtype=dtype, device=self.device)
+        )
         self.views = views_into(self.whole, parameters)
         # What parameters show between uses:
-        self.nothing = torch.full((), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=self.device)
+        self.nothing = torch.full(
+            (), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=self.device
+        )
         if replicated:
             self.show()
         else:
@@ -103,7 +124,9 @@ class Flat(Shard):
         return torch.zeros(count, dtype=dtype, device=self.device)
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set this rank's elements of a parameter to those of the whole `value`. Call `publish` after the last."""
+        """Set this rank's elements of a parameter to those of the whole `value`. Call `publish`
+        after the last.
+        """
         if value.device.type != "meta":
             self.values[self.held[parameter]].copy_(self.placements[parameter].take(value))
 
@@ -115,12 +138,15 @@ class Flat(Shard):
     def fetch(self, whole: Tensor) -> None:
         """Gather all elements from all ranks: one all-gather. Runs on the stream."""
         mine = self.mine.to(self.device, non_blocking=True)
-        if mine.dtype != whole.dtype:  # cast to where it belongs: gathering then moves nothing of this rank's
+        # cast to where it belongs: gathering then moves nothing of this rank's
+        if mine.dtype != whole.dtype:
             mine = whole[self.start : self.stop].copy_(mine)
         all_gather(mine, self.link, out=whole, counts=self.counts)
 
     def reduce(self, gradient: Tensor, op: str) -> Tensor:
-        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
+        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on
+        the stream.
+        """
         if not self.replicated and self.link.size > 1:
             return reduce_scatter(gradient, self.link, op)
         all_reduce(gradient, self.link, op)  # in place: of one rank nothing is copied
@@ -155,7 +181,9 @@ class Flat(Shard):
         """Add gradients to `own`, and free each of them. A missing one counts as zero."""
         if self.own is None:
             self.own = torch.zeros_like(self.whole, dtype=self.reduction)
-            self.places = dict(zip(self.parameters, views_into(self.own, self.parameters), strict=True))
+            self.places = dict(
+                zip(self.parameters, views_into(self.own, self.parameters), strict=True)
+            )
         for parameter in parameters:
             if parameter._grad is not None:
                 self.places[parameter].add_(parameter._grad)
@@ -170,7 +198,9 @@ class Flat(Shard):
         return taken
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Forget the gradients of these parameters; if they are all of this tensor's, free the memory, too."""
+        """Forget the gradients of these parameters; if they are all of this tensor's, free the
+        memory, too.
+        """
         if self.slices.keys() <= parameters:
             self.gradient, self.own, self.places = None, None, {}
         super().forget_gradients(parameters)
@@ -187,9 +217,13 @@ class UnitState(Enum):
 
 
 class Unit:
-    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`, use, `reshard`."""
+    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`,
+    use, `reshard`.
+    """
 
-    def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision
+    ) -> None:
         self.name, self.module, self.flats, self.precision = name, module, flats, precision
         self.trained = [flat for flat in flats if flat.trained]
         self.cut = [flat for flat in flats if not flat.replicated]
@@ -201,7 +235,9 @@ class Unit:
     def unshard(self, stream: Stream[Communicator], same: SameSteps) -> None:
         """Begin to gather the parameters."""
         assert self.state is UnitState.SHARDED, "a unit is gathered once"
-        self.gathering = stream.launch(self._fetch, same, [make_room(flat.whole) for flat in self.cut])
+        self.gathering = stream.launch(
+            self._fetch, same, [make_room(flat.whole) for flat in self.cut]
+        )
         self.state = UnitState.UNSHARDING
 
     def _fetch(self, same: SameSteps, wholes: list[Tensor]) -> None:
@@ -229,9 +265,13 @@ class Unit:
             self.state = UnitState.SHARDED
 
     def apart(self, output: Any) -> Any:
-        """Return the nested `output`, with copies of tensors that lie in the unit's memory, which may be freed now."""
+        """Return the nested `output`, with copies of tensors that lie in the unit's memory, which
+        may be freed now.
+        """
         ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
-        return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
+        return tree_map_only(
+            Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output
+        )
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

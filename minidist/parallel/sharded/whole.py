@@ -1,4 +1,6 @@
-"""The whole state of a model whose parameters are spread over ranks: to read it, to save it, to load it."""
+"""The whole state of a model whose parameters are spread over ranks: to read it, to save it, to
+load it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,20 +16,25 @@ from minidist.parallel.sharded.units import Flat
 
 
 class Whole(Sharded):
-    """A sharded model that returns and loads whole parameters. A rank sends (P - 1)/P of the bytes it returns."""
+    """A sharded model that returns and loads whole parameters. A rank sends (P - 1)/P of the bytes
+    it returns.
+    """
 
     flats: list[Flat]
     shard_of: dict[nn.Parameter, Flat]
     readable: bool
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
+        """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a
+        time. Collective.
+        """
         for flat in self.flats:
             for parameter, value in zip(flat.parameters, _gathered(flat, flat.values), strict=True):
                 yield self.names[parameter], value
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
-        """Yield name and whole gradient of each trained parameter, None if it has none, a unit at a time. Collective.
+        """Yield name and whole gradient of each trained parameter, None if it has none, a unit at a
+        time. Collective.
 
         They are the gradients of the slices: reduced and, after clipping, clipped.
         """
@@ -40,27 +47,43 @@ class Whole(Sharded):
                 yield self.names[parameter], None if flat.slices[parameter].grad is None else value
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the `state_dict` that the serial model would have, on the CPU of every rank. Collective."""
+        """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+        Collective.
+        """
         whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
         every = self.module.named_parameters(remove_duplicate=False)
-        aliases = {name: self.names[parameter] for name, parameter in every if parameter in self.names}
+        aliases = {
+            name: self.names[parameter] for name, parameter in every if parameter in self.names
+        }
         self.readable = True
-        with torch._C.DisableTorchFunctionSubclass():  # for its names, their order, and the buffers: not for values
+        # for its names, their order, and the buffers: not for values
+        with torch._C.DisableTorchFunctionSubclass():
             state = self.module.state_dict()
         self.readable = False
-        return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}
+        return {
+            name: whole[aliases[name]] if name in aliases else value.cpu()
+            for name, value in state.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Load whole parameters: a serial model's state, or pairs that are drawn one by one. Every rank needs them all.
+        """Load whole parameters: a serial model's state, or pairs that are drawn one by one. Every
+        rank needs them all.
 
         Raises
         ------
         ValueError
-            If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has changed then.
+            If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has
+            changed then.
         """
-        targets = dict(self.module.named_buffers()) | dict(self.module.named_parameters(remove_duplicate=False))
+        targets = dict(self.module.named_buffers()) | dict(
+            self.module.named_parameters(remove_duplicate=False)
+        )
         every = self.module.named_modules()
-        extra = {f"{name}.{EXTRA}".lstrip("."): module.set_extra_state for name, module in every if keeps_more(module)}
+        extra = {
+            f"{name}.{EXTRA}".lstrip("."): module.set_extra_state
+            for name, module in every
+            if keeps_more(module)
+        }
         missing, wrong = set(self.names.values()), []
         writes: list[Callable[[], object]] = []
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
@@ -75,19 +98,24 @@ class Whole(Sharded):
                 missing.discard(self.names[target])
             else:  # a buffer, or an ignored parameter
                 writes.append(partial(target.detach().copy_, value))
-            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one may not fit at once
+            # what is drawn one by one may not fit at once
+            while writes and not isinstance(tensors, Mapping):
                 writes.pop()()
         wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
         if wrong:
             more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+            raise ValueError(
+                f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}"
+            )
         for write in writes:
             write()
         self.stepped()
 
 
 def keeps_more(module: nn.Module) -> bool:
-    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a router's bias."""
+    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a
+    router's bias.
+    """
     return type(module).set_extra_state is not nn.Module.set_extra_state
 
 

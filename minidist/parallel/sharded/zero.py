@@ -1,4 +1,5 @@
-"""ZeRO 1 and 2: `plain.py` for any model, in buckets, and with overlap: gradients are reduced while backward runs.
+"""ZeRO 1 and 2: `plain.py` for any model, in buckets, and with overlap: gradients are reduced while
+backward runs.
 
     DDP      all-reduce gradients                                 ─▶ every rank updates all parameters
     ZeRO     reduce-scatter gradients ─▶ rank r updates shard r   ─▶ all-gather parameters
@@ -9,8 +10,8 @@
     the optimizer's step              of `optimizer(kind, ...)`, which is over `slices`
     unshard, in `step`                `stepped`, with which the optimizer's step ends
 
-An all-reduce *is* a reduce-scatter and an all-gather, so ZeRO sends as much as DDP: 2 (P - 1)/P n bytes a rank. With n
-bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
+An all-reduce *is* a reduce-scatter and an all-gather, so ZeRO sends as much as DDP: 2 (P - 1)/P n
+bytes a rank. With n bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
 
              parameters     gradients                                        state
     DDP      n              n                                                2 n
@@ -36,9 +37,13 @@ from minidist.parallel.sharded.shard import Links, Shard, Sharded, moved, place_
 
 
 class BucketShard(Shard):
-    """This rank's part of a bucket. Its parameters are views into one flat buffer, which one all-gather fills."""
+    """This rank's part of a bucket. Its parameters are views into one flat buffer, which one
+    all-gather fills.
+    """
 
-    def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator
+    ) -> None:
         super().__init__(parameters, names, comm)
         self.whole = flat_buffer(parameters, comm)
         self.views = views_into(self.whole, parameters)
@@ -48,7 +53,9 @@ class BucketShard(Shard):
         self.make_slices(self.whole[self.start : self.stop])
 
     def check_place(self) -> None:
-        """Raise RuntimeError if a parameter has left the flat buffer, into which `publish` gathers."""
+        """Raise RuntimeError if a parameter has left the flat buffer, into which `publish`
+        gathers.
+        """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if place_of(parameter) != place_of(view):
                 raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
@@ -59,33 +66,47 @@ class BucketShard(Shard):
 
 
 class ZeRO1(Sharded, Bucketed):
-    """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
+    """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are
+    reduce-scattered.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`, or with
-    torch's `clip_grad_norm_(model.parameters(), ...)`: once reduced, `parameter.grad` is that of this rank's slice.
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices,
+    ...)`, or with torch's `clip_grad_norm_(model.parameters(), ...)`: once reduced,
+    `parameter.grad` is that of this rank's slice.
 
     Parameters
     ----------
     model, comm, *args, **options
         As for `DDP`: `op`, `unused`, `bucket_bytes` and `first_bucket_bytes`.
     overlap : bool
-        Return from the optimizer's step while parameters are still being gathered; each module waits for its own when
-        it is called. This pays where communication has its own hardware. Call `wait` before you read parameters.
+        Return from the optimizer's step while parameters are still being gathered; each module
+        waits for its own when it is called. This pays where communication has its own hardware.
+        Call `wait` before you read parameters.
 
-    An optimizer over the parameters themselves raises ValueError when it steps. If the model computes in 16 bits, use
-    `MasterWeights` as the optimizer: it updates values in 32 bits.
+    An optimizer over the parameters themselves raises ValueError when it steps. If the model
+    computes in 16 bits, use `MasterWeights` as the optimizer: it updates values in 32 bits.
     """
 
     shard_of: dict[nn.Parameter, BucketShard]
 
-    def __init__(self, model: nn.Module, comm: Communicator, *args: Any, overlap: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        *args: Any,
+        overlap: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(model, comm, *args, **options)
         self.shards: dict[Bucket, BucketShard] = {}
         for bucket in self.buckets:
-            shard = BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
+            shard = BucketShard(
+                bucket.parameters, self.names, copies_of(bucket.parameters[0], comm)
+            )
             shard.gradient = torch.zeros_like(shard.values)
             self.shards[bucket] = shard
-        self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
+        self.shard_of = {
+            parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()
+        }
         self.guard(self.parameters_to_reduce)
         self.hooks.append(Links(self, self.parameters_to_reduce))
         self.gathering: dict[BucketShard, Any] = {}
@@ -95,7 +116,9 @@ class ZeRO1(Sharded, Bucketed):
                 self.hooks.append(module.register_forward_pre_hook(Hook(self._pre_forward)))
 
     def held(self) -> dict[str, list[Tensor]]:
-        """Return this rank's tensors by category, for `Account`: buckets and reduced shards are gradients."""
+        """Return this rank's tensors by category, for `Account`: buckets and reduced shards are
+        gradients.
+        """
         reduced = [shard.gradient for shard in self.shards.values() if shard.gradient is not None]
         return {"gradients": super().held()["gradients"] + reduced}
 
@@ -115,7 +138,9 @@ class ZeRO1(Sharded, Bucketed):
         self._empty(gradients)
 
     def _empty(self, gradients: Tensor) -> None:
-        """Make the bucket zeros: the shard's gradient is the sum, and a next backward's come on top."""
+        """Make the bucket zeros: the shard's gradient is the sum, and a next backward's come on
+        top.
+        """
         gradients.zero_()
 
     def _backward_ended(self) -> None:
@@ -133,9 +158,11 @@ class ZeRO1(Sharded, Bucketed):
         return self.bucket_of[parameter].unreduced(parameter)
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this. Collective.
+        """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this.
+        Collective.
 
-        With `updated`, only the buckets of these parameters are gathered; one that two optimizers update, twice.
+        With `updated`, only the buckets of these parameters are gathered; one that two optimizers
+        update, twice.
         """
         for bucket, shard in self.shards.items():
             if updated is None or any(parameter in updated for parameter in shard.parameters):
@@ -148,10 +175,12 @@ class ZeRO1(Sharded, Bucketed):
 
 
 class ZeRO2(ZeRO1):
-    """Sharded gradients, too: a bucket's gradients are reduce-scattered as soon as they are complete, and freed.
+    """Sharded gradients, too: a bucket's gradients are reduce-scattered as soon as they are
+    complete, and freed.
 
-    A bucket is launched when the one before has been reduced, so a rank holds the gradients of two buckets at most.
-    Arguments are those of `ZeRO1`. In `no_sync` the gradients stay whole and add up.
+    A bucket is launched when the one before has been reduced, so a rank holds the gradients of two
+    buckets at most. Arguments are those of `ZeRO1`. In `no_sync` the gradients stay whole and add
+    up.
     """
 
     whole_gradients = False

@@ -8,13 +8,14 @@
     gather     rank (n, g) has shard n G + g ── across nodes ─▶ all shards of g ── inside the node ─▶ all shards
     reduce     the other way: inside the node first, so that what crosses is already a sum
 
-With M nodes of G ranks, a node receives (M - 1)/M of these bytes, and four bytes for each block of numbers that share a
-scale. Each rank holds N/G bytes more from forward to the next step: its part of the second partition.
+With M nodes of G ranks, a node receives (M - 1)/M of these bytes, and four bytes for each block of
+numbers that share a scale. Each rank holds N/G bytes more from forward to the next step: its part
+of the second partition.
 
-Quantising is lossy. In each block 127 steps lead from 0 to the largest parameter, and parameters are off by half a step
-at most. Gradients have 7 steps, and they are rounded twice, before each of the two hops. A quantised sum cannot be
-passed on from rank to rank, as a ring does: ranks exchange by all-to-all, and then each adds up.
-(Wang et al. 2023, ZeRO++.)
+Quantising is lossy. In each block 127 steps lead from 0 to the largest parameter, and parameters
+are off by half a step at most. Gradients have 7 steps, and they are rounded twice, before each of
+the two hops. A quantised sum cannot be passed on from rank to rank, as a ring does: ranks exchange
+by all-to-all, and then each adds up. (Wang et al. 2023, ZeRO++.)
 """
 
 from typing import Any
@@ -31,16 +32,21 @@ from minidist.parallel.sharded.units import Flat, MixedPrecision
 
 
 class Nodes:
-    """M nodes of G ranks: a communicator of this rank's node, and one of its counterparts on the other nodes."""
+    """M nodes of G ranks: a communicator of this rank's node, and one of its counterparts on the
+    other nodes.
+    """
 
     def __init__(self, comm: Communicator, node_ranks: int) -> None:
         node, place = divmod(comm.rank, node_ranks)
         self.inside = comm.split(node).fork()  # twins, which only the stream's thread uses
         self.across = comm.split(place).fork()
-        self.exact = False  # nothing is rounded: parameters are gathered to be read or kept, not to compute with
+        # nothing is rounded: parameters are gathered to be read or kept, not to compute with
+        self.exact = False
 
     def gather(self, mine: Tensor) -> Tensor:
-        """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits, and integers as they are."""
+        """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits, and integers as they
+        are.
+        """
         rounded = mine.is_floating_point()
         row = pack(mine[None], bits=8) if rounded else mine[None]
         here = all_gather(row, self.across, counts=[1] * self.across.size)
@@ -48,7 +54,9 @@ class Nodes:
         return _swapped(unpack(rows, len(mine), bits=8) if rounded else rows, self.inside.size)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel in 4 bits."""
+        """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel
+        in 4 bits.
+        """
         rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
         for comm in (self.inside, self.across):
             arrived = all_to_all(pack(rows, bits=4), comm)
@@ -57,7 +65,8 @@ class Nodes:
 
 
 class QuantisedFlat(Flat):
-    """Parameters that travel in 8 bits, or only inside the node while the second partition is valid.
+    """Parameters that travel in 8 bits, or only inside the node while the second partition is
+    valid.
 
     Attributes
     ----------
@@ -69,11 +78,14 @@ class QuantisedFlat(Flat):
         self.nodes = nodes
         self.second: Tensor | None = None
         super().__init__(*args, **options)
-        self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
+        # elements of every rank's shard, filled up with zeros
+        self.row = -(-self.counts[0] // BLOCK) * BLOCK
 
     @property
     def hop(self) -> float:
-        """Bytes of a rank's row: in the first gathering of a step and, if it is trained, in the reduction."""
+        """Bytes of a rank's row: in the first gathering of a step and, if it is trained, in the
+        reduction.
+        """
         scales = self.row / BLOCK * 4
         if not self.mine.is_floating_point():
             return self.row * self.mine.itemsize
@@ -92,7 +104,9 @@ class QuantisedFlat(Flat):
         elif self.second is None:
             mine = whole.new_zeros(self.row)
             mine[: len(self.mine)] = self.mine
-            for row, target in zip(self.nodes.gather(mine), torch.split(whole, self.counts), strict=True):
+            for row, target in zip(
+                self.nodes.gather(mine), torch.split(whole, self.counts), strict=True
+            ):
                 target.copy_(row[: len(target)])
             self.second = whole.tensor_split(inside.size)[inside.rank].clone()
         else:
@@ -103,7 +117,9 @@ class QuantisedFlat(Flat):
         return [self.mine] if self.second is None else [self.mine, self.second]
 
     def reduce(self, gradient: Tensor, op: str) -> Tensor:
-        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
+        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on
+        the stream.
+        """
         rows = gradient.new_zeros(self.comm.size, self.row)  # one for each rank
         for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
             row[: len(part)] = part
@@ -138,18 +154,24 @@ class ZeROPlusPlus(FSDP):
     ) -> None:
         self.node_ranks = len(comm.node) if node_ranks is None else node_ranks
         if self.node_ranks < 1 or comm.size % self.node_ranks:
-            raise ValueError(f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size")
+            raise ValueError(
+                f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size"
+            )
         super().__init__(model, comm, op, **options)
 
     def _divide(self, shard_ranks: int | None) -> None:
         """Make the communicators: those of FSDP, and those inside a node and across nodes."""
         if any(map(expert_groups_of, self.names)):
-            raise ValueError("ZeRO++ knows no experts that ranks have shared out: use FSDP, or ep=1")
+            raise ValueError(
+                "ZeRO++ knows no experts that ranks have shared out: use FSDP, or ep=1"
+            )
         super()._divide(shard_ranks)
         self.nodes = Nodes(self.comm, self.node_ranks)
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step: the first gathering and the reduction quantised, others inside a node."""
+        """Return what a rank sends in a step: the first gathering and the reduction quantised,
+        others inside a node.
+        """
         group, m = self.nodes.inside.size, microbatches
         n = sum(parameter.nbytes for parameter in self.module.parameters())
         root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
@@ -157,7 +179,9 @@ class ZeROPlusPlus(FSDP):
         return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops
 
     def between_nodes(self) -> tuple[Communicator, float]:
-        """Return the communicator to other nodes, and a step's bytes on it, whatever the number of microbatches."""
+        """Return the communicator to other nodes, and a step's bytes on it, whatever the number of
+        microbatches.
+        """
         return self.nodes.across, (self.nodes.across.size - 1) * self._hops
 
     @property
@@ -172,7 +196,9 @@ class ZeROPlusPlus(FSDP):
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
         link = self.links[self.shard_comm]
-        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, self.allocate, link=link)
+        return QuantisedFlat(
+            self.nodes, parameters, self.names, self.shard_comm, precision, self.allocate, link=link
+        )
 
 
 def _swapped(rows: Tensor, outer: int) -> Tensor:

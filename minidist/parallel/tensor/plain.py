@@ -1,4 +1,5 @@
-"""Tensor parallelism on one page: every rank holds and computes a part of an MLP and of an attention.
+"""Tensor parallelism on one page: every rank holds and computes a part of an MLP and of an
+attention.
 
                  x [B, T, D], the same on every rank
                  │ f   forward: nothing          backward: all_reduce
@@ -10,11 +11,12 @@
                  │ g   forward: all_reduce       backward: nothing
                  z = Σ Z_r [B, T, D], the same on every rank
 
-Between the two cuts nothing has to be sent: that is why they come in this order. `x` enters once, for all matrices that
-read it: if each matrix let it enter by itself, backward would all-reduce two or three times.
+Between the two cuts nothing has to be sent: that is why they come in this order. `x` enters once,
+for all matrices that read it: if each matrix let it enter by itself, backward would all-reduce two
+or three times.
 
-Cost of each function: one all-reduce of B T D numbers in forward and one in backward. Each sends 2 (P - 1)/P of these
-numbers from each rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
+Cost of each function: one all-reduce of B T D numbers in forward and one in backward. Each sends 2
+(P - 1)/P of these numbers from each rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
 """
 
 from collections.abc import Mapping
@@ -29,9 +31,11 @@ from minidist.parallel.adjoint import copy_to, reduce_from
 
 
 def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank. Collective, and so is its backward.
+    """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank. Collective, and so is its
+    backward.
 
-    `mine` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of `down` [D, C/P].
+    `mine` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of
+    `down` [D, C/P].
     """
     inside = copy_to(x, comm)  # f
     hidden = F.silu(F.linear(inside, mine["gate"])) * F.linear(inside, mine["up"])  # [B, T, C/P]
@@ -39,16 +43,23 @@ def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
 
 
 def attention(
-    x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator, rotary: Rotary | None = None
+    x: Tensor,
+    mine: Mapping[str, Tensor],
+    head_dim: int,
+    comm: Communicator,
+    rotary: Rotary | None = None,
 ) -> Tensor:
-    """Return causal attention over all heads [B, T, D] on every rank. Collective, and so is its backward.
+    """Return causal attention over all heads [B, T, D] on every rank. Collective, and so is its
+    backward.
 
-    `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value` [H/P * d, D], the same
-    columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys are rotated by their positions.
+    `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value` [H/P *
+    d, D], the same columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys are
+    rotated by their positions.
     """
     inside = copy_to(x, comm)  # f
     query, key, value = (
-        F.linear(inside, mine[name]).view(*x.shape[:2], -1, head_dim).transpose(1, 2)  # [B, H/P, T, d]
+        # [B, H/P, T, d]
+        F.linear(inside, mine[name]).view(*x.shape[:2], -1, head_dim).transpose(1, 2)
         for name in ("query", "key", "value")
     )
     if rotary is not None:

@@ -1,4 +1,5 @@
-"""Tensor parallelism for a serial model, from outside: a plan says which module is split in which style.
+"""Tensor parallelism for a serial model, from outside: a plan says which module is split in which
+style.
 
     parallelize_tensor(model, mesh.tp)                              our GPT
     parallelize_tensor(model, mesh.tp, sequence=True)               with the sequence split between the regions
@@ -8,8 +9,8 @@
         "blocks.*.mlp.down": RowParallel(),
     })
 
-Afterwards all ranks call the model with the same tokens. `state_dict` has the same names, and holds slices; the record
-of each parameter (`tensor_placement_of`) says which slice.
+Afterwards all ranks call the model with the same tokens. `state_dict` has the same names, and holds
+slices; the record of each parameter (`tensor_placement_of`) says which slice.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,12 @@ from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.guard import GuardOfBlocks
-from minidist.parallel.placement import TensorPlacement, expert_groups_of, shard, tensor_placement_of
+from minidist.parallel.placement import (
+    TensorPlacement,
+    expert_groups_of,
+    shard,
+    tensor_placement_of,
+)
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
     ColumnParallel,
@@ -42,13 +48,19 @@ Plan: TypeAlias = Mapping[str, Style]
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
-    """Return the plan for our GPT: attention by heads, MLPs by channels, embedding and head by words.
+    """Return the plan for our GPT: attention by heads, MLPs by channels, embedding and head by
+    words.
 
     Routed experts are not cut: each rank sends its share of the tokens to them.
     """
     mlp = "layers.*.mlp.shared" if config.experts else "layers.*.mlp"
     column, down = ColumnParallel(), RowParallel()
-    channels: Plan = {mlp: ParallelRegion(), f"{mlp}.gate": column, f"{mlp}.up": column, f"{mlp}.down": down}
+    channels: Plan = {
+        mlp: ParallelRegion(),
+        f"{mlp}.gate": column,
+        f"{mlp}.up": column,
+        f"{mlp}.down": down,
+    }
     key_value = ColumnParallel(heads=config.key_value_heads, shared=True)
     return {
         "embedding": VocabularyParallel(),
@@ -63,7 +75,9 @@ def gpt_plan(config: GPTConfig) -> Plan:
     }
 
 
-def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None = None, sequence: bool = False) -> None:
+def parallelize_tensor(
+    model: nn.Module, comm: Communicator, plan: Plan | None = None, sequence: bool = False
+) -> None:
     """Split a model over the ranks of `comm`, in place. Collective.
 
     Parameters
@@ -78,13 +92,15 @@ def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None =
     plan : optional
         Styles by patterns of module names. By default `gpt_plan`, for a GPT.
     sequence : bool
-        Split the sequence [B, T, D] along T between the regions. The plan then has a module that splits it first
-        (`VocabularyParallel` or `SplitSequence`); T must be a multiple of the ranks.
+        Split the sequence [B, T, D] along T between the regions. The plan then has a module that
+        splits it first (`VocabularyParallel` or `SplitSequence`); T must be a multiple of the
+        ranks.
 
     Raises
     ------
     ValueError, TypeError
-        On every rank, before anything is sent, for a plan that does not fit the model or the number of ranks.
+        On every rank, before anything is sent, for a plan that does not fit the model or the number
+        of ranks.
     MismatchError
         If the ranks have built different models; their values may differ.
 
@@ -94,9 +110,11 @@ def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None =
 
 
 def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) -> None:
-    """Give every rank the values of rank 0, then split the model by styles from `check_plan`. Collective.
+    """Give every rank the values of rank 0, then split the model by styles from `check_plan`.
+    Collective.
 
-    First each style is applied; then comes what no style names: whole parameters, and dropouts of a split sequence.
+    First each style is applied; then comes what no style names: whole parameters, and dropouts of a
+    split sequence.
     """
     if comm.size == 1:
         return
@@ -112,8 +130,11 @@ def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bo
             split_dropout(module, comm)
 
 
-def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
-    """Return the style of each module that is split, by name. Sends nothing. Arguments as for `parallelize_tensor`.
+def check_plan(
+    model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool
+) -> dict[str, Style]:
+    """Return the style of each module that is split, by name. Sends nothing. Arguments as for
+    `parallelize_tensor`.
 
     Raises
     ------
@@ -121,20 +142,33 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
         As `parallelize_tensor`.
     """
     check_unwrapped(model, "parallelize_tensor")
-    if any(tensor_placement_of(p) is not None and expert_groups_of(p) is None for p in model.parameters()):
-        raise ValueError("the model has been split already: call parallelize_tensor once, on a serial model")
+    if any(
+        tensor_placement_of(p) is not None and expert_groups_of(p) is None
+        for p in model.parameters()
+    ):
+        raise ValueError(
+            "the model has been split already: call parallelize_tensor once, on a serial model"
+        )
     if scales_of(model):
         reason = "a layer that is cut would multiply in its own dtype again"
-        raise ValueError(f"the model multiplies in 8 bits already, and {reason}: to_fp8 comes after parallelize_tensor")
+        raise ValueError(
+            f"the model multiplies in 8 bits already, and {reason}: to_fp8 comes after "
+            "parallelize_tensor"
+        )
     if plan is None:
         if not isinstance(model, GPT):
-            raise TypeError(f"no plan is known for a {type(model).__name__}: pass plan={{pattern: style, ...}}")
+            raise TypeError(
+                f"no plan is known for a {type(model).__name__}: pass plan={{pattern: style, ...}}"
+            )
         plan = gpt_plan(model.config)
     styles = _matched(model, plan)
     for name, style in styles.items():
         module, kind = linear_in(model.get_submodule(name)), type(style).__name__
         if not isinstance(module, style.kind):
-            fault = f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}"
+            fault = (
+                f"{name} is of kind {type(module).__name__}, but {kind} splits "
+                f"{style.kind.__name__}"
+            )
             raise TypeError(f"{fault}: change the plan")
         style.bounds(module, name, comm)
     if sequence and not any(style.splits_sequence for style in styles.values()):
@@ -144,12 +178,21 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
 
 
 def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Record whole parameters, and make backward sum their gradients where each rank computes some of the terms."""
+    """Record whole parameters, and make backward sum their gradients where each rank computes some
+    of the terms.
+    """
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
-            shard(parameter, TensorPlacement(name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm))
+            shard(
+                parameter,
+                TensorPlacement(
+                    name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm
+                ),
+            )
             around = _around(name, styles)
-            some_channels = any(style.enters for style in around) and not any(style.leaves for style in around)
+            some_channels = any(style.enters for style in around) and not any(
+                style.leaves for style in around
+            )
             split = sequence or any(style.splits_tokens for style in around)
             some_tokens = split and not any(style.splits_sequence for style in around)
             if some_channels or some_tokens:
@@ -157,17 +200,23 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
 
 
 def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:
-    """Return the style of each module that a pattern names. Raises ValueError if none does, or two do."""
+    """Return the style of each module that a pattern names. Raises ValueError if none does, or two
+    do.
+    """
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, tuple[str, Style]] = {}
     for pattern, style in plan.items():
         matches = [name for name in names if _fits(name, pattern)]
         if not matches:
             fault = f"the plan names {pattern!r}, which no module of the model has"
-            raise ValueError(f"{fault}: the names are such as {', '.join(names[:3])}, ..., {names[-1]}")
+            raise ValueError(
+                f"{fault}: the names are such as {', '.join(names[:3])}, ..., {names[-1]}"
+            )
         for name in matches:
             if name in found:
-                raise ValueError(f"{name} is named twice in the plan, by {found[name][0]!r} and by {pattern!r}")
+                raise ValueError(
+                    f"{name} is named twice in the plan, by {found[name][0]!r} and by {pattern!r}"
+                )
             found[name] = pattern, style
     return {name: style for name, (_, style) in found.items()}
 

@@ -7,7 +7,8 @@
     SplitSequence       a module that every rank computes whole, and whose output is split along the sequence
     SplitTokens         routed experts: each rank sends its share of the tokens to theirs
 
-A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is cut as W is: columns cut B, rows cut A.
+A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is cut as W is:
+columns cut B, rows cut A.
 """
 
 from abc import ABC, abstractmethod
@@ -39,13 +40,15 @@ class Style(ABC):
     kind : type of nn.Module
         The modules that can have this style.
     enters : bool
-        The input enters here, for all modules inside: whole parameters inside see this rank's channels only.
+        The input enters here, for all modules inside: whole parameters inside see this rank's
+        channels only.
     leaves : bool
         Whole parameters inside, such as a bias, are used after the sum over channels.
     splits_sequence : bool
         With sequence parallelism the output is split; whole parameters inside see all tokens.
     splits_tokens : bool
-        Each rank computes some tokens, also without sequence parallelism; whole parameters inside see these only.
+        Each rank computes some tokens, also without sequence parallelism; whole parameters inside
+        see these only.
     """
 
     kind: ClassVar[type[nn.Module]] = nn.Module
@@ -55,25 +58,32 @@ class Style(ABC):
     splits_tokens: ClassVar[bool] = False
 
     def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return what each rank is to hold, and how many ranks hold the same. Raises ValueError if it cannot be cut."""
+        """Return what each rank is to hold, and how many ranks hold the same. Raises ValueError if
+        it cannot be cut.
+        """
         return (), 1
 
     @abstractmethod
     def apply(self, module: Any, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Return the module's replacement; `entered` tells that a region around it has let the input enter."""
+        """Return the module's replacement; `entered` tells that a region around it has let the
+        input enter.
+        """
 
 
 class ParallelRegion(Style):
-    """A module whose column-parallel layers read its first input, which enters here, once for all of them.
+    """A module whose column-parallel layers read its first input, which enters here, once for all
+    of them.
 
-    Only what is cut may use that input: a residual connection belongs outside, or its gradient would be counted P
-    times. Whole parameters inside are assumed to see this rank's channels only, so their gradients are summed.
+    Only what is cut may use that input: a residual connection belongs outside, or its gradient
+    would be counted P times. Whole parameters inside are assumed to see this rank's channels only,
+    so their gradients are summed.
     """
 
     enters = True
 
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Hook the module. Its first input may come by position, or by the name that it has in `forward`.
+        """Hook the module. Its first input may come by position, or by the name that it has in
+        `forward`.
 
         Raises
         ------
@@ -89,8 +99,13 @@ class ParallelRegion(Style):
                 return (boundary.enter(inputs[0]), *inputs[1:]), named
             if first in named:
                 return inputs, {**named, first: boundary.enter(named[first])}
-            fault = f"{name} was called with {', '.join(named) or 'nothing'}, and not with its first input {first!r}"
-            raise TypeError(f"{fault}, which has to enter the region: pass it first, or by that name")
+            fault = (
+                f"{name} was called with {', '.join(named) or 'nothing'}, and not with its first "
+                f"input {first!r}"
+            )
+            raise TypeError(
+                f"{fault}, which has to enter the region: pass it first, or by that name"
+            )
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
         return module
@@ -103,9 +118,11 @@ class ColumnParallel(Style):
     Attributes
     ----------
     heads : int
-        The outputs form this many heads, and are cut between heads only. With 0 they are cut anywhere.
+        The outputs form this many heads, and are cut between heads only. With 0 they are cut
+        anywhere.
     shared : bool
-        Neighbouring ranks may hold the same head, if there are fewer heads than ranks (keys and values).
+        Neighbouring ranks may hold the same head, if there are fewer heads than ranks (keys and
+        values).
     gather : bool
         Return the whole output on every rank, replicated, instead of this rank's part.
     """
@@ -125,11 +142,14 @@ class ColumnParallel(Style):
         Raises
         ------
         ValueError
-            For a layer with an adapter outside of regions: its input would enter for the layer alone.
+            For a layer with an adapter outside of regions: its input would enter for the layer
+            alone.
         """
         comm, linear = boundary.comm, linear_in(module)
         if module is not linear and (self.gather or not entered):
-            raise ValueError(f"{name} has an adapter, and stands in no ParallelRegion: plan one around it")
+            raise ValueError(
+                f"{name} has an adapter, and stands in no ParallelRegion: plan one around it"
+            )
         bounds, copies = self.bounds(linear, name, comm)
         for label, parameter in module.named_parameters():
             if label != "A":
@@ -138,12 +158,16 @@ class ColumnParallel(Style):
                 if copies > 1:
                     sum_gradient(parameter, boundary.sharing(copies))
         gather = comm if self.gather else None
-        return around(module, tensor.ColumnParallelLinear(linear, None if entered else boundary, gather))
+        return around(
+            module, tensor.ColumnParallelLinear(linear, None if entered else boundary, gather)
+        )
 
 
 @dataclass(frozen=True)
 class RowParallel(Style):
-    """Cut a linear layer's inputs, as `ColumnParallel` has cut the outputs that they come from; `heads` as there."""
+    """Cut a linear layer's inputs, as `ColumnParallel` has cut the outputs that they come from;
+    `heads` as there.
+    """
 
     kind = nn.Linear
     leaves = True
@@ -159,7 +183,12 @@ class RowParallel(Style):
         bounds, _ = self.bounds(linear, name, boundary.comm)
         for label, parameter in module.named_parameters():
             if label in ("weight", "base.weight", "A"):
-                shard(parameter, TensorPlacement(f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm))
+                shard(
+                    parameter,
+                    TensorPlacement(
+                        f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm
+                    ),
+                )
         if isinstance(module, LoRALinear):
             module.join = boundary.leave  # of r channels, before the whole B: a small message
         return around(module, tensor.RowParallelLinear(linear, boundary))
@@ -173,12 +202,23 @@ class VocabularyParallel(Style):
     splits_sequence = True
 
     def bounds(self, module: nn.Embedding, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return those of the words. Raises as `bounds_of`, and for options of torch's embedding."""
-        if module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq:
-            raise ValueError(f"{name} has padding_idx, max_norm or scale_grad_by_freq: VocabularyParallel knows none")
+        """Return those of the words. Raises as `bounds_of`, and for options of torch's
+        embedding.
+        """
+        if (
+            module.padding_idx is not None
+            or module.max_norm is not None
+            or module.scale_grad_by_freq
+        ):
+            raise ValueError(
+                f"{name} has padding_idx, max_norm or scale_grad_by_freq: VocabularyParallel "
+                "knows none"
+            )
         return bounds_of(module.num_embeddings, comm, name)
 
-    def apply(self, module: nn.Embedding, name: str, boundary: Boundary, entered: bool) -> nn.Module:
+    def apply(
+        self, module: nn.Embedding, name: str, boundary: Boundary, entered: bool
+    ) -> nn.Module:
         """Cut weight [V, D] along dim 0."""
         shape = torch.Size((module.num_embeddings, module.embedding_dim))
         bounds, _ = self.bounds(module, name, boundary.comm)
@@ -187,9 +227,11 @@ class VocabularyParallel(Style):
 
 
 class SplitSequence(Style):
-    """For a module that every rank computes whole, such as an embedding: of its output [B, T, D] keep [B, T/P, D].
+    """For a module that every rank computes whole, such as an embedding: of its output [B, T, D]
+    keep [B, T/P, D].
 
-    Its parameters get whole gradients, because backward gathers the tokens. Forward sends no message.
+    Its parameters get whole gradients, because backward gathers the tokens. Forward sends no
+    message.
     """
 
     splits_sequence = True
@@ -206,7 +248,9 @@ class SplitTokens(Style):
     kind = RoutedExperts
     splits_tokens = True
 
-    def apply(self, module: RoutedExperts, name: str, boundary: Boundary, entered: bool) -> nn.Module:
+    def apply(
+        self, module: RoutedExperts, name: str, boundary: Boundary, entered: bool
+    ) -> nn.Module:
         """Hook the module."""
         sum_over(module, partial(reduce_from, comm=boundary.comm))
         times: list[int] = []  # of the tokens that come to the module

@@ -1,5 +1,6 @@
-"""`plain.py` for any serial model: its layers are replaced, its parameters cut in place, and the cuts recorded. The
-embedding is cut, too, cuts need not be equal, and several ranks may share a key-value head.
+"""`plain.py` for any serial model: its layers are replaced, its parameters cut in place, and the
+cuts recorded. The embedding is cut, too, cuts need not be equal, and several ranks may share a
+key-value head.
 
     plain.py                     here
     copy_to (f)                  `Boundary.enter`, once for a region (`ParallelRegion` in `styles.py`)
@@ -8,13 +9,15 @@ embedding is cut, too, cuts need not be equal, and several ranks may share a key
     reduce_from (g)              `Boundary.leave`; sequence parallelism has another boundary (`sequence.py`)
     mine                         what `shard` leaves of each parameter
 
-Embedding: each rank looks up the words that it holds and has zeros for the others; the sum over ranks joins them. The
-head is cut by words as well, and its logits stay split (see `vocabulary.py`). Cuts are those of `numpy.array_split`, so
-a vocabulary that P does not divide needs no padding: the first ranks hold one row more.
+Embedding: each rank looks up the words that it holds and has zeros for the others; the sum over
+ranks joins them. The head is cut by words as well, and its logits stay split (see `vocabulary.py`).
+Cuts are those of `numpy.array_split`, so a vocabulary that P does not divide needs no padding: the
+first ranks hold one row more.
 
-Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets the gradient of its
-own queries only, so they sum the gradients of that head's weights: two all-reduces a layer among P/H_kv ranks, each of
-a matrix [d, D]. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
+Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets
+the gradient of its own queries only, so they sum the gradients of that head's weights: two
+all-reduces a layer among P/H_kv ranks, each of a matrix [d, D]. (Ainslie et al. 2023.) All other
+costs are those of `plain.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -36,10 +39,14 @@ TIME = 1  # the dim of [B, T, D] along which tokens are split
 # ---------------------------------------------------------------- what each rank holds
 
 
-def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: bool = False) -> tuple[Bounds, int]:
-    """Return which of `size` channels each rank holds, and how many neighbouring ranks hold the same.
+def bounds_of(
+    size: int, comm: Communicator, name: str, heads: int = 0, shared: bool = False
+) -> tuple[Bounds, int]:
+    """Return which of `size` channels each rank holds, and how many neighbouring ranks hold the
+    same.
 
-    Channels that form `heads` are cut between heads only; if they are `shared`, several ranks may hold one head.
+    Channels that form `heads` are cut between heads only; if they are `shared`, several ranks may
+    hold one head.
 
     Raises
     ------
@@ -55,16 +62,21 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
             raise ValueError(f"{fault}: choose a number of ranks that divides {heads}{also}")
     counts = cut(size, ranks // copies)
     if not all(counts):
-        raise ValueError(f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most {size}")
+        raise ValueError(
+            f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most "
+            f"{size}"
+        )
     parts = list(pairwise((0, *accumulate(counts))))
     return tuple(parts[rank // copies] for rank in range(ranks)), copies
 
 
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
-    """Make backward sum a parameter's gradient over `comm`, where each rank computes some of its terms.
+    """Make backward sum a parameter's gradient over `comm`, where each rank computes some of its
+    terms.
 
-    The sum comes before the gradient is accumulated, and so before data parallelism reduces it. (Where a pipeline puts
-    weight gradients off, autograd calls with None first.) Nothing is done for a frozen parameter.
+    The sum comes before the gradient is accumulated, and so before data parallelism reduces it.
+    (Where a pipeline puts weight gradients off, autograd calls with None first.) Nothing is done
+    for a frozen parameter.
 
     Cost: one all-reduce of the parameter's size in each backward that has a gradient for it.
     """
@@ -81,7 +93,12 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 
 def where_of(time: int, where: Where, comm: Communicator, device: torch.device) -> Where:
     """Return where this rank's share of `time` tokens is; `where` is that of all of them."""
-    return replace(where, positions=torch.split(where.position_numbers(time, device), cut(time, comm.size))[comm.rank])
+    return replace(
+        where,
+        positions=torch.split(where.position_numbers(time, device), cut(time, comm.size))[
+            comm.rank
+        ],
+    )
 
 
 class Copies(dict[int, Communicator]):
@@ -90,7 +107,9 @@ class Copies(dict[int, Communicator]):
 
 @dataclass(frozen=True)
 class Boundary:
-    """How activations enter and leave a tensor-parallel region. Here by f and g: outside they are replicated."""
+    """How activations enter and leave a tensor-parallel region. Here by f and g: outside they are
+    replicated.
+    """
 
     comm: Communicator
 
@@ -111,7 +130,9 @@ class Boundary:
         return gather_from(x, self.comm, TIME, time)
 
     def sharing(self, copies: int) -> Communicator:
-        """Return the communicator of the `copies` neighbours that hold the same slice. Collective the first time."""
+        """Return the communicator of the `copies` neighbours that hold the same slice. Collective
+        the first time.
+        """
         groups = self.comm.keep(Copies, Copies)
         if copies not in groups:
             groups[copies] = self.comm.split(color=self.comm.rank // copies)
@@ -137,19 +158,29 @@ class PartOfLinear(nn.Linear):
 class ColumnParallelLinear(PartOfLinear):
     """A linear map of which this rank has some outputs: x [..., I] to [..., O/P]."""
 
-    def __init__(self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None) -> None:
+    def __init__(
+        self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None
+    ) -> None:
         super().__init__(whole)
         self.all_features, self.boundary, self.gather = whole.out_features, boundary, gather
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enter, multiply, and add the bias. `boundary` is None where a region around the layer has entered already."""
+        """Enter, multiply, and add the bias. `boundary` is None where a region around the layer has
+        entered already.
+        """
         pieces = self.product(x if self.boundary is None else self.boundary.enter(x))
         pieces = pieces if self.bias is None else pieces + self.bias
-        return pieces if self.gather is None else gather_from(pieces, self.gather, -1, self.all_features)
+        return (
+            pieces
+            if self.gather is None
+            else gather_from(pieces, self.gather, -1, self.all_features)
+        )
 
 
 class RowParallelLinear(PartOfLinear):
-    """A linear map of which this rank has some inputs: x [..., I/P] to the sum over ranks [..., O]."""
+    """A linear map of which this rank has some inputs: x [..., I/P] to the sum over ranks [...,
+    O].
+    """
 
     def __init__(self, whole: nn.Linear, boundary: Boundary) -> None:
         super().__init__(whole)
@@ -162,7 +193,9 @@ class RowParallelLinear(PartOfLinear):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """An embedding of which this rank has some words: tokens [B, T] to the sum over ranks [B, T, D]."""
+    """An embedding of which this rank has some words: tokens [B, T] to the sum over ranks [B, T,
+    D].
+    """
 
     def __init__(self, whole: nn.Embedding, boundary: Boundary) -> None:
         super().__init__()
@@ -170,7 +203,9 @@ class VocabularyParallelEmbedding(nn.Module):
         self.vocabulary = whole.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Look up this rank's words, and zeros for the others; the sum brings their vectors from other ranks."""
+        """Look up this rank's words, and zeros for the others; the sum brings their vectors from
+        other ranks.
+        """
         check_ids(tokens, self.vocabulary)
         words = part_of(self.vocabulary, self.boundary.comm)
         elsewhere = (tokens < words.start) | (tokens >= words.stop)

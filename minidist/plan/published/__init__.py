@@ -1,5 +1,7 @@
-"""The proof of the planner: published runs, predicted and compared, and how its constants were fitted to them.
+"""The proof of the planner: published runs, predicted and compared, and how its constants were
+fitted to them.
 
-Read `fields.py`, what a row may say, and `rows.py`, which makes a setup of a row, then `check.py`, which compares
-(`python -m minidist plan check`). `fit.py` chooses the fitted constants. `some.json` holds the rows that tests look at.
+Read `fields.py`, what a row may say, and `rows.py`, which makes a setup of a row, then `check.py`,
+which compares (`python -m minidist plan check`). `fit.py` chooses the fitted constants. `some.json`
+holds the rows that tests look at.
 """

@@ -1,8 +1,9 @@
 """`plan check`: each row of a file predicted, and beside it what was measured.
 
-`time` is of a step (throughputs are turned into it), `memory` in GB of a GPU, `formula` what a paper computed itself.
-`permute` lets measured values change places among the rows: a prediction that knows something must then be far off.
-`ranking` asks, where several layouts of one model were measured, what the layout predicted to be best really took.
+`time` is of a step (throughputs are turned into it), `memory` in GB of a GPU, `formula` what a
+paper computed itself. `permute` lets measured values change places among the rows: a prediction
+that knows something must then be far off. `ranking` asks, where several layouts of one model were
+measured, what the layout predicted to be best really took.
 """
 
 import json
@@ -24,10 +25,13 @@ from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
 from minidist.trainer.files import FileError, at, parse, read_text, retold
 
-SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
+SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))[
+    "source"
+]
 GIB = 2.0**30
 SEVERAL = 4  # layouts of one model, from which they are ranked
-POLICIES = {  # what a column of Korthikanti et al. 2022, figure 7, recomputes, and whether sequences are cut
+# what a column of Korthikanti et al. 2022, figure 7, recomputes, and whether sequences are cut
+POLICIES = {
     "seqpar_pct": ("none", True),
     "selective_pct": ("selective", False),
     "seqpar_selective_pct": ("selective", True),
@@ -56,14 +60,18 @@ def read(path: str) -> list[Row]:
     with retold(PlanError, FileError, before=f"{path} "):
         rows = parse(read_text(Path(path)))
     if not isinstance(rows, list):
-        raise PlanError(f"{path} is no list of rows, each with id, source, kind, config and measured")
+        raise PlanError(
+            f"{path} is no list of rows, each with id, source, kind, config and measured"
+        )
     return rows
 
 
 def name_of(row: Row) -> str:
     """Return how the report calls a row's source."""
     source = str(row.get("source")) if isinstance(row, dict) else ""
-    return str(next((entry["name"] for entry in SOURCES if source.startswith(entry["begins"])), "others"))
+    return str(
+        next((entry["name"] for entry in SOURCES if source.startswith(entry["begins"])), "others")
+    )
 
 
 def compare(row: Row, known: Constants, exact: bool = True) -> list[Compared]:
@@ -83,7 +91,9 @@ def compare(row: Row, known: Constants, exact: bool = True) -> list[Compared]:
         if row.get("kind") == "throughput" and not measured.get("oom"):
             with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
                 found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
-        unit = GIB / GB if "peak_memory_gib" in measured or run.software.measured == "tensors" else 1.0
+        unit = (
+            GIB / GB if "peak_memory_gib" in measured or run.software.measured == "tensors" else 1.0
+        )
         if gigabytes := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
             found.append(("memory", sum(held(run).values()) / GB, gigabytes * unit))
     if not found:
@@ -103,12 +113,23 @@ def formulas(row: Row) -> Iterator[tuple[str, float, float]]:
     config, measured = row.get("config") or {}, row["measured"]
     values = {}
     if "pos_gb" in measured:
-        billions, ranks = at(config, "params_b", kind=float, limit=READ["params_b"][1]), size(config, "dp")
+        billions, ranks = (
+            at(config, "params_b", kind=float, limit=READ["params_b"][1]),
+            size(config, "dp"),
+        )
         for stage, name in enumerate(("pos_gb", "pos_g_gb", "pos_g_p_gb"), start=1):
             values[name] = model_states(billions * 1e9, ranks, stage).total / GB
     if "params_opt_gib" in measured:
-        count = 12 * size(config, "layers") * size(config, "hidden") ** 2 / (size(config, "tp") * size(config, "pp"))
-        recompute, sp = at(config, "recompute", kind=str), at(config, "sequence_parallel", kind=bool)
+        count = (
+            12
+            * size(config, "layers")
+            * size(config, "hidden") ** 2
+            / (size(config, "tp") * size(config, "pp"))
+        )
+        recompute, sp = (
+            at(config, "recompute", kind=str),
+            at(config, "sequence_parallel", kind=bool),
+        )
         values["params_opt_gib"] = 18 * count / GIB
         values["activations_gib"] = stored(config, recompute, sp) / GIB
     if "tp_baseline_pct" in measured:
@@ -123,13 +144,19 @@ def formulas(row: Row) -> Iterator[tuple[str, float, float]]:
 
 
 def stored(config: Row, recompute: str, sp: bool) -> float:
-    """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to 6.)"""
+    """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to
+    6.)
+    """
     sizes = size(config, "seq"), size(config, "micro_batch"), size(config, "hidden")
     heads, tp = size(config, "heads"), size(config, "tp")
     kept = layer_activations(*sizes, heads, tp, sp, attention_weights=recompute == "none")
     pp, chunks = size(config, "pp"), size(config, "virtual_pp") if config.get("virtual_pp") else 1
     more = 1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1
-    return (layer_input(*sizes) if recompute == "full" else kept) * float(size(config, "layers")) * more
+    return (
+        (layer_input(*sizes) if recompute == "full" else kept)
+        * float(size(config, "layers"))
+        * more
+    )
 
 
 def size(config: Row, name: str) -> int:
@@ -137,7 +164,9 @@ def size(config: Row, name: str) -> int:
     return int(at(config, name, kind=int, limit=NUMBERS["size"][1]))
 
 
-def check(rows: Sequence[Row], known: Constants, permuted: int | None = None, exact: bool = True) -> dict[str, Any]:
+def check(
+    rows: Sequence[Row], known: Constants, permuted: int | None = None, exact: bool = True
+) -> dict[str, Any]:
     """Return the report as it is written in JSON: errors in percent."""
     found: list[tuple[Row, Compared]] = []
     left_out = []
@@ -146,7 +175,9 @@ def check(rows: Sequence[Row], known: Constants, permuted: int | None = None, ex
             found += [(row, each) for each in compare(row, known, exact)]
         except LeftOut as reason:
             called = row.get("id") if isinstance(row, dict) else None
-            left_out.append({"id": called or f"row {place}", "source": name_of(row), "why": str(reason)})
+            left_out.append(
+                {"id": called or f"row {place}", "source": name_of(row), "why": str(reason)}
+            )
     ranked = ranking(found)
     compared = [each for _, each in found]
     compared = compared if permuted is None else permute(compared, permuted)
@@ -154,8 +185,15 @@ def check(rows: Sequence[Row], known: Constants, permuted: int | None = None, ex
     for each in compared:
         error = 100 * (each.predicted / each.measured - 1)
         groups[each.source if each.quantity == "time" else each.quantity].append(error)
-    sources = {name: {"n": len(errors)} | measures(errors) for name, errors in sorted(groups.items())}
-    return {"sources": sources, "rows": [each._asdict() for each in compared], "left_out": left_out, "ranking": ranked}
+    sources = {
+        name: {"n": len(errors)} | measures(errors) for name, errors in sorted(groups.items())
+    }
+    return {
+        "sources": sources,
+        "rows": [each._asdict() for each in compared],
+        "left_out": left_out,
+        "ranking": ranked,
+    }
 
 
 def measures(errors: Sequence[float]) -> dict[str, float]:
@@ -175,7 +213,9 @@ def permute(compared: Sequence[Compared], seed: int) -> list[Compared]:
 
 
 def ranking(compared: Sequence[tuple[Row, Compared]]) -> list[dict[str, Any]]:
-    """Return, for each model with several layouts, what the one predicted best took, and the place of the best."""
+    """Return, for each model with several layouts, what the one predicted best took, and the place
+    of the best.
+    """
     groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
     for row, each in compared:
         if each.quantity == "time":
@@ -187,14 +227,18 @@ def ranking(compared: Sequence[tuple[Row, Compared]]) -> list[dict[str, Any]]:
         order = sorted(several, key=lambda each: each.predicted)
         if len(several) >= SEVERAL and best.measured < max(each.measured for each in several):
             what = {"source": source, "hidden": hidden, "layers": layers, "layouts": len(several)}
-            found.append(what | {"chosen": order[0].measured / best.measured, "place": order.index(best) + 1})
+            found.append(
+                what | {"chosen": order[0].measured / best.measured, "place": order.index(best) + 1}
+            )
     return found
 
 
 def text(report: dict[str, Any]) -> str:
     """Return the report as a table."""
     bounds = {entry["name"]: entry.get("bound") for entry in SOURCES} | {"memory": 5, "formula": 0}
-    lines = [f"{'source':<20}{'rows':>6}{'mean |error|':>14}{'median':>9}{'bias':>9}   bound of the mean"]
+    lines = [
+        f"{'source':<20}{'rows':>6}{'mean |error|':>14}{'median':>9}{'bias':>9}   bound of the mean"
+    ]
     for name, each in report["sources"].items():
         errors = f"{each['mean']:>12.2f} %{each['median']:>7.2f} %{each['bias']:>7.1f} %"
         lines.append(f"{name:<20}{each['n']:>6}{errors}   {bounds.get(name) or ''}")
@@ -202,21 +246,28 @@ def text(report: dict[str, Any]) -> str:
         took = [each["chosen"] for each in report["ranking"] if each["source"] == name]
         early = sum(each["place"] <= 5 for each in report["ranking"] if each["source"] == name)
         lines.append(
-            f"{name}: of {len(took)} models with several layouts, the one predicted best took {fmean(took):.3f} of the "
-            f"best (at most {max(took):.3f}); the best is among the first five of {early}"
+            f"{name}: of {len(took)} models with several layouts, the one predicted best took "
+            f"{fmean(took):.3f} of the best (at most {max(took):.3f}); the best is among the "
+            f"first five of {early}"
         )
     predicted = len({each["id"] for each in report["rows"]})
     lines.append(f"{predicted} rows are predicted, {len(report['left_out'])} are left out")
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
-    lines += [f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())]
+    lines += [
+        f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())
+    ]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print predictions beside published measurements, or with --permuted beside those of other rows."""
+    """Print predictions beside published measurements, or with --permuted beside those of other
+    rows.
+    """
     found = Parser("python -m minidist plan check", description=main.__doc__)
     found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
-    found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
+    found.add_argument(
+        "--permuted", type=int, metavar="SEED", help="let measured values change places"
+    )
     found.add_argument("--format", choices=("text", "json"), default="text")
     asked = found.parse_args(argv)
     rows, known = read(asked.rows), Constants.table()

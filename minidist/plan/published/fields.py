@@ -1,10 +1,12 @@
-"""What a row may say: the fields that are read, with their ranges, and those that change no prediction.
+"""What a row may say: the fields that are read, with their ranges, and those that change no
+prediction.
 
     READ      decides what is predicted: sizes, layout, software
     BESIDE    changes nothing, or has one value for which it does not: what else it may be is not modelled
 
-A field that is in neither table leaves its row out, as does a value outside its range: whoever adds a field to the
-published rows has to say here whether predictions read it. Otherwise a mixture would be predicted as a dense model.
+A field that is in neither table leaves its row out, as does a value outside its range: whoever adds
+a field to the published rows has to say here whether predictions read it. Otherwise a mixture would
+be predicted as a dense model.
 """
 
 from collections.abc import Iterable
@@ -65,7 +67,9 @@ READ: Ranges = {
     **dict.fromkeys(("inter_node_GBps", "inter_node_Gbps_per_node"), NUMBERS["network"]),
     **dict.fromkeys(WORDS, (str, None)),
     **dict.fromkeys(("order", "offload", "overlap", "distributed_optimizer"), (str, None)),
-    **dict.fromkeys(("sequence_parallel", "async_tp", "compile", "overlap_grad_reduce"), (bool, None)),
+    **dict.fromkeys(
+        ("sequence_parallel", "async_tp", "compile", "overlap_grad_reduce"), (bool, None)
+    ),
 }
 EITHER = {"zero": (0, 1, 2, 3), "virtual_pp": range(1, 1001)}  # a number of these, or words
 BESIDE: dict[str, tuple[Any, ...]] = {  # empty: whatever it says
@@ -111,7 +115,9 @@ def check_row(row: Any) -> None:
 
 
 def read_config(config: Row) -> Row:
-    """Return a configuration whose numbers are of their kinds; raise LeftOut for what predictions do not know."""
+    """Return a configuration whose numbers are of their kinds; raise LeftOut for what predictions
+    do not know.
+    """
     found: Row = {}
     for name, value in config.items():
         if name not in READ and name not in EITHER and name not in BESIDE:
@@ -128,8 +134,12 @@ def read_config(config: Row) -> Row:
 
 
 def _either(value: Any, known: Iterable[Any], words: bool = True) -> bool:
-    """Tell whether a value is among those that are known, as True is not among numbers, or is in words."""
-    return (words and type(value) is str) or any(type(each) is type(value) and each == value for each in known)
+    """Tell whether a value is among those that are known, as True is not among numbers, or is in
+    words.
+    """
+    return (words and type(value) is str) or any(
+        type(each) is type(value) and each == value for each in known
+    )
 
 
 def _check(name: str, value: Any, ranges: Ranges) -> Any:

@@ -1,10 +1,12 @@
-"""How the fitted constants of `constants.toml` were chosen: from the rows given, and from nothing else.
+"""How the fitted constants of `constants.toml` were chosen: from the rows given, and from nothing
+else.
 
     python -m minidist.plan.published.fit rows.json
 
-Each source weighs the same, however many rows it has. The sum of |ln(predicted / measured)| is made as small as a
-damped Gauss-Newton method makes it, reweighted so that squares stand for absolute values. `resident` follows from the
-rows on memory alone: it is the median of what they have beside tensors. It prints the values; a person puts them in.
+Each source weighs the same, however many rows it has. The sum of |ln(predicted / measured)| is made
+as small as a damped Gauss-Newton method makes it, reweighted so that squares stand for absolute
+values. `resident` follows from the rows on memory alone: it is the median of what they have beside
+tensors. It prints the values; a person puts them in.
 """
 
 from __future__ import annotations
@@ -25,14 +27,22 @@ from minidist.plan.published.fields import LeftOut, Row
 from minidist.plan.published.rows import positive, seconds, setup
 
 Vector = NDArray[np.float64]
-WEIGHTS = {entry["name"]: entry.get("weight", 1.0) for entry in SOURCES if "bound" in entry or "weight" in entry}
+WEIGHTS = {
+    entry["name"]: entry.get("weight", 1.0)
+    for entry in SOURCES
+    if "bound" in entry or "weight" in entry
+}
 SMALL = 0.02  # an error below it counts as a square does
 ROUNDS = 40
 
 
 def fitted_names() -> list[str]:
     """Return the constants that are fitted on times."""
-    return [name for name, entry in table("constants").items() if entry.get("fitted") and name != "resident"]
+    return [
+        name
+        for name, entry in table("constants").items()
+        if entry.get("fitted") and name != "resident"
+    ]
 
 
 def errors(rows: Sequence[Row], known: Constants) -> Vector:
@@ -50,7 +60,11 @@ def usable(rows: Sequence[Row], known: Constants) -> list[Row]:
     for row in rows:
         try:
             run = setup(row, known)
-            if name_of(row) in WEIGHTS and row.get("kind") == "throughput" and not row["measured"].get("oom"):
+            if (
+                name_of(row) in WEIGHTS
+                and row.get("kind") == "throughput"
+                and not row["measured"].get("oom")
+            ):
                 seconds(row, run)
                 found.append(row)
         except LeftOut:
@@ -59,7 +73,9 @@ def usable(rows: Sequence[Row], known: Constants) -> list[Row]:
 
 
 def fit(rows: Sequence[Row], known: Constants) -> Constants:
-    """Return the constants that fit the rows best, starting from `known` and inside their ranges."""
+    """Return the constants that fit the rows best, starting from `known` and inside their
+    ranges.
+    """
     rows = usable(rows, known)
     names, entries = fitted_names(), table("constants")
     low, high = (np.array([log(entries[name]["range"][i]) for name in names]) for i in (0, 1))
@@ -67,7 +83,9 @@ def fit(rows: Sequence[Row], known: Constants) -> Constants:
     weight = np.array([WEIGHTS[name_of(row)] / counts[name_of(row)] ** 0.5 for row in rows])
 
     def at(x: Vector) -> Vector:
-        return errors(rows, known.but(**{name: exp(value) for name, value in zip(names, x, strict=True)}))
+        return errors(
+            rows, known.but(**{name: exp(value) for name, value in zip(names, x, strict=True)})
+        )
 
     x = np.array([log(known[name]) for name in names])
     error, damping = at(x), 1e-2

@@ -1,6 +1,8 @@
-"""A row of published measurements as a `Setup`: only what its configuration says of sizes, layout and software counts.
+"""A row of published measurements as a `Setup`: only what its configuration says of sizes, layout
+and software counts.
 
-No row, no model's name and no source is looked up. What a configuration leaves out is filled in by a rule for all:
+No row, no model's name and no source is looked up. What a configuration leaves out is filled in by
+a rule for all:
 
     microbatch   one sequence in a pipeline or where it is said to be unknown, otherwise one microbatch a step
     recompute    "selective" with tp, as Megatron's sequence parallelism has it, otherwise nothing
@@ -8,7 +10,8 @@ No row, no model's name and no source is looked up. What a configuration leaves 
     layers       what the number of parameters leaves for them
     gradients    of 32 bits in software that has both, but of 16 with fp16 or where their reduction is hidden
 
-What it says in words that are not known here, such as another GPU, leaves the row out: nothing stands in for it.
+What it says in words that are not known here, such as another GPU, leaves the row out: nothing
+stands in for it.
 """
 
 import re
@@ -42,8 +45,17 @@ GPUS = {  # how rows call a device of `devices.toml`, without its case and form
     "b200": "b200",
     "tpu v5p": "tpu-v5p",
 }
-FORMS = ("nvidia", "dgx", "2", "sxm", "sxm4", "sxm5", "cluster")  # words that change nothing: a DGX-2, a board
-ARCHITECTURES = ("gpt", "gpt-alibi", "gpt-neox", "gpt + parallel block + swa", "mpt", "llama", "llama-moe")
+# words that change nothing: a DGX-2, a board
+FORMS = ("nvidia", "dgx", "2", "sxm", "sxm4", "sxm5", "cluster")
+ARCHITECTURES = (
+    "gpt",
+    "gpt-alibi",
+    "gpt-neox",
+    "gpt + parallel block + swa",
+    "mpt",
+    "llama",
+    "llama-moe",
+)
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2", "zb-v")
 ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
 
@@ -65,7 +77,9 @@ def setup(row: Row, known: Constants) -> Setup:
     config: Row = row.get("config") or {}
     if missing := [name for name in ("hidden", "seq", "gpus") if config.get(name) is None]:
         raise LeftOut(f"the configuration has no {missing[0]}")
-    if isinstance(config.get("global_batch"), list) or ("model_parallel" in config and "tp" not in config):
+    if isinstance(config.get("global_batch"), list) or (
+        "model_parallel" in config and "tp" not in config
+    ):
         raise LeftOut("it does not say one batch, or tells tp and pp not apart")
     config = read_config(config)
     tp, pp, cp, dp, ep, shard = axes(config)
@@ -93,7 +107,9 @@ def setup(row: Row, known: Constants) -> Setup:
 
 
 def axes(config: Row) -> tuple[int, int, int, int, int, int]:
-    """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all; raise LeftOut if they do not fit."""
+    """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all; raise LeftOut if
+    they do not fit.
+    """
     gpus, tp, pp, cp, ep = (config.get(name) or 1 for name in ("gpus", "tp", "pp", "cp", "ep"))
     dp, shard = config.get("dp") or max(1, gpus // (tp * pp * cp)), config.get("shard") or 0
     if tp * pp * cp * dp != gpus:
@@ -101,7 +117,9 @@ def axes(config: Row) -> tuple[int, int, int, int, int, int]:
     if dp * cp % ep:
         raise LeftOut(f"ep={ep} does not divide dp x cp = {dp * cp}")
     if shard and (config.get("zero") != 3 or dp * cp % shard):
-        raise LeftOut(f"shard={shard} of dp x cp = {dp * cp} ranks needs zero=3, and has to divide them")
+        raise LeftOut(
+            f"shard={shard} of dp x cp = {dp * cp} ranks needs zero=3, and has to divide them"
+        )
     if cp > 1 and text(config, "cp_comm") not in ("", "ring", "p2p"):
         raise LeftOut(f"cp_comm {config['cp_comm']!r} is not modelled: rings alone are")
     return tp, pp, cp, dp, ep, 0 if shard == dp * cp else shard
@@ -134,7 +152,9 @@ def schedule_of(config: Row) -> str:
 
 
 def zero_of(config: Row) -> int:
-    """Return the stage of ZeRO: 2, too, for optimizer and gradients sharded in the words of FSDP."""
+    """Return the stage of ZeRO: 2, too, for optimizer and gradients sharded in the words of
+    FSDP.
+    """
     said = config.get("zero") or 0
     if isinstance(said, str) and not said.lower().startswith("fsdp: shard optimizer+grads"):
         raise LeftOut(f"zero {shown(said)} is not known")
@@ -158,7 +178,9 @@ def model(config: Row, pp: int) -> Model:
         raise LeftOut(f"the architecture {arch!r} is not known")
     gated = arch.startswith("llama")
     if (arch == "llama-moe") != bool(config.get("experts")):
-        raise LeftOut(f"the architecture {arch!r} goes with experts = {config.get('experts')} in no model")
+        raise LeftOut(
+            f"the architecture {arch!r} goes with experts = {config.get('experts')} in no model"
+        )
     divisors = [count for count in range(8, hidden, 8) if hidden % count == 0]
     if not config.get("heads") and not divisors:
         raise LeftOut("the configuration has no heads")
@@ -167,7 +189,10 @@ def model(config: Row, pp: int) -> Model:
     layers = config.get("layers")
     if not layers and (not config.get("params_b") or config.get("experts")):
         raise LeftOut("the configuration has neither layers nor parameters")
-    layers = layers or round((config["params_b"] * 1e9 - vocabulary * hidden) / (12 * hidden**2) / pp) * pp
+    layers = (
+        layers
+        or round((config["params_b"] * 1e9 - vocabulary * hidden) / (12 * hidden**2) / pp) * pp
+    )
     return Model(
         layers=layers,
         hidden=hidden,
@@ -188,7 +213,9 @@ def model(config: Row, pp: int) -> Model:
 
 
 def device_name(config: Row) -> str:
-    """Return which of `devices.toml` the row names; raise LeftOut for any other: none stands in for it."""
+    """Return which of `devices.toml` the row names; raise LeftOut for any other: none stands in for
+    it.
+    """
     said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
     words = [word for word in re.findall(r"[a-z0-9]+", said) if word not in FORMS]
     if (name := " ".join(words)) not in GPUS:
@@ -215,13 +242,19 @@ def software_name(config: Row, device: Device) -> str:
         return "deepspeed"
     if hopper or "parallel block" in text(config, "arch"):
         return "megatron-core"
-    newer = "sequence_parallel" in config or "schedule" in config or isinstance(config.get("virtual_pp"), str)
+    newer = (
+        "sequence_parallel" in config
+        or "schedule" in config
+        or isinstance(config.get("virtual_pp"), str)
+    )
     return "megatron-2022" if newer and "framework" not in config else "megatron-2021"
 
 
 def batches(config: Row, pp: int, dp: int) -> tuple[int, int]:
     """Return sequences of a microbatch and of a step."""
-    whole, local, count = (config.get(name) or 0 for name in ("global_batch", "local_batch", "num_microbatches"))
+    whole, local, count = (
+        config.get(name) or 0 for name in ("global_batch", "local_batch", "num_microbatches")
+    )
     unsaid = 1 if pp > 1 or local or "micro_batch" in config or not whole else whole // dp
     each = config.get("micro_batch") or unsaid
     if not each:
@@ -235,7 +268,8 @@ def chunks_of(config: Row, sizes: Model, pp: int) -> int:
     words = [word for word in str(value or "").replace("(", " ").split() if word.isdecimal()]
     several = value or "interleaved" in text(config, "schedule")
     chunks = int(words[0]) if words else max(1, (sizes.layers + 2) // pp) if several else 1
-    if not 1 <= chunks * pp <= sizes.layers + 2:  # the embedding and the head count as layers of their own
+    # the embedding and the head count as layers of their own
+    if not 1 <= chunks * pp <= sizes.layers + 2:
         raise LeftOut(f"pp={pp} x {chunks} chunks is more than {sizes.layers} layers")
     return chunks
 
@@ -246,7 +280,8 @@ def network(config: Row, device: Device) -> float:
         return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
     if "omni-path" in text(config, "interconnect"):
         return 4 * 12.5e9
-    cards = {"volta": 12.5, "ampere": 25, "hopper": 50, "blackwell": 50}  # GB/s, one for each GPU of eight
+    # GB/s, one for each GPU of eight
+    cards = {"volta": 12.5, "ampere": 25, "hopper": 50, "blackwell": 50}
     said = config.get("inter_node_GBps") or cards.get(device.generation)
     if said is None and config["gpus"] > (config.get("node_size") or 8):
         raise LeftOut(f"it does not say how fast the network between nodes of {device.name} is")
@@ -262,7 +297,9 @@ def seconds(row: Row, run: Setup) -> float:
         If it says no time, or none that can be.
     """
     measured, tokens, gpus = row["measured"], run.batch * run.sequence, run.machine.gpus
-    if found := positive(measured, "step_time_s") or positive(row.get("derived") or {}, "step_time_s"):
+    if found := positive(measured, "step_time_s") or positive(
+        row.get("derived") or {}, "step_time_s"
+    ):
         return found
     if found := positive(measured, "total_ms"):
         return found / 1e3
@@ -278,7 +315,9 @@ def seconds(row: Row, run: Setup) -> float:
 
 
 def positive(values: Row, name: str) -> float:
-    """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other value."""
+    """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other
+    value.
+    """
     with retold(LeftOut, FileError, before="it "):
         kind, limit = NUMBERS["measured"]
         return float(at(values, name, kind=kind, limit=limit, default=0.0))

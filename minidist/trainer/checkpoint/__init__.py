@@ -1,6 +1,7 @@
 """Sharded checkpoints: every rank writes its own pieces, and any layout of ranks reads them.
 
-Read `plain.py`, one page, with `pieces.py`. Then `store.py` and `index.py` (what lies on the disk: the folder, and the
-only code that writes or reads the format of the index), `saving.py` and `restore.py`. `resume.py` is the rest of a run,
-`cadence.py` how often to save, `lock.py` why no two runs share a folder.
+Read `plain.py`, one page, with `pieces.py`. Then `store.py` and `index.py` (what lies on the disk:
+the folder, and the only code that writes or reads the format of the index), `saving.py` and
+`restore.py`. `resume.py` is the rest of a run, `cadence.py` how often to save, `lock.py` why no two
+runs share a folder.
 """

@@ -1,4 +1,5 @@
-"""The index of a checkpoint: of each tensor its dtype, its shape, and which file has which of its elements.
+"""The index of a checkpoint: of each tensor its dtype, its shape, and which file has which of its
+elements.
 
     {"tensors": {
     "norm.weight": {"dtype": "float32", "shape": [6], "dim": null, "pieces": [
@@ -6,11 +7,11 @@
         {"file": "rank-0001.safetensors", "block": [0, 0], "elements": [4, 6]}]},
     ...
 
-`block` and `elements` are `first`, `last` and `start`, `stop` of an `Extent`. The tensor of that name in the file has
-exactly these elements, flat or in the block's shape.
+`block` and `elements` are `first`, `last` and `start`, `stop` of an `Extent`. The tensor of that
+name in the file has exactly these elements, flat or in the block's shape.
 
-Only `compose` and `parse` know this format. It has no version number, so whoever changes it must still read what is
-already on disks.
+Only `compose` and `parse` know this format. It has no version number, so whoever changes it must
+still read what is already on disks.
 """
 
 import json
@@ -46,9 +47,14 @@ def compose(held: dict[str, dict[str, tuple[torch.dtype, Extent]]]) -> str:
     for name, parts in found.items():
         words = flaw([extent for _, extent, _ in parts])
         assert not words, f"ranks have not written each element of {name} once: {words}"
-        assert len({dtype for dtype, _, _ in parts}) == 1, f"ranks have written {name} with different dtypes"
+        assert len({dtype for dtype, _, _ in parts}) == 1, (
+            f"ranks have written {name} with different dtypes"
+        )
         dtype, extent, _ = parts[0]
-        held_by = [{"file": file, "block": [p.first, p.last], "elements": [p.start, p.stop]} for _, p, file in parts]
+        held_by = [
+            {"file": file, "block": [p.first, p.last], "elements": [p.start, p.stop]}
+            for _, p, file in parts
+        ]
         kind = str(dtype).removeprefix("torch.")
         entry = {"dtype": kind, "shape": extent.shape, "dim": extent.dim, "pieces": held_by}
         lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
@@ -63,7 +69,9 @@ def parse(text: str) -> dict[str, Stored]:
     ValueError
         If it is not an index. `flaw` says whether all elements of a tensor are there.
     """
-    return {name: _stored(entry) for name, entry in at(parse_tree(text), "tensors", kind=dict).items()}
+    return {
+        name: _stored(entry) for name, entry in at(parse_tree(text), "tensors", kind=dict).items()
+    }
 
 
 def _stored(entry: Any) -> Stored:

@@ -2,10 +2,10 @@
 
     runs/a/.lock     rank 0 holds it, from its first write to its end
 
-The operating system keeps the lock (flock), not the file: it is free the moment its process ends, also by `kill -9`,
-so after a crash the next run starts at once. The file stays. NFS, and Lustre mounted with `-o flock`, lock between
-machines too. On a file system without locks the run goes on and says so: nothing else tells a run that is still going
-from one that was killed.
+The operating system keeps the lock (flock), not the file: it is free the moment its process ends,
+also by `kill -9`, so after a crash the next run starts at once. The file stays. NFS, and Lustre
+mounted with `-o flock`, lock between machines too. On a file system without locks the run goes on
+and says so: nothing else tells a run that is still going from one that was killed.
 """
 
 import sys
@@ -16,7 +16,8 @@ from minidist.trainer.checkpoint.store import CheckpointError
 
 
 def hold(folder: Path) -> IO[str]:
-    """Take the lock of a folder; closing what is returned gives it back, and so does the end of this process.
+    """Take the lock of a folder; closing what is returned gives it back, and so does the end of
+    this process.
 
     Raises
     ------
@@ -32,8 +33,13 @@ def hold(folder: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.close()
-        raise CheckpointError(f"--save {folder} is in use by another run: let it end, or save elsewhere") from None
+        raise CheckpointError(
+            f"--save {folder} is in use by another run: let it end, or save elsewhere"
+        ) from None
     except OSError as error:
-        said = f"minidist train: {folder} cannot be locked ({error.strerror}): let no other run save there"
+        said = (
+            f"minidist train: {folder} cannot be locked ({error.strerror}): let no other run save "
+            "there"
+        )
         print(said, file=sys.stderr)
     return file

@@ -1,6 +1,8 @@
-"""Pieces of tensors: which elements of a whole one a rank holds, and how a piece is put together from others.
+"""Pieces of tensors: which elements of a whole one a rank holds, and how a piece is put together
+from others.
 
-weight [4, 6], its columns cut for two ranks of tensor parallelism, each block dealt out by ZeRO to two ranks:
+weight [4, 6], its columns cut for two ranks of tensor parallelism, each block dealt out by ZeRO to
+two ranks:
 
     block 0 1 2 │ block 3 4 5
       a a a     │   c c c         a   dim 1, columns 0 to 3, elements 0 to 7 of that block, flattened
@@ -8,12 +10,14 @@ weight [4, 6], its columns cut for two ranks of tensor parallelism, each block d
       a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
       b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
 
-Seen as a matrix [dims before `dim`, `dim` and the dims after it], a block is some columns of the tensor, and a piece of
-a block is all but the beginning and the end of some rows of these. Where the wanted and the stored pieces lie in one
-block, neighbours in one are neighbours in the other, and exactly the wanted elements are read. Otherwise the stored
-pieces that may touch the wanted one are pasted into a whole tensor, and the wanted one is cut from it.
+Seen as a matrix [dims before `dim`, `dim` and the dims after it], a block is some columns of the
+tensor, and a piece of a block is all but the beginning and the end of some rows of these. Where the
+wanted and the stored pieces lie in one block, neighbours in one are neighbours in the other, and
+exactly the wanted elements are read. Otherwise the stored pieces that may touch the wanted one are
+pasted into a whole tensor, and the wanted one is cut from it.
 
-Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
+Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor
+at a time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -57,12 +61,17 @@ class Extent:
     stop: int
 
     def __post_init__(self) -> None:
-        size = 0 if self.dim is None else dict(enumerate(self.shape)).get(self.dim, -1)  # -1: there is no such dim
-        if not 0 <= self.first <= self.last <= size or not 0 <= self.start <= self.stop <= prod(self.block_shape):
+        # -1: there is no such dim
+        size = 0 if self.dim is None else dict(enumerate(self.shape)).get(self.dim, -1)
+        if not 0 <= self.first <= self.last <= size or not 0 <= self.start <= self.stop <= prod(
+            self.block_shape
+        ):
             raise ValueError(f"there are no such elements in a tensor {list(self.shape)}: {self}")
 
     @classmethod
-    def of(cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0) -> "Extent":
+    def of(
+        cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0
+    ) -> "Extent":
         """Return all of a block, or of the whole tensor."""
         nothing = cls(tuple(shape), dim, first, last, 0, 0)
         return replace(nothing, stop=prod(nothing.block_shape))
@@ -86,28 +95,38 @@ class Extent:
 
     @property
     def row(self) -> tuple[int, int, int]:
-        """The matrix in which the block is some columns: the length of a row, the first column, how many columns."""
+        """The matrix in which the block is some columns: the length of a row, the first column, how
+        many columns.
+        """
         if self.dim is None or not self.count:
             return 1, 0, 1  # each element is a row
         behind = prod(self.shape[self.dim + 1 :])
         return self.shape[self.dim] * behind, self.first * behind, (self.last - self.first) * behind
 
     def straight(self) -> "Extent":
-        """Return the same elements as a range of the whole tensor, flattened, if the block is one; otherwise `self`."""
+        """Return the same elements as a range of the whole tensor, flattened, if the block is one;
+        otherwise `self`.
+        """
         length, column, width = self.row
         if self.dim is None or (prod(self.shape[: self.dim]) != 1 and width != length):
             return self
         return Extent(self.shape, None, 0, 0, self.start + column, self.stop + column)
 
     def span(self) -> tuple[int, int]:
-        """Return where these elements begin and end in the whole tensor, flattened; there must be at least one."""
+        """Return where these elements begin and end in the whole tensor, flattened; there must be
+        at least one.
+        """
         length, column, width = self.row
-        begin, end = ((at // width) * length + column + at % width for at in (self.start, self.stop - 1))
+        begin, end = (
+            (at // width) * length + column + at % width for at in (self.start, self.stop - 1)
+        )
         return begin, end + 1
 
 
 class Piece(NamedTuple):
-    """What a rank holds of a named tensor: flat [extent.count], or in the block's shape if it is the whole block."""
+    """What a rank holds of a named tensor: flat [extent.count], or in the block's shape if it is
+    the whole block.
+    """
 
     name: str
     extent: Extent
@@ -132,7 +151,9 @@ def put(values: Tensor, extent: Extent, whole: Tensor) -> None:
 
 
 def _rows(whole: Tensor, extent: Extent) -> tuple[Tensor, slice]:
-    """Return the rows of the block that have some of the elements, and where these are in it, flattened."""
+    """Return the rows of the block that have some of the elements, and where these are in it,
+    flattened.
+    """
     length, column, width = extent.row
     first, last = extent.start // width, -(-extent.stop // width)
     rows = whole.reshape(-1, length)[first:last, column : column + width]
@@ -146,14 +167,20 @@ def touching(one: Extent, other: Extent) -> bool:
     """Tell whether two extents of a tensor may share an element. False is certain; True is not."""
     if not one.count or not other.count:
         return False
-    if one.dim == other.dim and one.dim is not None and not (one.first < other.last and other.first < one.last):
+    if (
+        one.dim == other.dim
+        and one.dim is not None
+        and not (one.first < other.last and other.first < one.last)
+    ):
         return False  # two blocks
     (begin, end), (other_begin, other_end) = one.span(), other.span()
     return begin < other_end and other_begin < end
 
 
 def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
-    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once."""
+    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them
+    once.
+    """
     goal = wanted.straight()
     needed = [(extent.straight(), read) for extent, read in stored if touching(extent, wanted)]
     if all(run.block == goal.block for run, _ in needed):
@@ -162,16 +189,19 @@ def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: tor
             start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
             runs.append(read(start - run.start, stop - run.start))
         return torch.cat(runs)
-    whole = torch.empty(wanted.shape, dtype=dtype)  # pages that nothing is pasted into take no memory
+    # pages that nothing is pasted into take no memory
+    whole = torch.empty(wanted.shape, dtype=dtype)
     for run, read in needed:
         put(read(0, run.count), run, whole)
     return take(whole, wanted)
 
 
 def flaw(extents: Sequence[Extent]) -> str:
-    """Say which elements of a tensor these extents miss or have twice; "" if they have each exactly once.
+    """Say which elements of a tensor these extents miss or have twice; "" if they have each exactly
+    once.
 
-    They must come from one layout: blocks along one dim, each dealt out in flat ranges. Cost: sorting them.
+    They must come from one layout: blocks along one dim, each dealt out in flat ranges. Cost:
+    sorting them.
     """
     if len({(extent.shape, extent.dim) for extent in extents}) != 1:
         return "its pieces are cut along different dims, or from different shapes"
@@ -183,7 +213,10 @@ def flaw(extents: Sequence[Extent]) -> str:
         return f"along dim {dim}, {words}"
     for (first, last), parts in ranges.items():
         if words := _seam(parts, Extent.of(shape, dim, first, last).count):
-            return f"of {list(shape)}, {'' if dim is None else f'dim {dim} from {first} to {last}, '}elements {words}"
+            return (
+                f"of {list(shape)}, "
+                f"{'' if dim is None else f'dim {dim} from {first} to {last}, '}elements {words}"
+            )
     return ""
 
 

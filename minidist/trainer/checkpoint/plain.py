@@ -3,12 +3,14 @@
     rank 0   make .unfinished-00000100 ─┬─ write, flush its pieces ─┬─ index and state, flush, rename to step-00000100
     rank 1                              └─ write, flush its pieces ─┘
 
-A rename is one atomic act of the file system, so a kill at any moment leaves what was there before, or that and the
-new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on the disk before the name is:
-without that, a name may outlive a power failure and what it names may not.
+A rename is one atomic act of the file system, so a kill at any moment leaves what was there before,
+or that and the new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on
+the disk before the name is: without that, a name may outlive a power failure and what it names may
+not.
 
-Cost: each rank writes what it alone holds, once; nothing is sent. A rank that loads reads each tensor whole, even if it
-wants only some elements. The files have the format of `store.py` without checksums, so `restore.read` reads them too.
+Cost: each rank writes what it alone holds, once; nothing is sent. A rank that loads reads each
+tensor whole, even if it wants only some elements. The files have the format of `store.py` without
+checksums, so `restore.read` reads them too.
 """
 
 import json
@@ -27,15 +29,20 @@ from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Piece, put, take
 
 
-def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], comm: Communicator) -> Path:
-    """Save what the ranks hold, and `state`, which must fit into JSON; return the folder. Collective.
+def save(
+    folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], comm: Communicator
+) -> Path:
+    """Save what the ranks hold, and `state`, which must fit into JSON; return the folder.
+    Collective.
 
-    Together, the `pieces` of all ranks must be each element of each tensor exactly once. If there is a checkpoint of
-    this step, every rank raises FileExistsError: it is never overwritten.
+    Together, the `pieces` of all ranks must be each element of each tensor exactly once. If there
+    is a checkpoint of this step, every rank raises FileExistsError: it is never overwritten.
     """
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
     if comm.roll_call(final.exists())[0]:
-        raise FileExistsError(f"{final} is there already and is not overwritten: save to another folder")
+        raise FileExistsError(
+            f"{final} is there already and is not overwritten: save to another folder"
+        )
     if comm.rank == 0:
         for remains in folder.glob(".unfinished*"):  # of killed runs
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
@@ -46,7 +53,8 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, A
         file = unfinished / f"rank-{comm.rank:04d}.safetensors"
         save_file({name: tensor.detach().contiguous() for name, _, tensor in mine}, file)
         flush(file)
-    written = comm.roll_call({name: (tensor.dtype, extent) for name, extent, tensor in mine})  # now all are on the disk
+    # now all are on the disk
+    written = comm.roll_call({name: (tensor.dtype, extent) for name, extent, tensor in mine})
     if comm.rank == 0:
         files = {f"rank-{rank:04d}.safetensors": held for rank, held in enumerate(written)}
         (unfinished / "index.json").write_text(index.compose(files))
@@ -60,7 +68,9 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, A
 
 
 def load(path: Path, wanted: Sequence[Piece]) -> None:
-    """Fill the wanted pieces in place from the checkpoint `path`, whichever ranks saved it. Sends nothing."""
+    """Fill the wanted pieces in place from the checkpoint `path`, whichever ranks saved it. Sends
+    nothing.
+    """
     stored = index.parse((path / "index.json").read_text())
     for name, extent, tensor in wanted:
         whole = torch.empty(stored[name].shape, dtype=stored[name].dtype)

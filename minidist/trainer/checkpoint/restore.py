@@ -1,4 +1,5 @@
-"""Loading beyond `plain.py`: only the bytes that are needed are read, and a damaged checkpoint changes nothing.
+"""Loading beyond `plain.py`: only the bytes that are needed are read, and a damaged checkpoint
+changes nothing.
 
                  stored by 2 ranks        wanted by 3
     layer.0      rank-0000 ─────────────▶ rank 0
@@ -6,9 +7,10 @@
                  rank-0001 ─────────────▶ rank 1
                           ╲─────────────▶ rank 2
 
-Every rank asks for its own pieces. It opens only the files that have some of them, and reads only what it needs (see
-`pieces`): with the layout that wrote the checkpoint, exactly its own bytes. Nothing is sent and no code is run. A fault
-is found before the first tensor is changed; one sentence names it and the fix.
+Every rank asks for its own pieces. It opens only the files that have some of them, and reads only
+what it needs (see `pieces`): with the layout that wrote the checkpoint, exactly its own bytes.
+Nothing is sent and no code is run. A fault is found before the first tensor is changed; one
+sentence names it and the fix.
 """
 
 import functools
@@ -29,7 +31,8 @@ Parsed = TypeVar("Parsed")
 
 
 def verify(path: Path, share: slice = slice(None)) -> None:
-    """Compare the files of a checkpoint with their checksums: all, or a share, so that ranks can divide the work.
+    """Compare the files of a checkpoint with their checksums: all, or a share, so that ranks can
+    divide the work.
 
     Raises
     ------
@@ -38,16 +41,22 @@ def verify(path: Path, share: slice = slice(None)) -> None:
     """
     for name, checksum in list(_sums(path).items())[share]:
         if _reading(path / name, digest) != checksum:
-            raise _damaged(path / name, f"is truncated or damaged: its checksum is not the one in {SUMS}")
+            raise _damaged(
+                path / name, f"is truncated or damaged: its checksum is not the one in {SUMS}"
+            )
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the `state` that was given to `commit`, and the step; CheckpointError if it is damaged."""
+    """Return the `state` that was given to `commit`, and the step; CheckpointError if it is
+    damaged.
+    """
     return _parsed(path / STATE, parse_tree)
 
 
 def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
-    """Return a value in a checkpoint's state as `files.at` does; CheckpointError if it is missing or another kind."""
+    """Return a value in a checkpoint's state as `files.at` does; CheckpointError if it is missing
+    or another kind.
+    """
     try:
         return at(state, *keys, **what)
     except FileError as error:
@@ -60,7 +69,8 @@ def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def read(path: Path, wanted: Sequence[Piece]) -> None:
-    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them. Checksums are left to `verify`.
+    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them. Checksums are
+    left to `verify`.
 
     Raises
     ------
@@ -74,7 +84,10 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
         there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
         if there != (here := words(tensor.dtype, extent.shape)):
             raise other_model(path, name, there, here)
-    sources = [list(_readers(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
+    sources = [
+        list(_readers(path, piece.name, stored[piece.name], piece.extent, opened))
+        for piece in wanted
+    ]
     with torch.no_grad():
         for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
             tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
@@ -83,7 +96,9 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
 def _readers(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
 ) -> Iterator[tuple[Extent, Reader]]:
-    """Yield the pieces that may be needed, each with a function that reads part of it; check that they are there."""
+    """Yield the pieces that may be needed, each with a function that reads part of it; check that
+    they are there.
+    """
     if fault := flaw([extent for extent, _ in stored.pieces]):
         raise _damaged(path / INDEX, f"does not say where each element of {name} is: {fault}")
     for extent, file in stored.pieces:
@@ -91,7 +106,8 @@ def _readers(
             continue
         held = opened(file)
         there = name in held.keys()  # noqa: SIM118  # it is no dictionary
-        tensor = held.get_tensor(name).view(-1) if there else torch.empty(0)  # a view of a mapped file: not yet read
+        # a view of a mapped file: not yet read
+        tensor = held.get_tensor(name).view(-1) if there else torch.empty(0)
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
             said = words(stored.dtype, (extent.count,))
             raise _damaged(path / file, f"lacks {said} of {name}, which {INDEX} says it has")
@@ -113,7 +129,9 @@ def _sums(path: Path) -> dict[str, str]:
     """Return the checksum of each file of a checkpoint."""
     lines = _parsed(path / SUMS, str.splitlines)
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
-    needed = {INDEX, STATE} | {file for stored in _index(path).values() for _, file in stored.pieces}
+    needed = {INDEX, STATE} | {
+        file for stored in _index(path).values() for _, file in stored.pieces
+    }
     if sums.keys() != needed:
         raise _damaged(path / SUMS, f"or {INDEX} is damaged: they do not name the same files")
     return sums
@@ -147,7 +165,9 @@ def _damaged(file: Path, words: str) -> CheckpointError:
 def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
     """Return the error to raise where a checkpoint does not have what this run has."""
     fix = "use the options it was trained with, or another --save"
-    return CheckpointError(f"{path} belongs to another model: {name} is {there} there and {here} here: {fix}")
+    return CheckpointError(
+        f"{path} belongs to another model: {name} is {there} there and {here} here: {fix}"
+    )
 
 
 def words(dtype: torch.dtype, shape: Iterable[int]) -> str:

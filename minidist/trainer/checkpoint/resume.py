@@ -1,4 +1,5 @@
-"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights. It is checked before any work.
+"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights. It is
+checked before any work.
 
 --resume   the checkpoint's weights and optimizer, its step, and its place in the text
 --init     the weights in a folder, with its sizes, its tokenizer, its rotary base and its epsilon of the norms
@@ -19,7 +20,12 @@ from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, read_tree, retold
-from minidist.trainer.foreign.llama import TOKENIZER_FILE, read_llama, read_llama_config, read_origin
+from minidist.trainer.foreign.llama import (
+    TOKENIZER_FILE,
+    read_llama,
+    read_llama_config,
+    read_origin,
+)
 
 CHANGEABLE = ("dropout", "capacity", "balance", "balance_rate", "z_loss")
 """What may change of a model while it is trained: no shape depends on it."""
@@ -37,17 +43,25 @@ class Resumed(NamedTuple):
 
 
 def prepare(
-    config: Config, model: GPT, base: str, batches: Batches, scaler: LossScaler | None, comm: Communicator
+    config: Config,
+    model: GPT,
+    base: str,
+    batches: Batches,
+    scaler: LossScaler | None,
+    comm: Communicator,
 ) -> Resumed:
-    """Find the newest checkpoint, check that it can be continued, and set position and loss scale. Sends nothing.
+    """Find the newest checkpoint, check that it can be continued, and set position and loss scale.
+    Sends nothing.
 
-    The `model`, which may be on `meta`, has the run's adapters, if any; `base` is the digest of what they stand beside.
-    Each rank compares its share of the checksums, so the caller has to tell the other ranks of an error.
+    The `model`, which may be on `meta`, has the run's adapters, if any; `base` is the digest of
+    what they stand beside. Each rank compares its share of the checksums, so the caller has to tell
+    the other ranks of an error.
 
     Raises
     ------
     CheckpointError
-        If there is none, or it is damaged, or it belongs to another model, another text, or a longer run.
+        If there is none, or it is damaged, or it belongs to another model, another text, or a
+        longer run.
     """
     path = store.newest(Path(config.run.save))
     restore.verify(path, slice(comm.rank, None, comm.size))
@@ -57,10 +71,14 @@ def prepare(
     check_base(path, saved("base", kind=str, default=""), base, config.run.init)
     sizes = saved("model", kind=dict)
     for name, now in asdict(model.config).items():
-        before = sizes.get(name, getattr(GPTConfig, name, None))  # an option that is newer than the run
+        # an option that is newer than the run
+        before = sizes.get(name, getattr(GPTConfig, name, None))
         if name not in CHANGEABLE and before != now:
             raise restore.other_model(path, name, before, now)
-    place = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in ("checksum", "epoch", "position")}
+    place = {
+        name: saved("batches", name, kind=int, limit=NOT_NEGATIVE)
+        for name in ("checksum", "epoch", "position")
+    }
     with retold(CheckpointError, ValueError, before=f"{path} cannot be continued: "):
         batches.load_state_dict(saved("batches", kind=dict) | place)
     step = saved("step", kind=int, limit=NOT_NEGATIVE)
@@ -69,39 +87,68 @@ def prepare(
         raise CheckpointError(f"{longer}: use --steps {step} to look at it, or more to train on")
     if scaler is not None and saved("scaler", kind=dict, default=None):
         scale = saved("scaler", "scale", kind=float, limit=POSITIVE)
-        scaler.load_state_dict({"scale": scale, "good_steps": saved("scaler", "good_steps", kind=int)})
-    before = {section: saved("config", section, kind=dict) for section in ("model", "data", "run", "optimizer")}
+        scaler.load_state_dict(
+            {"scale": scale, "good_steps": saved("scaler", "good_steps", kind=int)}
+        )
+    before = {
+        section: saved("config", section, kind=dict)
+        for section in ("model", "data", "run", "optimizer")
+    }
     return Resumed(path, step, changed_options(before, config.sections()))
 
 
 def _check_beginning(path: Path, before: str, now: str) -> None:
-    """Refuse `--init` where the run began from random weights, and the other way round; the folder may have moved."""
+    """Refuse `--init` where the run began from random weights, and the other way round; the folder
+    may have moved.
+    """
     if before and not now:
-        raise CheckpointError(f"{path} began from the weights in {before}: add --init {before}, or where it is now")
+        raise CheckpointError(
+            f"{path} began from the weights in {before}: add --init {before}, or where it is now"
+        )
     if now and not before:
-        raise CheckpointError(f"{path} began from random weights, not from --init {now}: leave --init out")
+        raise CheckpointError(
+            f"{path} began from random weights, not from --init {now}: leave --init out"
+        )
 
 
 def _check_parameters(path: Path, model: GPT) -> None:
-    there = {name: restore.words(*tensor) for name, tensor in restore.names(path).items() if "/" not in name}
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    there = {
+        name: restore.words(*tensor)
+        for name, tensor in restore.names(path).items()
+        if "/" not in name
+    }
+    trained = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     here = {name: restore.words(parameter.dtype, parameter.shape) for name, parameter in trained}
     for name in sorted(there | here):
         if there.get(name) != here.get(name):
-            raise restore.other_model(path, name, there.get(name, "missing"), here.get(name, "missing"))
+            raise restore.other_model(
+                path, name, there.get(name, "missing"), here.get(name, "missing")
+            )
 
 
 def check_base(path: Path, before: str, now: str, init: str) -> None:
-    """Raise CheckpointError if adapters were trained beside other weights than those of `--init`, by their digests."""
+    """Raise CheckpointError if adapters were trained beside other weights than those of `--init`,
+    by their digests.
+    """
     if before != now:
-        raise CheckpointError(f"{path} has adapters for other weights than {init} has now: bring that folder back")
+        raise CheckpointError(
+            f"{path} has adapters for other weights than {init} has now: bring that folder back"
+        )
 
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
     """Return, in words, the options that affect the numbers of a run and have changed."""
-    names = [*(("model", name) for name in CHANGEABLE), ("data", "batch"), ("run", "steps"), ("run", "precision")]
+    names = [
+        *(("model", name) for name in CHANGEABLE),
+        ("data", "batch"),
+        ("run", "steps"),
+        ("run", "precision"),
+    ]
     names += [("optimizer", name) for name in now["optimizer"]]
-    known = [(section, name) for section, name in names if name in before[section]]  # none newer than the run
+    # none newer than the run
+    known = [(section, name) for section, name in names if name in before[section]]
     old_and_new = [(name, before[section][name], now[section][name]) for section, name in known]
     return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
 
@@ -110,7 +157,8 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
 
 
 def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
-    """Return the sizes of the model to train. With `--init`, its folder decides what is not an option.
+    """Return the sizes of the model to train. With `--init`, its folder decides what is not an
+    option.
 
     The vocabulary may then be larger than the tokenizer's: published models pad it.
 
@@ -125,12 +173,21 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
     folder = Path(config.run.init)
     theirs = _read_sizes(folder)
     if (here := _flags(asked)) != (there := _flags(theirs)):
-        raise ConfigError(f"--init {folder} is another model than {here}: leave sizes out, or use {there}")
-    if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
+        raise ConfigError(
+            f"--init {folder} is another model than {here}: leave sizes out, or use {there}"
+        )
+    if vocabulary > theirs.vocabulary or (
+        vocabulary < theirs.vocabulary and not config.data.tokenizer
+    ):
         tokenizer = config.data.tokenizer or "one token a byte"
-        here = f"the tokenizer here ({tokenizer}) has {vocabulary}: give the model's own, --tokenizer FILE"
+        here = (
+            f"the tokenizer here ({tokenizer}) has {vocabulary}: give the model's own, "
+            "--tokenizer FILE"
+        )
         raise ConfigError(f"--init {folder} has {theirs.vocabulary} tokens, and {here}")
-    return replace(theirs, sequence=asked.sequence, **{name: getattr(asked, name) for name in CHANGEABLE})
+    return replace(
+        theirs, sequence=asked.sequence, **{name: getattr(asked, name) for name in CHANGEABLE}
+    )
 
 
 def with_folder(sections: Sections) -> Sections:
@@ -141,8 +198,8 @@ def with_folder(sections: Sections) -> Sections:
     Raises
     ------
     ConfigError
-        If the folder cannot be read, or an option says other sizes, or `--tokenizer` numbers tokens in another way
-        than the folder's own.
+        If the folder cannot be read, or an option says other sizes, or `--tokenizer` numbers tokens
+        in another way than the folder's own.
     """
     folder = Path(sections.get("run", {}).get("init", ""))
     if folder == Path():
@@ -151,9 +208,14 @@ def with_folder(sections: Sections) -> Sections:
     names = [*SIZES, "tied", *(EXPERTS if theirs.experts else ["experts"])]
     model: dict[str, Any] = {name: getattr(theirs, name) for name in names}
     asked, data = sections.get("model", {}), sections.get("data", {})
-    # A 0 stands for a number that follows from the others: whether it is the folder's, `sizes_of` finds out.
+    # A 0 stands for a number that follows from the others: whether it is the folder's, `sizes_of`
+    # finds out.
     derived = ("key_value_heads", "intermediate")
-    given = {name: value for name, value in asked.items() if name in model and (value or name not in derived)}
+    given = {
+        name: value
+        for name, value in asked.items()
+        if name in model and (value or name not in derived)
+    }
     other = [_as_flag(name, value) for name, value in given.items() if value != model[name]]
     if other:
         fix = f"leave sizes out, or use {_flags(theirs)}"
@@ -161,13 +223,17 @@ def with_folder(sections: Sections) -> Sections:
     if own.is_file():
         data = {"tokenizer": str(own)} | data
         if _numbering(here := Path(data["tokenizer"])) != _numbering(own):
-            trained = f"numbers tokens in another way than {own}, for which the weights were trained"
+            trained = (
+                f"numbers tokens in another way than {own}, for which the weights were trained"
+            )
             raise ConfigError(f"--tokenizer {here} {trained}: leave --tokenizer out")
     return sections | {"model": model | asked, "data": data}
 
 
 def origin_of(config: Config) -> dict[str, Any]:
-    """Return the `config.json` of the `--init` folder, which an export writes again; nothing without `--init`."""
+    """Return the `config.json` of the `--init` folder, which an export writes again; nothing
+    without `--init`.
+    """
     if not config.run.init:
         return {}
     with retold(ConfigError, ValueError, before=f"--init {config.run.init}: "):
@@ -176,13 +242,18 @@ def origin_of(config: Config) -> dict[str, Any]:
 
 def _read_sizes(folder: Path) -> GPTConfig:
     if store.complete(folder):
-        raise ConfigError(f"--init {folder} has checkpoints: run python -m minidist export {folder} --to FOLDER first")
+        raise ConfigError(
+            f"--init {folder} has checkpoints: run python -m minidist export {folder} --to FOLDER "
+            "first"
+        )
     with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
         return read_llama_config(folder)
 
 
 def _numbering(tokenizer: Path) -> object:
-    """Return what decides which tokens have which numbers; None for a file that `text.py` will refuse."""
+    """Return what decides which tokens have which numbers; None for a file that `text.py` will
+    refuse.
+    """
     try:
         tree = read_tree(tokenizer)
     except FileError:
@@ -191,7 +262,8 @@ def _numbering(tokenizer: Path) -> object:
 
 
 def load_initial(folder: Path, model: GPT) -> None:
-    """Fill a model with the weights of a Llama's folder, whatever their dtype; one is in memory at a time.
+    """Fill a model with the weights of a Llama's folder, whatever their dtype; one is in memory at
+    a time.
 
     Raises
     ------

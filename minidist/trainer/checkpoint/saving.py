@@ -1,11 +1,12 @@
-"""Checkpoints of a running job: what this rank saves of it, and a writer that lets training go on meanwhile.
+"""Checkpoints of a running job: what this rank saves of it, and a writer that lets training go on
+meanwhile.
 
     training   step │ copy │ step │ step │ step │ wait, copy │ step ...
     writer               └── write ─ meet ─ commit ──┘    └── write ...      a thread; rank 0 commits
 
-Training waits only for the copy, and for a writer that is still busy when the next checkpoint is due. One rank saves
-each element: the first of the replicas along the data axis, and of copies along other axes the one that `counts`.
-Memory: one copy, on the CPU, of what this rank saves.
+Training waits only for the copy, and for a writer that is still busy when the next checkpoint is
+due. One rank saves each element: the first of the replicas along the data axis, and of copies along
+other axes the one that `counts`. Memory: one copy, on the CPU, of what this rank saves.
 """
 
 import time
@@ -23,7 +24,13 @@ from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
 from minidist.model.moe import routed_in
 from minidist.parallel import Parallel
-from minidist.parallel.placement import copies_of, counts, placement_of, tensor_placement_of, tied_across
+from minidist.parallel.placement import (
+    copies_of,
+    counts,
+    placement_of,
+    tensor_placement_of,
+    tied_across,
+)
 from minidist.trainer.agreement import all_or_none
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
@@ -41,12 +48,14 @@ class Writer:
     Attributes
     ----------
     saves : list of (float, float)
-        For each checkpoint, the seconds that training waited, and those from then on until it was on the disk.
+        For each checkpoint, the seconds that training waited, and those from then on until it was
+        on the disk.
     """
 
     def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
         self.folder, self.keep, self.every = folder, keep, every
-        self.stream = ThreadStream(comm)  # also where collectives have streams of the GPU: this is work of the CPU
+        # also where collectives have streams of the GPU: this is work of the CPU
+        self.stream = ThreadStream(comm)
         self.job: Any = None
         self.copies: dict[str, Tensor] = {}
         self.saves: list[tuple[float, float]] = []
@@ -62,10 +71,14 @@ class Writer:
         started = time.perf_counter()
         self.wait()
         copies = [piece._replace(tensor=self._copy(piece)) for piece in pieces]
-        self.job = self.stream.launch(self._write, step, copies, state, time.perf_counter() - started)
+        self.job = self.stream.launch(
+            self._write, step, copies, state, time.perf_counter() - started
+        )
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun is on the disk. Raises as `save`, on every rank."""
+        """Wait until the checkpoint that was begun is on the disk. Raises as `save`, on every
+        rank.
+        """
         job, self.job = self.job, None
         if job is not None and (problem := job.wait()):
             raise CheckpointError(problem)
@@ -78,7 +91,9 @@ class Writer:
         return kept.copy_(piece.tensor.detach())
 
     def _write(self, step: int, pieces: list[Piece], state: dict[str, Any], stalled: float) -> str:
-        """Write together with the other ranks; return what went wrong, on every rank alike. Runs on the stream."""
+        """Write together with the other ranks; return what went wrong, on every rank alike. Runs on
+        the stream.
+        """
         started, comm = time.perf_counter(), self.stream.comm
         first, unfinished = comm.rank == 0, self.folder / f"{store.UNFINISHED}-{step:08d}"
 
@@ -88,7 +103,9 @@ class Writer:
 
         try:
             all_or_none(comm, lambda: first and store.begin(self.folder, step), CheckpointError)
-            shard = all_or_none(comm, lambda: store.write_shard(unfinished, comm.rank, pieces), CheckpointError)
+            shard = all_or_none(
+                comm, lambda: store.write_shard(unfinished, comm.rank, pieces), CheckpointError
+            )
             shards = comm.roll_call(shard)
             all_or_none(comm, lambda: commit() if first else None, CheckpointError)
         except CheckpointError as error:
@@ -104,8 +121,11 @@ class Writer:
 
 
 def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Piece]:
-    """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
-    if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
+    """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and
+    scales of fp8.
+    """
+    # the scales of a layer are equal on both axes
+    if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:
         for name, tensor in beside_parameters(parallel).items():
             yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
@@ -115,12 +135,15 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
         for moment, value in optimizer.state_of(parameter).items():
             if isinstance(value, Tensor) and value.dim():
                 yield Piece(f"{name}/{moment}", extent, value)
-            elif extent.count and extent.start == extent.first == 0:  # one number for the whole parameter
+            elif (
+                extent.count and extent.start == extent.first == 0
+            ):  # one number for the whole parameter
                 yield Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value))
 
 
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
-    """Fill what this rank updates, and its optimizer, from a checkpoint of any layout. Sends nothing.
+    """Fill what this rank updates, and its optimizer, from a checkpoint of any layout. Sends
+    nothing.
 
     Call `parallel.stepped()` afterwards, on all ranks together: whole parameters then follow.
 
@@ -153,14 +176,24 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
 
 
 def beside_parameters(parallel: Parallel) -> dict[str, Tensor]:
-    """Return what else this rank's model has learned, by its name in a checkpoint: scales of fp8, biases of routers."""
+    """Return what else this rank's model has learned, by its name in a checkpoint: scales of fp8,
+    biases of routers.
+    """
     modules, routed = parallel.model.named_modules(), routed_in(parallel.model)
-    scales = {f"scales/{name}": module.histories for name, module in modules if isinstance(module, Float8Multiply)}
-    return scales | {f"biases/{layer.index}": layer.bias for layer in routed if layer.config.balance == "bias"}
+    scales = {
+        f"scales/{name}": module.histories
+        for name, module in modules
+        if isinstance(module, Float8Multiply)
+    }
+    return scales | {
+        f"biases/{layer.index}": layer.bias for layer in routed if layer.config.balance == "bias"
+    }
 
 
 def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
-    """Yield, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
+    """Yield, of every parameter that this rank updates, its name in the serial model, which
+    elements, and these.
+    """
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
     for parameter in parallel.kept:
         if parallel.recipe.lora and not parameter.requires_grad:
@@ -180,6 +213,8 @@ def extent_of(parameter: Tensor) -> Extent:
 
 
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
-    """Tell whether this rank is among the first, along the data axis, that together hold the parameter."""
+    """Tell whether this rank is among the first, along the data axis, that together hold the
+    parameter.
+    """
     placement = placement_of(parameter)
     return copies_of(parameter, parallel.mesh.data).rank < (placement.comm.size if placement else 1)

@@ -5,7 +5,8 @@
     web.parquet      one row       of the column `text`: each is a document
     folder/          in the order of their paths: .txt, .md, .jsonl and .parquet; other files are left out
 
-Only one piece, or one document, is in memory at a time. The order depends on the names of the files alone.
+Only one piece, or one document, is in memory at a time. The order depends on the names of the files
+alone.
 """
 
 import json
@@ -33,7 +34,9 @@ class Piece(NamedTuple):
     document: bool
 
 
-def read_pieces(files: Sequence[str | Path], field: str = "text", option: str = "--text") -> Iterator[Piece]:
+def read_pieces(
+    files: Sequence[str | Path], field: str = "text", option: str = "--text"
+) -> Iterator[Piece]:
     """Yield the text of files, and of the files in folders.
 
     Parameters
@@ -50,7 +53,12 @@ def read_pieces(files: Sequence[str | Path], field: str = "text", option: str = 
     """
     for file in listed(files, option):
         some = False
-        with retold(TextError, OSError, before=f"cannot read {file} (", after=f"): check the path given to {option}"):
+        with retold(
+            TextError,
+            OSError,
+            before=f"cannot read {file} (",
+            after=f"): check the path given to {option}",
+        ):
             check_regular(file)
             for piece in _reader(file, field):
                 some = some or bool(piece.text)
@@ -60,14 +68,19 @@ def read_pieces(files: Sequence[str | Path], field: str = "text", option: str = 
 
 
 def listed(files: Sequence[str | Path], option: str = "--text") -> Iterator[Path]:
-    """Yield the files, and in place of each folder the files in it that can be read, sorted by their paths."""
+    """Yield the files, and in place of each folder the files in it that can be read, sorted by
+    their paths.
+    """
     for path in map(Path, files):
         if not path.is_dir():
             yield path
             continue
         found = sorted(file for file in path.rglob("*") if file.suffix in LISTED and file.is_file())
         if not found:
-            raise TextError(f"{path} is a directory without {', '.join(LISTED)} files: give {option} files, or another")
+            raise TextError(
+                f"{path} is a directory without {', '.join(LISTED)} files: give {option} files, "
+                "or another"
+            )
         yield from found
 
 
@@ -78,7 +91,9 @@ def _reader(file: Path, field: str) -> Iterator[Piece]:
 
 
 def _plain(file: Path) -> Iterator[Piece]:
-    """Yield a text in pieces. Each ends with a paragraph if it can, or else with a line, or else with a character."""
+    """Yield a text in pieces. Each ends with a paragraph if it can, or else with a line, or else
+    with a character.
+    """
     left = b""
     with file.open("rb") as opened:
         while block := opened.read(PIECE):
@@ -111,33 +126,52 @@ def _jsonl(file: Path, field: str) -> Iterator[Piece]:
             if not line.strip():
                 continue
             where = f"{file}, line {number}, "
-            with retold(TextError, ValueError, RecursionError, before=f"{where}is not JSON (", after="): mend it"):
+            with retold(
+                TextError,
+                ValueError,
+                RecursionError,
+                before=f"{where}is not JSON (",
+                after="): mend it",
+            ):
                 record = json.loads(line)
             if not isinstance(record, dict):
                 raise TextError(f"{where}is no object {{...}}: a line of .jsonl is one document")
-            yield Piece(_text_of(where, record, field).encode("utf-8", "surrogatepass"), document=True)
+            yield Piece(
+                _text_of(where, record, field).encode("utf-8", "surrogatepass"), document=True
+            )
 
 
 def _text_of(where: str, record: dict[str, Any], field: str) -> str:
     text = record.get(field)
     if isinstance(text, str):
         return text
-    strings = ", ".join(sorted(name for name, value in record.items() if isinstance(value, str))[:5])
-    raise TextError(f"{where}has no text in {field!r}: name the field by --text-field ({strings or 'there is none'})")
+    strings = ", ".join(
+        sorted(name for name, value in record.items() if isinstance(value, str))[:5]
+    )
+    raise TextError(
+        f"{where}has no text in {field!r}: name the field by --text-field "
+        f"({strings or 'there is none'})"
+    )
 
 
 def _parquet(file: Path, field: str) -> Iterator[Piece]:
     needs = f"{file} needs the library `pyarrow` ("
-    with retold(TextError, ImportError, before=needs, after="): pip install pyarrow, or give .jsonl"):
+    with retold(
+        TextError, ImportError, before=needs, after="): pip install pyarrow, or give .jsonl"
+    ):
         import pyarrow
         import pyarrow.parquet
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string)
-            strings = [each.name for each in opened.schema_arrow if any(kind(each.type) for kind in kinds)]
+            strings = [
+                each.name for each in opened.schema_arrow if any(kind(each.type) for kind in kinds)
+            ]
             if field not in strings:
                 there = ", ".join(strings[:5]) or "there is none"
-                raise TextError(f"{file} has no column of text {field!r}: name it by --text-field ({there})")
+                raise TextError(
+                    f"{file} has no column of text {field!r}: name it by --text-field ({there})"
+                )
             for batch in opened.iter_batches(batch_size=ROWS, columns=[field]):
                 for text in batch.column(0):
                     if text.is_valid:

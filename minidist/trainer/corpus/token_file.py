@@ -1,8 +1,10 @@
-"""An array that grows: in memory while it is short, and then in a file, which the operating system reads on demand.
+"""An array that grows: in memory while it is short, and then in a file, which the operating system
+reads on demand.
 
     append, append, ... ──▶ bytes in memory ──more than IN_MEMORY──▶ temporary file ──finish──▶ mapped array
 
-The file has no name: it goes when the last array over it does, also if the program is killed. `TMPDIR` says where.
+The file has no name: it goes when the last array over it does, also if the program is killed.
+`TMPDIR` says where.
 """
 
 import tempfile
@@ -54,7 +56,10 @@ class TokenFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         if self._file is not None:
             self._file.close()  # an array that was mapped stays

@@ -1,4 +1,5 @@
-"""What other programs read and write: `llama.py` Hugging Face's weights, as `llama_names.py` says; `peft.py` adapters.
+"""What other programs read and write: `llama.py` Hugging Face's weights, as `llama_names.py` says;
+`peft.py` adapters.
 
 Of DeepSpeed's and Megatron's options, `names.py` is the table and `options.py` its engine.
 """

@@ -1,11 +1,13 @@
-"""Read and write the directories in which Hugging Face keeps a Llama, or with experts a Mixtral: JSON and safetensors.
+"""Read and write the directories in which Hugging Face keeps a Llama, or with experts a Mixtral:
+JSON and safetensors.
 
-Only names differ (`llama_names.py`): both keep a linear map as [outputs, inputs] and rotate channel pairs (i, i + d/2).
-Weights are in `model.safetensors`, or in several files that `model.safetensors.index.json` lists. A safetensors file is
-a header (JSON: name, dtype, shape, offsets), then the bytes; so names, shapes and length are checked before any weight
-is read.
+Only names differ (`llama_names.py`): both keep a linear map as [outputs, inputs] and rotate channel
+pairs (i, i + d/2). Weights are in `model.safetensors`, or in several files that
+`model.safetensors.index.json` lists. A safetensors file is a header (JSON: name, dtype, shape,
+offsets), then the bytes; so names, shapes and length are checked before any weight is read.
 
-The functions on single tensors (`read_llama`, `write_llama`) are for a program that spreads the model over ranks.
+The functions on single tensors (`read_llama`, `write_llama`) are for a program that spreads the
+model over ranks.
 """
 
 import json
@@ -52,7 +54,8 @@ COMPANIONS = (  # what a model is published with, beside its weights and their c
 
 
 def save_llama(model: GPT, directory: str | Path) -> None:
-    """Write `model` so that `AutoModelForCausalLM.from_pretrained(directory)` reads it; dropout is not in the format.
+    """Write `model` so that `AutoModelForCausalLM.from_pretrained(directory)` reads it; dropout is
+    not in the format.
 
     Raises
     ------
@@ -63,7 +66,9 @@ def save_llama(model: GPT, directory: str | Path) -> None:
 
 
 def load_llama(
-    directory: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    directory: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> GPT:
     """Read a Llama that Hugging Face or `save_llama` wrote.
 
@@ -77,13 +82,17 @@ def load_llama(
     Raises
     ------
     ValueError
-        If a file is missing or damaged, the weights belong to another model, or the model has a feature that ours
-        lacks.
+        If a file is missing or damaged, the weights belong to another model, or the model has a
+        feature that ours lacks.
     """
     config = read_llama_config(directory)
-    weights = {name: weight.to(device or "cpu", dtype) for name, weight in read_llama(directory, config)}
-    model = GPT(config, device="meta")  # no memory yet: the tensors of the file become the parameters
-    model.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
+    weights = {
+        name: weight.to(device or "cpu", dtype) for name, weight in read_llama(directory, config)
+    }
+    # no memory yet: the tensors of the file become the parameters
+    model = GPT(config, device="meta")
+    # a tied head has no weights of its own
+    model.load_state_dict(weights, strict=False, assign=True)
     model.tie()
     return model
 
@@ -96,32 +105,40 @@ def write_llama(
 ) -> None:
     """Write whole parameters, given by our names.
 
-    `origin` is the `config.json` that the training began with, if it began with one: its keys and their values are
-    written again, such as the tokens that begin and end a text.
+    `origin` is the `config.json` that the training began with, if it began with one: its keys and
+    their values are written again, such as the tokens that begin and end a text.
 
-    Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
-    a tensor mapped from the old file stays readable.
+    Each file appears under its name only when it is complete, so a crash never leaves half a
+    checkpoint behind, and a tensor mapped from the old file stays readable.
     """
     check_known(config)
     tensors = {
         theirs: part.detach().cpu().contiguous()
         for name, weight in weights.items()
-        for theirs, part in zip(their_names(name, config), weight.unbind() if is_stack(name) else [weight], strict=True)
+        for theirs, part in zip(
+            their_names(name, config), weight.unbind() if is_stack(name) else [weight], strict=True
+        )
     }
-    _check_weights("the model to save", config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    _check_weights(
+        "the model to save", config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    )
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     save_file(tensors, target / f"{WEIGHTS_FILE}.partial", metadata={"format": "pt"})
-    (target / f"{CONFIG_FILE}.partial").write_text(json.dumps(_llama_config(config, dtype, origin), indent=2) + "\n")
+    (target / f"{CONFIG_FILE}.partial").write_text(
+        json.dumps(_llama_config(config, dtype, origin), indent=2) + "\n"
+    )
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         os.replace(target / f"{name}.partial", target / name)
 
 
 def read_llama(directory: str | Path, config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
-    """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole tensor.
+    """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole
+    tensor.
 
-    One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs save, is left out.
+    One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs
+    save, is left out.
     """
     files, shapes = _read_headers(Path(directory))
     if config.tied:
@@ -140,9 +157,12 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
     path = Path(directory) / CONFIG_FILE
     theirs = _read_json(path)
     said = partial(_say, path, theirs)
-    # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled variant had one.
+    # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled
+    # variant had one.
     both: dict[str, Any] = {"rope_theta": said("rope_theta", kind=float, default=10_000.0)}
-    rotary = said("rope_parameters", kind=dict, default={}) or said("rope_scaling", kind=dict, default={})
+    rotary = said("rope_parameters", kind=dict, default={}) or said(
+        "rope_scaling", kind=dict, default={}
+    )
     if (kind := str(theirs.get("model_type"))) not in FIXED:
         _demand(path, "model_type", theirs.get("model_type"), *FIXED)
     for name, supported in FIXED[kind].items():
@@ -150,14 +170,18 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
     names = sizes_of(kind).items()
-    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names}
+    sizes = {
+        ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED))
+        for ours, name in names
+    }
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
 
 
 def read_origin(directory: str | Path) -> dict[str, Any]:
-    """Return `config.json` as it stands: what is no business of ours goes with an exported model, too.
+    """Return `config.json` as it stands: what is no business of ours goes with an exported model,
+    too.
 
     Raises
     ------
@@ -169,12 +193,18 @@ def read_origin(directory: str | Path) -> dict[str, Any]:
 
 def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
     """Return a value from a file as `files.at` does; a ValueError names the file."""
-    with retold(ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."):
+    with retold(
+        ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."
+    ):
         return at(tree, *keys, **what)
 
 
-def _llama_config(config: GPTConfig, dtype: str, origin: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Say `config` in Hugging Face's words, or in those of its `origin`, which is a model of the same sizes."""
+def _llama_config(
+    config: GPTConfig, dtype: str, origin: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Say `config` in Hugging Face's words, or in those of its `origin`, which is a model of the
+    same sizes.
+    """
     if origin:
         changed: dict[str, Any] = {key: dtype for key in ("dtype", "torch_dtype") if key in origin}
         longest = origin.get("max_position_embeddings", LEFT_OUT["sequence"])
@@ -191,7 +221,8 @@ def _llama_config(config: GPTConfig, dtype: str, origin: Mapping[str, Any] | Non
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "torch_dtype": dtype,
-        "bos_token_id": None,  # the tokenizer's business; Llama's own defaults would end a text at byte 2
+        # the tokenizer's business; Llama's own defaults would end a text at byte 2
+        "bos_token_id": None,
         "eos_token_id": None,
     }
 
@@ -200,12 +231,19 @@ def _demand(path: Path, name: str, value: object, *supported: object) -> None:
     """Refuse a setting that would make another model of the same weights."""
     if value not in supported:
         known = " or ".join(map(repr, supported))
-        raise ValueError(f"{path} says {name}={value!r}, but this GPT can only do {known}: take another model.")
+        raise ValueError(
+            f"{path} says {name}={value!r}, but this GPT can only do {known}: take another model."
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one sentence why not."""
-    with retold(ValueError, FileError, before=f"{path} ", after=": give the directory that `save_pretrained` wrote."):
+    with retold(
+        ValueError,
+        FileError,
+        before=f"{path} ",
+        after=": give the directory that `save_pretrained` wrote.",
+    ):
         return read_tree(path)
 
 
@@ -215,9 +253,15 @@ def _weight_files(directory: Path) -> list[Path]:
         return [directory / WEIGHTS_FILE]
     index = directory / INDEX_FILE
     if not index.is_file():
-        raise ValueError(f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights to one first.")
+        raise ValueError(
+            f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights to one "
+            "first."
+        )
     tree = _read_json(index)
-    names = {_say(index, tree, "weight_map", name, kind=str) for name in _say(index, tree, "weight_map", kind=dict)}
+    names = {
+        _say(index, tree, "weight_map", name, kind=str)
+        for name in _say(index, tree, "weight_map", kind=dict)
+    }
     return [directory / name for name in sorted(names)]
 
 
@@ -226,17 +270,30 @@ def _read_headers(directory: Path) -> tuple[dict[str, Path], dict[str, tuple[int
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(directory):
-        with retold(ValueError, OSError, SafetensorError, before=f"{file} cannot be read (", after="): copy it again."):
+        with retold(
+            ValueError,
+            OSError,
+            SafetensorError,
+            before=f"{file} cannot be read (",
+            after="): copy it again.",
+        ):
             check_regular(file)
             opened: Any = safe_open(file, framework="pt")
         with opened:
             for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
                 part = opened.get_slice(name)
-                if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
-                    raise ValueError(f"{file} has {name} as {dtype}, no float of 16 bits or more: take it unquantised.")
+                # numbers mean something else
+                if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):
+                    raise ValueError(
+                        f"{file} has {name} as {dtype}, no float of 16 bits or more: take it "
+                        "unquantised."
+                    )
                 files[name], shapes[name] = file, tuple(part.get_shape())
-    # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
-    return files, {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    # Early versions of transformers saved the rotary frequencies, which follow from the
+    # configuration.
+    return files, {
+        name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")
+    }
 
 
 def _read_tensor(name: str, file: Path) -> Tensor:
@@ -250,10 +307,19 @@ def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int
     """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, parameter in GPT(config, device="meta").named_parameters():
-        expected |= dict.fromkeys(their_names(name, config), tuple(parameter.shape[is_stack(name) :]))
+        expected |= dict.fromkeys(
+            their_names(name, config), tuple(parameter.shape[is_stack(name) :])
+        )
     differ = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
-    complaints = [f"{name} is {found.get(name, 'missing')}, not {expected.get(name, 'left out')}" for name in differ]
+    complaints = [
+        f"{name} is {found.get(name, 'missing')}, not {expected.get(name, 'left out')}"
+        for name in differ
+    ]
     if complaints:
         more = f", and {len(complaints) - 3} more" if len(complaints) > 3 else ""
-        other = f"other weights than the configuration describes ({'; '.join(complaints[:3])}{more})"
-        raise ValueError(f"{source} holds {other}: take weights and {CONFIG_FILE} from the same model.")
+        other = (
+            f"other weights than the configuration describes ({'; '.join(complaints[:3])}{more})"
+        )
+        raise ValueError(
+            f"{source} holds {other}: take weights and {CONFIG_FILE} from the same model."
+        )

@@ -29,9 +29,12 @@ FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
 def check_known(config: GPTConfig) -> None:
     """Raise ValueError if a model has experts such as Mixtral does not know."""
     unknown = ["shared_experts", "capacity", "scores", "raw_weights"]
-    for name in unknown + ["balance"] * (config.balance == "bias"):  # a bias selects experts; other ways do not
+    # a bias selects experts; other ways do not
+    for name in unknown + ["balance"] * (config.balance == "bias"):
         if (value := getattr(config, name)) != getattr(GPTConfig, name):
-            raise ValueError(f"Mixtral has no {name}={value!r}: such a model cannot be written as one")
+            raise ValueError(
+                f"Mixtral has no {name}={value!r}: such a model cannot be written as one"
+            )
 
 
 def sizes_of(kind: str) -> dict[str, str]:
@@ -41,7 +44,9 @@ def sizes_of(kind: str) -> dict[str, str]:
 
 
 def llama_name(name: str) -> str:
-    """Translate the name of a parameter, `layers.3.mlp.up.weight` to `model.layers.3.mlp.up_proj.weight`."""
+    """Translate the name of a parameter, `layers.3.mlp.up.weight` to
+    `model.layers.3.mlp.up_proj.weight`.
+    """
     module = name.removesuffix(".weight")
     if not module.startswith("layers."):
         return f"{LLAMA_NAMES[module]}.weight"
@@ -50,7 +55,9 @@ def llama_name(name: str) -> str:
 
 
 def is_stack(name: str) -> bool:
-    """Tell whether a parameter is a stack of experts' matrices, of which Mixtral keeps each by itself."""
+    """Tell whether a parameter is a stack of experts' matrices, of which Mixtral keeps each by
+    itself.
+    """
     return ".experts." in name
 
 

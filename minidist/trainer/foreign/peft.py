@@ -1,10 +1,12 @@
-"""Write adapters as Hugging Face's PEFT reads them: `adapter_config.json` and `adapter_model.safetensors`.
+"""Write adapters as Hugging Face's PEFT reads them: `adapter_config.json` and
+`adapter_model.safetensors`.
 
     ours                               theirs
     layers.0.attention.query.A         base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    [r, inputs]
     layers.0.attention.query.B         base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [outputs, r]
 
-The weights that they stand beside are in another folder, which the configuration names. Both compute W + alpha/r BA.
+The weights that they stand beside are in another folder, which the configuration names. Both
+compute W + alpha/r BA.
 """
 
 import json
@@ -21,10 +23,15 @@ ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 def write_peft(model: GPT, base: str, folder: Path) -> None:
     """Write the adapters of a model, whose frozen weights the folder `base` has."""
-    adapters = {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+    adapters = {
+        name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)
+    }
     theirs = {name: llama_name(f"{name}.weight").removesuffix(".weight") for name in adapters}
     tensors = {
-        f"base_model.model.{theirs[name]}.lora_{half}.weight": getattr(adapter, half).detach().cpu().contiguous()
+        f"base_model.model.{theirs[name]}.lora_{half}.weight": getattr(adapter, half)
+        .detach()
+        .cpu()
+        .contiguous()
         for name, adapter in adapters.items()
         for half in "AB"
     }

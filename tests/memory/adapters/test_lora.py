@@ -47,7 +47,11 @@ def loss_of(model: nn.Module, tokens: Tensor = TOKENS, **where: int) -> Tensor:
 
 
 def adapters_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def train(model: nn.Module, rows: slice = slice(0, 4), steps: int = 3) -> None:
@@ -84,7 +88,8 @@ def test_an_error_is_at_most_half_the_widest_gap_of_its_block(size: int, outlier
 
 
 def test_each_level_comes_back_as_itself() -> None:
-    weights = torch.tensor(levels(), dtype=torch.float64).roll(3).repeat(5)  # 80: every block has the same scale
+    # 80: every block has the same scale
+    weights = torch.tensor(levels(), dtype=torch.float64).roll(3).repeat(5)
     assert (dequantize(quantize(weights), torch.float64) - weights).abs().max() < 1e-6
 
 
@@ -123,7 +128,10 @@ def test_an_untrained_adapter_changes_no_bit() -> None:
 
 @EACH_KIND
 def test_an_adapter_is_scaled_by_alpha_over_rank(add: Any) -> None:
-    model, x = build(), torch.randn(5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, x = (
+        build(),
+        torch.randn(5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    )
     add(model, rank=2, alpha=6, targets=("query",))
     adapter = model.layers[0].attention.query
     assert isinstance(adapter, LoRALinear)
@@ -137,9 +145,14 @@ def test_only_adapters_are_trained(add: Any) -> None:
     add(model, rank=2, targets=("query", "down"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     train(model)
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     adapters = {
-        f"layers.{i}.{name}.{half}" for i in (0, 1) for name in ("attention.query", "mlp.down") for half in "AB"
+        f"layers.{i}.{name}.{half}"
+        for i in (0, 1)
+        for name in ("attention.query", "mlp.down")
+        for half in "AB"
     }
     assert changed == adapters_of(model).keys() == adapters
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -193,7 +206,8 @@ def test_adapters_are_saved_and_loaded_alone() -> None:
 def test_mistakes_are_named_and_change_nothing() -> None:
     model = build()
     with pytest.raises(
-        ValueError, match="'qeury'; the model's are called query, key, value, output, gate, up, down, head"
+        ValueError,
+        match="'qeury'; the model's are called query, key, value, output, gate, up, down, head",
     ):
         add_lora(model, targets=("value", "qeury"))
     with pytest.raises(ValueError, match="rank=0"):
@@ -227,9 +241,9 @@ def test_autograd_keeps_nothing_of_the_weight() -> None:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         quantised(torch.randn(2, 512, requires_grad=True)).sum().backward()
     assert sum(kept) <= 2 * 512 * 4
-    assert sum(p.nbytes for p in quantised.parameters() if p is not quantised.bias) * 8 / 512**2 == pytest.approx(
-        4.127, abs=1e-3
-    )
+    assert sum(
+        p.nbytes for p in quantised.parameters() if p is not quantised.bias
+    ) * 8 / 512**2 == pytest.approx(4.127, abs=1e-3)
 
 
 def test_converting_a_model_rounds_no_scale() -> None:
@@ -267,8 +281,14 @@ def test_adapters_of_every_matrix_are_cut_as_the_matrices_are(ranks: int, sequen
         plan = {**gpt_plan(config), "head": ColumnParallel(gather=True)}
         parallelize_tensor(model, comm, plan, sequence)
         train(model)
-        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        whole = {name: placement.full(p) for name, p in trained if (placement := tensor_placement_of(p))}
+        trained = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        whole = {
+            name: placement.full(p) for name, p in trained if (placement := tensor_placement_of(p))
+        }
         return whole, sum(parameter.numel() for _, parameter in trained)
 
     serial = build(config)
@@ -297,11 +317,21 @@ def test_a_model_that_reads_its_layers_dtype_can_have_adapters(add: Any) -> None
     """T5 asks the last matrix of each MLP for `weight.dtype`."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    sizes = T5Config(
+        vocab_size=20,
+        d_model=16,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     model, tokens = T5ForConditionalGeneration(sizes).eval(), torch.arange(6).view(1, 6)
     before = model(input_ids=tokens, labels=tokens).logits
     add(model, 2, targets=("wo", "q"))
     model(input_ids=tokens, labels=tokens).loss.backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if name.endswith("wo.B"))
     after = model(input_ids=tokens, labels=tokens).logits
-    torch.testing.assert_close(after, before, **({} if add is add_lora else {"rtol": 0.5, "atol": 0.5}))
+    torch.testing.assert_close(
+        after, before, **({} if add is add_lora else {"rtol": 0.5, "atol": 0.5})
+    )

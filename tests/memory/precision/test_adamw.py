@@ -19,7 +19,9 @@ Make = Callable[[torch.dtype], list[nn.Parameter]]
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def shards(dtype: torch.dtype) -> list[nn.Parameter]:
@@ -32,14 +34,20 @@ def separate(dtype: torch.dtype) -> list[nn.Parameter]:
     shapes = [(3, 4), (), (7,), (0,), (2, 3, 5)]
     tensors = [numbers(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
     return [
-        nn.Parameter(tensor) for tensor in (*tensors, numbers(6, 5, dtype=dtype).T, numbers(8, 6, dtype=dtype)[:, ::2])
+        nn.Parameter(tensor)
+        for tensor in (*tensors, numbers(6, 5, dtype=dtype).T, numbers(8, 6, dtype=dtype)[:, ::2])
     ]
 
 
 def holed(dtype: torch.dtype) -> list[nn.Parameter]:
-    """Slices of one buffer with a gap between two, and two in the wrong order; the last is of another buffer."""
+    """Slices of one buffer with a gap between two, and two in the wrong order; the last is of
+    another buffer.
+    """
     flat, other = numbers(40, dtype=dtype), numbers(40, seed=1, dtype=dtype)
-    return [nn.Parameter(part) for part in (flat[:10], flat[10:18], flat[20:25], flat[35:], flat[25:35], other[35:])]
+    return [
+        nn.Parameter(part)
+        for part in (flat[:10], flat[10:18], flat[20:25], flat[35:], flat[25:35], other[35:])
+    ]
 
 
 def one_gradient_buffer(parameters: list[nn.Parameter], step: int) -> None:
@@ -57,13 +65,18 @@ def separate_gradients(parameters: list[nn.Parameter], step: int) -> None:
 
 
 def some_gradients(parameters: list[nn.Parameter], step: int) -> None:
-    """Another parameter stays without a gradient at each step, so soon no two are of the same age."""
+    """Another parameter stays without a gradient at each step, so soon no two are of the same
+    age.
+    """
     one_gradient_buffer(parameters, step)
     parameters[step % len(parameters)].grad = None
 
 
 def two_groups(parameters: list[nn.Parameter]) -> list[dict[str, object]]:
-    return [{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.0, "lr": 0.1, "betas": (0.8, 0.9)}]
+    return [
+        {"params": parameters[:3]},
+        {"params": parameters[3:], "weight_decay": 0.0, "lr": 0.1, "betas": (0.8, 0.9)},
+    ]
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
@@ -88,7 +101,9 @@ def test_the_numbers_are_torchs(
             give(parameters, step)
             optimizer.param_groups[0]["lr"] = 0.03 / (step + 1)
             optimizer.step()
-    tolerance = {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 2e-6, "atol": 5e-7}
+    tolerance = (
+        {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 2e-6, "atol": 5e-7}
+    )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
         for name in ("step", "exp_avg", "exp_avg_sq"):
@@ -97,8 +112,12 @@ def test_the_numbers_are_torchs(
 
 
 @pytest.mark.parametrize("make", (shards, separate))
-@pytest.mark.parametrize("classes", ((FusedAdamW, torch.optim.AdamW), (torch.optim.AdamW, FusedAdamW)))
-def test_the_state_can_be_handed_over(make: Make, classes: tuple[type[torch.optim.Optimizer], ...]) -> None:
+@pytest.mark.parametrize(
+    "classes", ((FusedAdamW, torch.optim.AdamW), (torch.optim.AdamW, FusedAdamW))
+)
+def test_the_state_can_be_handed_over(
+    make: Make, classes: tuple[type[torch.optim.Optimizer], ...]
+) -> None:
     ours, theirs = make(torch.float64), make(torch.float64)
     first = classes[0](ours, lr=0.03)  # type: ignore[call-arg]
     whole = torch.optim.AdamW(theirs, lr=0.03)
@@ -130,10 +149,14 @@ def test_moments_can_be_written_as_safetensors(tmp_path: Path) -> None:
     one_gradient_buffer(parameters, 0)
     optimizer = FusedAdamW(parameters)
     optimizer.step()
-    moments = {str(index): state["exp_avg"] for index, state in optimizer.state_dict()["state"].items()}
+    moments = {
+        str(index): state["exp_avg"] for index, state in optimizer.state_dict()["state"].items()
+    }
     save_file(moments, tmp_path / "moments.safetensors")
     found = load_file(tmp_path / "moments.safetensors")
-    assert found.keys() == moments.keys() and all(torch.equal(found[name], moments[name]) for name in moments)
+    assert found.keys() == moments.keys() and all(
+        torch.equal(found[name], moments[name]) for name in moments
+    )
     assert all(moment.any() for moment in moments.values() if moment.numel())
 
 
@@ -147,4 +170,6 @@ def test_a_closure_is_called_with_gradients_on() -> None:
         return loss
 
     before = float(parameter.detach().square().sum())
-    assert float(optimizer.step(closure).detach()) == before > float(parameter.detach().square().sum())
+    assert (
+        float(optimizer.step(closure).detach()) == before > float(parameter.detach().square().sum())
+    )

@@ -1,4 +1,6 @@
-"""Float8: rounding element by element, products, delayed scales that all ranks agree on, and a GPT that trains."""
+"""Float8: rounding element by element, products, delayed scales that all ranks agree on, and a GPT
+that trains.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from minidist.memory.precision.fp8 import (
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP
 
-CONFIG = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=16, tied=True)
+CONFIG = GPTConfig(
+    vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=16, tied=True
+)
 both_formats = pytest.mark.parametrize("dtype", (E4M3, E5M2))
 
 
@@ -35,10 +39,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def steps_between_neighbours(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance of the format's numbers around each element: by exponent, and constant among the subnormals."""
+    """Distance of the format's numbers around each element: by exponent, and constant among the
+    subnormals.
+    """
     mantissa, lowest = (3, -6) if dtype == E4M3 else (2, -14)
     exponent = torch.frexp(x.double().abs()).exponent - 1
-    return torch.ldexp(torch.ones_like(x, dtype=torch.float64), exponent.clamp(min=lowest) - mantissa)
+    return torch.ldexp(
+        torch.ones_like(x, dtype=torch.float64), exponent.clamp(min=lowest) - mantissa
+    )
 
 
 def histories(model: nn.Module) -> Tensor:
@@ -55,14 +63,19 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 @both_formats
 def test_every_element_is_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
-    magnitudes = torch.exp2(torch.empty(50_000).uniform_(-24, math.log2(largest), generator=seeded()))
+    magnitudes = torch.exp2(
+        torch.empty(50_000).uniform_(-24, math.log2(largest), generator=seeded())
+    )
     x = torch.cat((magnitudes, -magnitudes, torch.zeros(1)))
     for scale in (1.0, 2.0**20, 2.0**-9):
-        error = (dequantize(quantize(x / scale, dtype, scale), scale).double() * scale - x.double()).abs()
+        error = (
+            dequantize(quantize(x / scale, dtype, scale), scale).double() * scale - x.double()
+        ).abs()
         assert (error <= steps_between_neighbours(x, dtype) / 2).all()
         normal = x.abs() >= torch.finfo(dtype).smallest_normal
         relative = float((error[normal] / x[normal].abs()).max())
-        assert 0.99 < relative * (17 if dtype == E4M3 else 9) < 1 + 1e-6  # half a step above a power of two
+        # half a step above a power of two
+        assert 0.99 < relative * (17 if dtype == E4M3 else 9) < 1 + 1e-6
 
 
 @both_formats
@@ -72,14 +85,22 @@ def test_numbers_of_the_format_stay_and_those_beyond_saturate(dtype: torch.dtype
     assert torch.equal(quantize(finite.float(), dtype).view(torch.uint8), finite.view(torch.uint8))
     largest = torch.finfo(dtype).max
     beyond = torch.tensor([largest * 1.5, -1e30, math.inf, -math.inf])
-    assert torch.equal(dequantize(quantize(beyond, dtype)), largest * torch.tensor([1.0, -1, 1, -1]))
+    assert torch.equal(
+        dequantize(quantize(beyond, dtype)), largest * torch.tensor([1.0, -1, 1, -1])
+    )
     assert dequantize(quantize(torch.tensor([math.nan]), dtype)).isnan().all()
 
 
 @both_formats
 def test_a_scale_is_the_largest_power_of_two_that_fits(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
-    for amax in (*torch.logspace(-30, 30, 200).tolist(), largest, largest / 2, largest * 1.001, 1.0):
+    for amax in (
+        *torch.logspace(-30, 30, 200).tolist(),
+        largest,
+        largest / 2,
+        largest * 1.001,
+        1.0,
+    ):
         scale = float(scale_for(torch.tensor(amax), dtype))
         assert math.frexp(scale)[0] == 0.5
         assert amax * scale <= largest * (1 + 1e-6) and amax * scale * 2 > largest * (1 - 1e-6)
@@ -91,7 +112,10 @@ def test_a_scale_is_the_largest_power_of_two_that_fits(dtype: torch.dtype) -> No
 
 
 def operands(m: int, k: int, n: int, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, ...]:
-    a, b = torch.randn(m, k, generator=seeded(1)) * 1e-3, torch.randn(k, n, generator=seeded(2)) * 50
+    a, b = (
+        torch.randn(m, k, generator=seeded(1)) * 1e-3,
+        torch.randn(k, n, generator=seeded(2)) * 50,
+    )
     scales = [scale_for(x.abs().max(), dtype) for x, dtype in zip((a, b), dtypes, strict=True)]
     return quantize(a, dtypes[0], scales[0]), quantize(b, dtypes[1], scales[1]), *scales, a @ b
 
@@ -100,7 +124,9 @@ def operands(m: int, k: int, n: int, dtypes: tuple[torch.dtype, torch.dtype]) ->
 def test_the_emulation_computes_what_torchs_scaled_product_does(
     first: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch has a slow version of the hardware's product for CPUs, which is not as particular about layouts."""
+    """Torch has a slow version of the hardware's product for CPUs, which is not as particular about
+    layouts.
+    """
     slow_version = torch._scaled_mm
 
     def particular(rows: Tensor, columns: Tensor, *args: Tensor, **options: torch.dtype) -> Tensor:
@@ -110,7 +136,10 @@ def test_the_emulation_computes_what_torchs_scaled_product_does(
     monkeypatch.setattr(torch, "_scaled_mm", particular)
     a, b, a_scale, b_scale, exact = operands(32, 48, 64, (first, E4M3))
     emulated = scaled_matmul(a, b, a_scale, b_scale, torch.float32)
-    assert relative_error(multiply_on_tensor_cores(a, b, a_scale, b_scale, torch.float32), emulated) < 1e-6
+    assert (
+        relative_error(multiply_on_tensor_cores(a, b, a_scale, b_scale, torch.float32), emulated)
+        < 1e-6
+    )
     turned = multiply_on_tensor_cores(b.t(), a.t(), b_scale, a_scale, torch.float32)
     assert relative_error(turned, emulated.t()) < 1e-6
     assert 0.01 < relative_error(emulated, exact) < (0.05 if first == E4M3 else 0.08)
@@ -124,16 +153,26 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 def test_a_layer_multiplies_what_float8_has_left_of_its_operands() -> None:
     plain = nn.Linear(24, 10)
     layer = Float8Linear(plain)
-    assert layer.weight is plain.weight and layer.bias is plain.bias and layer.state_dict().keys() == {"weight", "bias"}
+    assert (
+        layer.weight is plain.weight
+        and layer.bias is plain.bias
+        and layer.state_dict().keys() == {"weight", "bias"}
+    )
     x = torch.randn(2, 3, 24, generator=seeded(), requires_grad=True)
     gradient = torch.randn(2, 3, 10, generator=seeded(1)) * 1e-7
     y = layer(x)
     y.backward(gradient)
-    x8, w8, g8 = rounded(x.detach(), E4M3), rounded(plain.weight.detach(), E4M3), rounded(gradient, E5M2)
+    x8, w8, g8 = (
+        rounded(x.detach(), E4M3),
+        rounded(plain.weight.detach(), E4M3),
+        rounded(gradient, E5M2),
+    )
     torch.testing.assert_close(y.detach(), x8 @ w8.t() + plain.bias.detach())
     assert x.grad is not None and plain.weight.grad is not None and plain.bias.grad is not None
     torch.testing.assert_close(x.grad, g8 @ w8, rtol=1e-5, atol=1e-13)
-    torch.testing.assert_close(plain.weight.grad, g8.flatten(0, 1).t() @ x8.flatten(0, 1), rtol=1e-5, atol=1e-13)
+    torch.testing.assert_close(
+        plain.weight.grad, g8.flatten(0, 1).t() @ x8.flatten(0, 1), rtol=1e-5, atol=1e-13
+    )
     torch.testing.assert_close(plain.bias.grad, gradient.sum((0, 1)))
 
 
@@ -295,10 +334,17 @@ def test_scales_are_synchronised_without_values_too() -> None:
 
 
 def train(
-    model: nn.Module, steps: range, comm: Communicator | None = None, scales: nn.Module | None = None
+    model: nn.Module,
+    steps: range,
+    comm: Communicator | None = None,
+    scales: nn.Module | None = None,
 ) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    rows = slice(None) if comm is None else slice(8 * comm.rank // comm.size, 8 * (comm.rank + 1) // comm.size)
+    rows = (
+        slice(None)
+        if comm is None
+        else slice(8 * comm.rank // comm.size, 8 * (comm.rank + 1) // comm.size)
+    )
     losses = []
     for step in steps:
         model.zero_grad()

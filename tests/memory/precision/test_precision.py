@@ -1,4 +1,6 @@
-"""Mixed precision: each thing that fails in 16 bits, shown failing; its cure; and that all ranks do the same."""
+"""Mixed precision: each thing that fails in 16 bits, shown failing; its cure; and that all ranks do
+the same.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour(value: 
     assert len(levels) == (1 if exact == 1 + 1 / 128 else 2)
     gap = float(levels[-1] - levels[0])
     assert levels[0] <= exact <= levels[-1]
-    assert abs(rounded.double().mean() - exact) <= 4 * gap * 0.5 / math.sqrt(len(x))  # four deviations of the mean
+    # four deviations of the mean
+    assert abs(rounded.double().mean() - exact) <= 4 * gap * 0.5 / math.sqrt(len(x))
     nearest = float(exact.float().bfloat16())
     assert nearest in levels
     spacing = abs(nearest) * 2.0**-7  # neighbours are that far apart at most; subnormals 2^-133
@@ -72,13 +75,17 @@ def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour(value: 
 
 
 def test_stochastic_rounding_keeps_what_is_not_a_number_and_makes_nothing_infinite() -> None:
-    quiet_and_low_bits = torch.tensor([0x7FC00000, 0x7F800001, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    quiet_and_low_bits = torch.tensor([0x7FC00000, 0x7F800001, 0x7FFFFFFF], dtype=torch.int32).view(
+        torch.float32
+    )
     assert stochastic_round(quiet_and_low_bits, seeded()).isnan().all()
     infinite = torch.tensor([math.inf, -math.inf])
     assert torch.equal(stochastic_round(infinite, seeded()).float(), infinite)
     largest = torch.finfo(torch.float32).max
     top = torch.tensor([largest, -largest, BFLOAT16_MAX, -BFLOAT16_MAX]).repeat(1000)
-    assert torch.equal(stochastic_round(top, seeded()).float().abs(), torch.full((4000,), BFLOAT16_MAX))
+    assert torch.equal(
+        stochastic_round(top, seeded()).float().abs(), torch.full((4000,), BFLOAT16_MAX)
+    )
     values = torch.tensor([0.0, -0.0, 1.0, -2.5, 2.0**-133]).repeat(100)  # bfloat16 holds these
     rounded = stochastic_round(values, seeded()).float()
     assert torch.equal(rounded, values) and torch.equal(rounded.signbit(), values.signbit())
@@ -93,7 +100,9 @@ def test_stochastic_rounding_follows_its_generator_and_refuses_other_dtypes() ->
         stochastic_round(x.double(), seeded())
 
 
-def test_a_bfloat16_weight_stands_still_to_the_nearest_and_moves_at_the_right_speed_at_random() -> None:
+def test_a_bfloat16_weight_stands_still_to_the_nearest_and_moves_at_the_right_speed_at_random() -> (
+    None
+):
     nearest, random, draws = torch.ones(2000).bfloat16(), torch.ones(2000).bfloat16(), seeded()
     for _ in range(300):
         nearest -= 0.001  # half the distance to the neighbour below is 1/512
@@ -119,7 +128,9 @@ def test_small_updates_vanish_in_bfloat16_and_add_up_in_masters() -> None:
 
 
 @pytest.mark.parametrize("kind", (torch.optim.AdamW, torch.optim.SGD))
-def test_masters_follow_a_float32_optimizer_that_gets_the_same_gradients(kind: Callable[..., Any]) -> None:
+def test_masters_follow_a_float32_optimizer_that_gets_the_same_gradients(
+    kind: Callable[..., Any],
+) -> None:
     narrow, draws = gpt(torch.bfloat16), seeded(7)
     wide = gpt(torch.float32)
     wide.load_state_dict({name: weight.float() for name, weight in narrow.state_dict().items()})
@@ -146,7 +157,9 @@ def test_masters_follow_a_float32_optimizer_that_gets_the_same_gradients(kind: C
 def test_masters_serve_torch_schedulers_groups_hooks_and_closures() -> None:
     weights = [nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(3)]
     wide = nn.Parameter(torch.ones(2))  # its own master
-    optimizer = MasterWeights([{"params": weights[:2]}, {"params": [wide], "lr": 0.5}], torch.optim.SGD, lr=1.0)
+    optimizer = MasterWeights(
+        [{"params": weights[:2]}, {"params": [wide], "lr": 0.5}], torch.optim.SGD, lr=1.0
+    )
     optimizer.add_param_group({"params": [weights[2]], "lr": 0.25})
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     optimizer.step()  # nothing has a gradient yet
@@ -168,7 +181,9 @@ def test_masters_serve_torch_schedulers_groups_hooks_and_closures() -> None:
     assert all(weight.grad is None for weight in (*weights, wide))
 
 
-def test_masters_are_read_at_the_first_step_so_that_a_strategy_may_change_the_model_before() -> None:
+def test_masters_are_read_at_the_first_step_so_that_a_strategy_may_change_the_model_before() -> (
+    None
+):
     def program(comm: Communicator) -> list[Tensor]:
         model = gpt(torch.bfloat16, seed=comm.rank)
         optimizer = MasterWeights(model.parameters(), lr=0.01)
@@ -232,7 +247,10 @@ def test_state_of_shards_is_that_of_an_unsharded_optimizer() -> None:
     first = minidist.run(program, 3)[0][0]
     for index, weight in enumerate(gpt(torch.bfloat16).parameters()):
         held = first["state"][index]
-        assert held["master"].shape == held["exp_avg"].shape == weight.shape and held["master"].dtype == torch.float32
+        assert (
+            held["master"].shape == held["exp_avg"].shape == weight.shape
+            and held["master"].dtype == torch.float32
+        )
     weights = [run[1] for run in minidist.run(lambda comm: program(comm, first), 2)]
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     alone = MasterWeights(gpt(torch.bfloat16).parameters(), lr=0.5)
@@ -249,14 +267,20 @@ def test_a_run_continues_bit_for_bit_from_its_state() -> None:
     train(model, optimizer, range(3))
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     saved = optimizer.state_dict()
-    state = saved | {"state": {i: {k: v.clone() for k, v in held.items()} for i, held in saved["state"].items()}}
+    state = saved | {
+        "state": {i: {k: v.clone() for k, v in held.items()} for i, held in saved["state"].items()}
+    }
     other, another = build(4)
     other.load_state_dict(weights)
     another.load_state_dict(state)
     assert train(model, optimizer, range(3, 6)) == train(other, another, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
     assert optimizer.state_dict()["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq", "master"}
-    assert all(moment.dtype == torch.float32 for moment in another.state_dict()["state"][0].values())
+    assert all(
+        moment.dtype == torch.float32 for moment in another.state_dict()["state"][0].values()
+    )
 
 
 def test_masters_continue_from_the_state_of_the_optimizer_alone() -> None:
@@ -297,7 +321,9 @@ def test_training_a_gpt_with_masters_stays_near_float32_and_nearer_than_without(
 
 
 def float16_update(scaler: LossScaler | None) -> Tensor:
-    """Return what a step of 1 times the gradient of a mean over many tokens, computed in float16, takes away."""
+    """Return what a step of 1 times the gradient of a mean over many tokens, computed in float16,
+    takes away.
+    """
     weight = nn.Parameter(torch.ones(8, dtype=torch.float16))
     loss = (weight * weight).float().sum() * 1e-8  # float16's smallest number is 6e-8
     (loss if scaler is None else scaler.scale_loss(loss)).backward()
@@ -341,7 +367,8 @@ def test_an_overflow_at_the_smallest_scale_is_an_error_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ({"scale": 0.5}, {"growth": 0.5}, {"backoff": 2.0}, {"interval": 0}, {"scale": math.nan})
+    "options",
+    ({"scale": 0.5}, {"growth": 0.5}, {"backoff": 2.0}, {"interval": 0}, {"scale": math.nan}),
 )
 def test_a_scaler_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="needs scale >= smallest"):
@@ -363,7 +390,10 @@ def test_an_overflow_on_one_rank_makes_all_ranks_skip(ranks: int) -> None:
 
     def program(comm: Communicator) -> tuple[list[Tensor], list[float], list[bool], list[bool]]:
         model = gpt(torch.float16, seed=5)
-        optimizer, scaler = MasterWeights(model.parameters(), lr=0.01), LossScaler(comm, scale=2.0**10)
+        optimizer, scaler = (
+            MasterWeights(model.parameters(), lr=0.01),
+            LossScaler(comm, scale=2.0**10),
+        )
         scales, overflows, moved = [], [], []
         for step in range(3):
             optimizer.zero_grad()
@@ -380,7 +410,9 @@ def test_an_overflow_on_one_rank_makes_all_ranks_skip(ranks: int) -> None:
                 optimizer.step(factor=1 / scaler.scale)
             scaler.update(overflow)
             overflows.append(overflow)
-            moved.append(any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)))
+            moved.append(
+                any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            )
             scales.append(scaler.scale)
         return [weight.detach() for weight in model.parameters()], scales, overflows, moved
 
@@ -391,14 +423,20 @@ def test_an_overflow_on_one_rank_makes_all_ranks_skip(ranks: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(weights, results[0][0], strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning"
+)
 def test_float16_data_parallel_training_finds_its_scale_and_keeps_ranks_equal() -> None:
     """From a scale that overflows, down to one that does not."""
 
     def program(comm: Communicator) -> tuple[list[Tensor], float, list[float]]:
         model = gpt(torch.float16, seed=comm.rank)
         wrapped = DDP(model, comm, op="sum")
-        optimizer, scaler, losses = MasterWeights(model.parameters(), lr=0.01), LossScaler(comm, scale=2.0**24), []
+        optimizer, scaler, losses = (
+            MasterWeights(model.parameters(), lr=0.01),
+            LossScaler(comm, scale=2.0**24),
+            [],
+        )
         for _ in range(20):
             optimizer.zero_grad()
             batch = tokens(0)[2 * comm.rank : 2 * comm.rank + 2]
@@ -434,14 +472,18 @@ def test_a_device_that_cannot_compute_in_a_dtype_is_named(monkeypatch: pytest.Mo
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float64):
         check_dtype(dtype, cpu)
-    with pytest.raises(ValueError, match=r"cannot compute in int8: use one of float8_e4m3fn, .*float64"):
+    with pytest.raises(
+        ValueError, match=r"cannot compute in int8: use one of float8_e4m3fn, .*float64"
+    ):
         check_dtype(torch.int8, cpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Some GPU")
     for capability, refused in (((7, 0), 3), ((8, 0), 2), ((8, 9), 0), ((9, 0), 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
         names = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32")
         for name in names[:refused]:
-            with pytest.raises(ValueError, match=f"NVIDIA Some GPU cannot compute in {name}: use one of .*float16"):
+            with pytest.raises(
+                ValueError, match=f"NVIDIA Some GPU cannot compute in {name}: use one of .*float16"
+            ):
                 check_dtype(getattr(torch, name), cuda)
         for name in names[refused:]:
             check_dtype(getattr(torch, name), cuda)

@@ -1,4 +1,6 @@
-"""The plain page of recomputation: the bits of the stored run, its draws, and no more bytes than the fast one holds."""
+"""The plain page of recomputation: the bits of the stored run, its draws, and no more bytes than
+the fast one holds.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Blocks(nn.ModuleList):
     def __iter__(self) -> Iterator[Any]:
         for block in self._modules.values():
             assert block is not None
-            yield lambda x, *args, block=block: checkpoint(lambda x: block(x, *args), x, block.parameters())
+            yield lambda x, *args, block=block: checkpoint(
+                lambda x: block(x, *args), x, block.parameters()
+            )
 
 
 def recomputing(model: Any) -> Any:
@@ -72,7 +76,10 @@ def test_a_generator_of_ones_own_draws_the_same_again() -> None:
 
     results = []
     for recomputed in (False, True):
-        x, draws = torch.ones(5, dtype=torch.float64, requires_grad=True), torch.Generator().manual_seed(3)
+        x, draws = (
+            torch.ones(5, dtype=torch.float64, requires_grad=True),
+            torch.Generator().manual_seed(3),
+        )
         function = partial(noisy, generator=draws)
         y = checkpoint(function, x, (), draws) if recomputed else function(x)
         between = torch.rand(2, generator=draws)
@@ -96,7 +103,8 @@ def test_held_are_the_inputs_and_at_the_peak_what_one_block_saves() -> None:
             for layer in model.layers:
                 y = layer(y, rotary, Where())
             alive = [size for reference, size in meter.alive.values() if not reference.expired()]
-            assert sorted(alive)[-12:] == [c] * 12 and sum(alive) < 12.5 * c  # outputs, and states of the generator
+            # outputs, and states of the generator
+            assert sorted(alive)[-12:] == [c] * 12 and sum(alive) < 12.5 * c
             y.sum().backward()
     finally:
         gc.enable()

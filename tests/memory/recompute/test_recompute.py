@@ -1,4 +1,6 @@
-"""Recomputation: the bits of the stored run, also inside strategies, and the bytes that they promise."""
+"""Recomputation: the bits of the stored run, also inside strategies, and the bytes that they
+promise.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.gpt import Layer
 from minidist.parallel import DDP
 
-SMALL = GPTConfig(vocabulary=19, layers=5, hidden=16, heads=4, key_value_heads=2, sequence=8, tied=True, dropout=0.3)
+SMALL = GPTConfig(
+    vocabulary=19,
+    layers=5,
+    hidden=16,
+    heads=4,
+    key_value_heads=2,
+    sequence=8,
+    tied=True,
+    dropout=0.3,
+)
 NESTED = (0, ((1, (2,)), 3), 4)
 POLICIES = ("none", "full", "selective", "every 2", "every 5", "sqrt", NESTED)
 
@@ -36,11 +47,17 @@ def step(model: nn.Module, tokens: Tensor) -> None:
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in theirs
+    )
 
 
 class TorchDropout(nn.Module):
@@ -49,7 +66,9 @@ class TorchDropout(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.GELU(), nn.Dropout(0.2), nn.Linear(6, 6))
+            nn.Sequential(
+                nn.Linear(6, 6), nn.Dropout(0.5), nn.GELU(), nn.Dropout(0.2), nn.Linear(6, 6)
+            )
             for _ in range(5)
         )
 
@@ -74,8 +93,12 @@ def test_gradients_of_the_gpt(policy: Any, dtype: torch.dtype) -> None:
     assert same_bits(gradients(again), gradients(stored))
 
 
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "selective"], ids=str)
-def test_torchs_dropout_draws_the_same_again_and_what_follows_draws_as_if_nothing_had_been(policy: Any) -> None:
+@pytest.mark.parametrize(
+    "policy", [policy for policy in POLICIES if policy != "selective"], ids=str
+)
+def test_torchs_dropout_draws_the_same_again_and_what_follows_draws_as_if_nothing_had_been(
+    policy: Any,
+) -> None:
     torch.manual_seed(0)
     stored, again = TorchDropout(), TorchDropout()
     again.load_state_dict(stored.state_dict())
@@ -94,7 +117,9 @@ def test_torchs_dropout_draws_the_same_again_and_what_follows_draws_as_if_nothin
 Function = Callable[..., Any]
 
 
-def many(weight: Tensor, pair: tuple[Tensor, Tensor], scale: float, *, table: dict[str, Any]) -> tuple[Any, ...]:
+def many(
+    weight: Tensor, pair: tuple[Tensor, Tensor], scale: float, *, table: dict[str, Any]
+) -> tuple[Any, ...]:
     """Many inputs, many outputs: one without gradient, one no tensor, one nobody uses."""
     first = (pair[0] @ weight * scale).relu_()
     second = torch.sin(pair[1] * table["tensor"] + table["number"]) * first
@@ -133,7 +158,11 @@ def test_second_derivatives_and_a_graph_that_is_kept() -> None:
         return torch.tanh(weight @ x).exp()
 
     results = []
-    for run in (function, partial(checkpoint, function), partial(checkpoint, partial(checkpoint, function))):
+    for run in (
+        function,
+        partial(checkpoint, function),
+        partial(checkpoint, partial(checkpoint, function)),
+    ):
         loss = run(x).sum()
         once = torch.autograd.grad(loss, (x, weight), retain_graph=True)
         slope = torch.autograd.grad(loss, (x, weight), create_graph=True)
@@ -160,7 +189,9 @@ def test_autocast_is_the_same_again() -> None:
 
 @pytest.mark.parametrize("policy", ["full", "every 2", NESTED], ids=str)
 def test_inside_ddp_each_parameter_is_reduced_once_and_hooked_once(policy: Any) -> None:
-    """`DDP` raises if a second gradient comes for a parameter, or if backward seems to end early."""
+    """`DDP` raises if a second gradient comes for a parameter, or if backward seems to end
+    early.
+    """
 
     def program(comm: Communicator) -> tuple[dict[str, Tensor], list[int]]:
         model = GPT(SMALL, dtype=torch.float64)
@@ -175,7 +206,9 @@ def test_inside_ddp_each_parameter_is_reduced_once_and_hooked_once(policy: Any) 
         for name, parameter in model.named_parameters():
             parameter.register_hook(partial(count, name=name))
         step(wrapped, batch(seed=comm.rank))
-        return {name: gradient / 2 for name, gradient in gradients(model).items()}, list(calls.values())
+        return {name: gradient / 2 for name, gradient in gradients(model).items()}, list(
+            calls.values()
+        )
 
     stored = GPT(SMALL, dtype=torch.float64)
     step(stored, batch(seed=0))
@@ -183,14 +216,20 @@ def test_inside_ddp_each_parameter_is_reduced_once_and_hooked_once(policy: Any) 
     expected = gradients(stored)
     for found, calls in minidist.run(program, 2):
         assert set(calls) == {1}
-        assert all(torch.allclose(found[name], expected[name], rtol=1e-12, atol=1e-14) for name in expected)
+        assert all(
+            torch.allclose(found[name], expected[name], rtol=1e-12, atol=1e-14) for name in expected
+        )
 
 
 @pytest.mark.parametrize("policy", ["full", "every 2", NESTED], ids=str)
 def test_parameters_that_are_freed_after_each_use_and_filled_again_before(policy: Any) -> None:
     """As ZeRO-3 does: hooks of each linear layer gather its weight, and let its storage go."""
     stored, freed = GPT(SMALL), GPT(SMALL)
-    units = [module for module in freed.modules() if isinstance(module, nn.Linear) and module is not freed.head]
+    units = [
+        module
+        for module in freed.modules()
+        if isinstance(module, nn.Linear) and module is not freed.head
+    ]
     whole = {unit: unit.weight.detach().clone() for unit in units}
 
     def gather(unit: nn.Module, *_: object) -> None:
@@ -222,7 +261,8 @@ def test_parameters_that_are_freed_after_each_use_and_filled_again_before(policy
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of all storages alive, made since it was entered: the most at any end of a (second) forward.
+    """Bytes of all storages alive, made since it was entered: the most at any end of a (second)
+    forward.
 
     Then a graph holds all that it will; gradients are in flight, temporaries are not.
     """
@@ -262,7 +302,9 @@ class TorchSegments(nn.ModuleList):
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), self.k):
             yield partial(
-                torch_checkpoint, nn_sequence([self[i] for i in range(start, start + self.k)]), use_reentrant=False
+                torch_checkpoint,
+                nn_sequence([self[i] for i in range(start, start + self.k)]),
+                use_reentrant=False,
             )
 
 
@@ -325,7 +367,9 @@ def test_nothing_outlives_backward() -> None:
 
 
 def test_what_nobody_will_ask_for_is_not_kept() -> None:
-    """The graph of an output that was dropped is gone: its tensors are counted in the second run, not kept."""
+    """The graph of an output that was dropped is gone: its tensors are counted in the second run,
+    not kept.
+    """
     made: list[StorageWeakRef] = []
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -396,7 +440,11 @@ def test_backward_inside_the_function() -> None:
         return y * slope.tanh()
 
     found = []
-    for run in (function, partial(checkpoint, function), partial(checkpoint, partial(checkpoint, function))):
+    for run in (
+        function,
+        partial(checkpoint, function),
+        partial(checkpoint, partial(checkpoint, function)),
+    ):
         x = torch.linspace(0, 1, 5, requires_grad=True)
         run(x).sum().backward()
         found.append(x.grad)
@@ -428,8 +476,13 @@ def test_a_loop_over_a_slice_of_all_blocks_recomputes_and_one_over_some_is_refus
     """Hugging Face's Llama loops over `self.layers[: config.num_hidden_layers]`."""
     model = TorchDropout()
     recompute(model, "every 2")
-    assert len(list(model.layers[:5])) == len(list(model.layers)) == 3 and model.layers[1] is model.layers._modules["1"]
-    with pytest.raises(ValueError, match=r"blocks \[0, 1\] of the plan .*\(4,\)\): take a slice before recompute"):
+    assert (
+        len(list(model.layers[:5])) == len(list(model.layers)) == 3
+        and model.layers[1] is model.layers._modules["1"]
+    )
+    with pytest.raises(
+        ValueError, match=r"blocks \[0, 1\] of the plan .*\(4,\)\): take a slice before recompute"
+    ):
         model.layers[:2]
 
 
@@ -460,7 +513,9 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
 
 def test_a_function_that_does_something_else_the_second_time_is_found_out() -> None:
     turns = iter([2, 1])
-    loss = checkpoint(lambda x: [x := x.exp() for _ in range(next(turns))][-1], torch.ones(3, requires_grad=True))
+    loss = checkpoint(
+        lambda x: [x := x.exp() for _ in range(next(turns))][-1], torch.ones(3, requires_grad=True)
+    )
     with pytest.raises(
         RuntimeError,
         match=r"lambda> saved torch.float32 \[3\] for backward as tensor 2 of 2, but nothing when run again",
@@ -474,7 +529,9 @@ def test_a_function_that_does_something_else_the_second_time_is_found_out() -> N
         loss.backward()
     sizes = iter([3, 2])
     loss = checkpoint(lambda x: x[: next(sizes)].exp(), torch.ones(3, requires_grad=True))
-    with pytest.raises(RuntimeError, match=r"\[3\] for backward as tensor 1 of 1.*\[2\] when run again"):
+    with pytest.raises(
+        RuntimeError, match=r"\[3\] for backward as tensor 1 of 1.*\[2\] when run again"
+    ):
         loss.sum().backward()
 
 

@@ -1,4 +1,6 @@
-"""Context parallelism: the serial numbers, the bytes of the formulas, even work, and fewer activations."""
+"""Context parallelism: the serial numbers, the bytes of the formulas, even work, and fewer
+activations.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ WHERE = Where(seed=3, step=5, rows=1)
 
 def text(time: int, config: GPTConfig = SMALL) -> tuple[Tensor, Tensor]:
     """Return inputs and targets [3, T] of rows that end at different places."""
-    tokens = torch.randint(config.vocabulary, (3, time + 1), generator=torch.Generator().manual_seed(time))
+    tokens = torch.randint(
+        config.vocabulary, (3, time + 1), generator=torch.Generator().manual_seed(time)
+    )
     targets = tokens[:, 1:].clone()
     targets[1, time // 2 :] = targets[2, 1:] = -100
     return tokens[:, :-1], targets
@@ -58,13 +62,22 @@ def serial(time: int, config: GPTConfig = SMALL) -> dict[str, Tensor]:
     model, (inputs, targets) = GPT(config, dtype=torch.float64), text(time, config)
     loss = cross_entropy_sum(model(inputs, WHERE), targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    return {"loss": loss.detach()} | {name: gradient(parameter) for name, parameter in model.named_parameters()}
+    return {"loss": loss.detach()} | {
+        name: gradient(parameter) for name, parameter in model.named_parameters()
+    }
 
 
 def spread(
-    comm: Communicator, time: int, way: str = "ring", order: str = "zigzag", policy: str = "none", lies: str = ""
+    comm: Communicator,
+    time: int,
+    way: str = "ring",
+    order: str = "zigzag",
+    policy: str = "none",
+    lies: str = "",
 ) -> dict[str, Tensor]:
-    """Return the same, of a model whose tokens are spread over the ranks; they think that they have those of `lies`."""
+    """Return the same, of a model whose tokens are spread over the ranks; they think that they have
+    those of `lies`.
+    """
     model, (inputs, targets) = GPT(SMALL, dtype=torch.float64), text(time)
     if policy != "none":
         recompute(model, policy)
@@ -74,7 +87,9 @@ def spread(
     found = model(mine, replace(WHERE, positions=where))
     loss = cross_entropy_sum(found, shard_tokens(targets, comm, order)[0])
     loss.backward()  # type: ignore[no-untyped-call]
-    terms = {"loss": loss.detach()} | {name: gradient(parameter) for name, parameter in model.named_parameters()}
+    terms = {"loss": loss.detach()} | {
+        name: gradient(parameter) for name, parameter in model.named_parameters()
+    }
     for term in terms.values():
         all_reduce(term, comm)
     return terms
@@ -92,15 +107,21 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", (1, 2, 3, 4))
 def test_parity(ranks: int, way: str, order: str) -> None:
-    """With as few tokens as can be, so that striped ranks have one each and rows that see no other; and with more."""
+    """With as few tokens as can be, so that striped ranks have one each and rows that see no other;
+    and with more.
+    """
     for time in (multiple(order, ranks), 24):
-        for found in minidist.run(partial(spread, time=time, way=way, order=order), ranks, debug=True):
+        for found in minidist.run(
+            partial(spread, time=time, way=way, order=order), ranks, debug=True
+        ):
             assert largest_difference(found, serial(time)) <= 1e-9
 
 
 @pytest.mark.parametrize("quantised", (False, True))
 def test_heads_beside_adapters_are_counted(quantised: bool) -> None:
-    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them, also in 4 bits."""
+    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them,
+    also in 4 bits.
+    """
     recipe = Recipe(lora=2, qlora=quantised, cp_comm="ulysses")
     assert worst(Case(Layout(cp=2), recipe, frozen=())) <= 1e-9
 
@@ -113,7 +134,9 @@ def test_positions_of_another_order_are_refused_on_every_rank(order: str, lies: 
 
     def program(comm: Communicator) -> None:
         sent = comm.traffic.messages_sent
-        with pytest.raises(ValueError, match=f"but in {order} order these are .*: pass Where.positions=...."):
+        with pytest.raises(
+            ValueError, match=f"but in {order} order these are .*: pass Where.positions=...."
+        ):
             spread(comm, 24, order=order, lies=lies)
         assert comm.traffic.messages_sent == sent
 
@@ -122,12 +145,17 @@ def test_positions_of_another_order_are_refused_on_every_rank(order: str, lies: 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_gpt_without_positions_is_refused(order: str) -> None:
-    """On all ranks, though rank 0 has the first tokens in contiguous order. A rank that attends alone is not asked."""
+    """On all ranks, though rank 0 has the first tokens in contiguous order. A rank that attends
+    alone is not asked.
+    """
 
     def program(comm: Communicator) -> None:
         model, (inputs, _) = GPT(SMALL), text(24)
         parallelize_context(model, comm, "ring", order)
-        with pytest.raises(ValueError, match=r"the GPT was called with positions from 0 on, .*: pass Where.positions="):
+        with pytest.raises(
+            ValueError,
+            match=r"the GPT was called with positions from 0 on, .*: pass Where.positions=",
+        ):
             model(shard_tokens(inputs, comm, order)[0])
         context_parallel.attend_alone(model)
         model(inputs)
@@ -147,11 +175,15 @@ def test_attention_in_another_order_than_the_tokens_lie_in_is_wrong() -> None:
     assert max(minidist.run(program, 2)) > 1e-2
 
 
-def drawn(time: int, heads: int = 4, groups: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def drawn(
+    time: int, heads: int = 4, groups: int = 2, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     """Return query, key and value of the whole sequence, in a memory order that is not theirs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, time, heads, 8), (2, time, groups, 8), (2, time, groups, 8)]
-    return [torch.randn(shape, generator=generator, dtype=dtype).transpose(1, 2) for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=dtype).transpose(1, 2) for shape in shapes
+    ]
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -174,7 +206,9 @@ def test_scores_a_thousand_times_as_large_neither_overflow_nor_lose_digits(order
         model = holder()
         parallelize_context(model, comm, "ring", order)
         output = model.attend(*mine)
-        torch.testing.assert_close(output, reference(*whole)[:, :, positions(order, 4, comm.rank, 8)])
+        torch.testing.assert_close(
+            output, reference(*whole)[:, :, positions(order, 4, comm.rank, 8)]
+        )
         output.sum().backward()
         assert all(bool(part.grad.isfinite().all()) for part in mine)
 
@@ -185,7 +219,10 @@ def test_the_plain_page_is_a_ring_in_contiguous_order() -> None:
     """The same numbers and messages, in forward and backward."""
 
     def program(comm: Communicator) -> None:
-        mine = [part[:, :, positions("contiguous", 3, comm.rank, 12)].requires_grad_() for part in drawn(12)]
+        mine = [
+            part[:, :, positions("contiguous", 3, comm.rank, 12)].requires_grad_()
+            for part in drawn(12)
+        ]
         plain = PlainRingAttention.apply(*mine, comm)
         wanted = torch.autograd.grad(plain.square().sum(), mine)
         sent = (comm.traffic.messages_sent, comm.traffic.bytes_sent)
@@ -205,7 +242,8 @@ def test_under_autocast_it_computes_in_16_bits_as_attention_does() -> None:
             model = holder()
             parallelize_context(model, comm, way)
             query, key, value = (
-                part[:, :, positions("zigzag", 2, comm.rank, 8)] for part in drawn(8, dtype=torch.float32)
+                part[:, :, positions("zigzag", 2, comm.rank, 8)]
+                for part in drawn(8, dtype=torch.float32)
             )
             with torch.autocast("cpu", torch.bfloat16):
                 assert model.attend(query, key, value.bfloat16()).dtype == torch.bfloat16
@@ -225,7 +263,10 @@ def test_merging_adds_no_error_however_many_blocks_there_are(dtype: torch.dtype)
     at_once = error(attend(query, key, value, True)[0])
     for ranks in (2, 4, 8, 16, 32):
         time = 1024 // ranks
-        cut = [torch.stack((key, value))[..., rank * time : (rank + 1) * time, :] for rank in range(ranks)]
+        cut = [
+            torch.stack((key, value))[..., rank * time : (rank + 1) * time, :]
+            for rank in range(ranks)
+        ]
         outputs = []
         for rank in range(ranks):
             mine = before_any(query[:, :, rank * time : (rank + 1) * time])
@@ -241,8 +282,12 @@ def test_merging_adds_no_error_however_many_blocks_there_are(dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16))
 @pytest.mark.parametrize("groups", (1, 2, 8))
 @pytest.mark.parametrize("ranks", (2, 4, 8))
-def test_bytes_and_messages_are_those_of_the_formulas(ranks: int, groups: int, dtype: torch.dtype) -> None:
-    """Keys and values are not repeated for grouped heads; in 16 bits, sums of gradients travel in 32."""
+def test_bytes_and_messages_are_those_of_the_formulas(
+    ranks: int, groups: int, dtype: torch.dtype
+) -> None:
+    """Keys and values are not repeated for grouped heads; in 16 bits, sums of gradients travel in
+    32.
+    """
     time, heads = 2 * ranks, 8
 
     def program(comm: Communicator) -> None:
@@ -251,12 +296,17 @@ def test_bytes_and_messages_are_those_of_the_formulas(ranks: int, groups: int, d
         shared = max(groups, ranks)  # heads of keys and values that Ulysses sends
         u = (ranks - 1) * (2 * heads + 2 * shared) * tokens // ranks
         forward = {"ring": (ranks - 1) * n, "all_gather": (ranks - 1) * n, "ulysses": u}
-        backward = {"ring": (ranks - 1) * n + ranks * m, "all_gather": (ranks - 1) * (n + m), "ulysses": u}
+        backward = {
+            "ring": (ranks - 1) * n + ranks * m,
+            "all_gather": (ranks - 1) * (n + m),
+            "ulysses": u,
+        }
         for way in WAYS:
             model = holder()
             parallelize_context(model, comm, way)
             mine = [
-                part[:, :, positions("zigzag", ranks, comm.rank, time)] for part in drawn(time, heads, groups, dtype)
+                part[:, :, positions("zigzag", ranks, comm.rank, time)]
+                for part in drawn(time, heads, groups, dtype)
             ]
             before = comm.traffic.bytes_sent, comm.traffic.messages_sent
             output = model.attend(*(part.requires_grad_() for part in mine))
@@ -265,13 +315,20 @@ def test_bytes_and_messages_are_those_of_the_formulas(ranks: int, groups: int, d
             assert after[0] - before[0] == forward[way], way
             assert comm.traffic.bytes_sent - after[0] == backward[way], way
             if way == "ring":
-                assert (after[1] - before[1], comm.traffic.messages_sent - after[1]) == (ranks - 1, 2 * ranks - 1)
+                assert (after[1] - before[1], comm.traffic.messages_sent - after[1]) == (
+                    ranks - 1,
+                    2 * ranks - 1,
+                )
 
     minidist.run(program, ranks)
 
 
-def second_by_block(monkeypatch: pytest.MonkeyPatch, time: int) -> tuple[dict[int, Communicator], dict[int, float]]:
-    """Have a block of scores, `time` by `time`, take a second of the thread's communicator; return what each did."""
+def second_by_block(
+    monkeypatch: pytest.MonkeyPatch, time: int
+) -> tuple[dict[int, Communicator], dict[int, float]]:
+    """Have a block of scores, `time` by `time`, take a second of the thread's communicator; return
+    what each did.
+    """
     comms: dict[int, Communicator] = {}
     work: dict[int, float] = {}
     plain = blocks.attend
@@ -292,7 +349,9 @@ def second_by_block(monkeypatch: pytest.MonkeyPatch, time: int) -> tuple[dict[in
 def test_the_slowest_rank_computes_what_the_order_says(
     ranks: int, ratio: float, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(2 P - 1)/P of the mean in contiguous order, all the same in zigzag order: by count, and by the virtual clock."""
+    """(2 P - 1)/P of the mean in contiguous order, all the same in zigzag order: by count, and by
+    the virtual clock.
+    """
     for order, expected in (("contiguous", ratio), ("zigzag", 1.0)):
         with monkeypatch.context() as patch:
             comms, work = second_by_block(patch, time=4)
@@ -301,34 +360,51 @@ def test_the_slowest_rank_computes_what_the_order_says(
                 comms[threading.get_ident()] = comm
                 model = holder()
                 parallelize_context(model, comm, way, order)
-                mine = [part[:, :, positions(order, ranks, comm.rank, 4 * ranks)] for part in drawn(4 * ranks)]
+                mine = [
+                    part[:, :, positions(order, ranks, comm.rank, 4 * ranks)]
+                    for part in drawn(4 * ranks)
+                ]
                 model.attend(*mine)
                 return comm.clock()
 
-            ended = minidist.run(partial(program, order=order, comms=comms), ranks, cluster=Cluster.uniform(0, 1e18))
+            ended = minidist.run(
+                partial(program, order=order, comms=comms), ranks, cluster=Cluster.uniform(0, 1e18)
+            )
         mean = sum(work.values()) / ranks
         assert mean == ranks / 2
         assert max(work.values()) / mean == expected
         assert max(ended) / mean == pytest.approx(expected, rel=1e-9)
         for rank in range(ranks):
-            assert work[rank] == sum(pairs(meeting(order, rank, source, 4), 4) for source in range(ranks)) / 16
+            assert (
+                work[rank]
+                == sum(pairs(meeting(order, rank, source, 4), 4) for source in range(ranks)) / 16
+            )
 
 
 def test_each_hop_of_a_zigzag_ring_is_as_long_on_every_rank() -> None:
     for ranks in (2, 4, 8):
-        assert {pairs(meeting("zigzag", *pair, 8), 8) for pair in product(range(ranks), repeat=2)} == {32.0}
+        assert {
+            pairs(meeting("zigzag", *pair, 8), 8) for pair in product(range(ranks), repeat=2)
+        } == {32.0}
 
 
 @pytest.mark.parametrize(("way", "seconds"), [("ring", 2.0), ("plain", 3.5 + 3 * 0.4)])
-def test_the_next_block_travels_beside_computing(way: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four hops of half a second, messages of 0.4 s: the plain page waits, and its last rank has 3.5 blocks."""
+def test_the_next_block_travels_beside_computing(
+    way: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four hops of half a second, messages of 0.4 s: the plain page waits, and its last rank has
+    3.5 blocks.
+    """
     ranks, time = 4, 8
     comms, _ = second_by_block(monkeypatch, time)
 
     def program(comm: Communicator) -> float:
         comms[threading.get_ident()] = comm
         order = "zigzag" if way == "ring" else "contiguous"
-        mine = [part[:, :, positions(order, ranks, comm.rank, ranks * time)] for part in drawn(ranks * time)]
+        mine = [
+            part[:, :, positions(order, ranks, comm.rank, ranks * time)]
+            for part in drawn(ranks * time)
+        ]
         model = holder()
         parallelize_context(model, comm, "ring", order)
         if way == "ring":
@@ -360,7 +436,8 @@ def test_eight_ranks_hold_a_sequence_eight_times_as_long_in_the_same_bytes() -> 
     alone = minidist.run(partial(held, time=32, way="ring"), 1)[0]
     for way in WAYS:
         together = max(minidist.run(partial(held, time=256, way=way), 8))
-        assert together <= (1.03 if way == "ulysses" else 1) * alone, way  # which keeps the places of tokens, too
+        # which keeps the places of tokens, too
+        assert together <= (1.03 if way == "ulysses" else 1) * alone, way
 
 
 # ---------------------------------------------------------------- with recomputation, and mistakes
@@ -385,8 +462,15 @@ def test_selective_recomputation_keeps_what_was_sent_for(way: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"way": "rings"}, "there is no way 'rings' of context parallelism: choose one of ring, all_gather, ulysses"),
-        ({"order": "random"}, "there is no order 'random' of tokens: choose one of zigzag, contiguous, striped"),
+        (
+            {"way": "rings"},
+            "there is no way 'rings' of context parallelism: choose one of ring, all_gather, "
+            "ulysses",
+        ),
+        (
+            {"order": "random"},
+            "there is no order 'random' of tokens: choose one of zigzag, contiguous, striped",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(words: dict[str, str], sentence: str) -> None:
@@ -402,10 +486,13 @@ def test_models_and_lengths_that_cannot_be_spread_are_refused() -> None:
         with pytest.raises(ValueError, match="Linear has none: give its attention one"):
             parallelize_context(nn.Linear(2, 2), comm)
         with pytest.raises(
-            ValueError, match=r"10 tokens in a row cannot be shared out in zigzag order among 2 ranks: .* 8"
+            ValueError,
+            match=r"10 tokens in a row cannot be shared out in zigzag order among 2 ranks: .* 8",
         ):
             shard_tokens(torch.zeros(1, 10), comm)
-        with pytest.raises(ValueError, match="Ulysses shares 3 heads, and 3 of keys and values, out among 2 ranks"):
+        with pytest.raises(
+            ValueError, match="Ulysses shares 3 heads, and 3 of keys and values, out among 2 ranks"
+        ):
             parallelize_context(GPT(replace(SMALL, heads=3, key_value_heads=3)), comm, "ulysses")
         model = holder()
         parallelize_context(model, comm, "ulysses")
@@ -436,7 +523,9 @@ def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def fixed_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The right one for heads of 8 channels, and for no others."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True, scale=8**-0.5)
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True, scale=8**-0.5
+    )
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -511,7 +600,9 @@ def test_another_attention_is_refused_before_anything_is_sent(other: Any) -> Non
         model, numbers = holder(), torch.get_rng_state()
         model.attend = other
         for way in ("ring", "all_gather"):
-            with pytest.raises(ValueError, match=f"attend {OTHERS[other]}.*{way} computes plain .*use 'ulysses'"):
+            with pytest.raises(
+                ValueError, match=f"attend {OTHERS[other]}.*{way} computes plain .*use 'ulysses'"
+            ):
                 parallelize_context(model, comm, way)
         assert model.attend is other and torch.equal(torch.get_rng_state(), numbers)
         gpt = GPT(SMALL, device="meta")
@@ -530,7 +621,9 @@ def test_another_attention_is_refused_before_anything_is_sent(other: Any) -> Non
 def test_dropout_is_found_in_a_model_that_evaluates() -> None:
     def program(comm: Communicator) -> None:
         model = Dropping()
-        with pytest.raises(ValueError, match="attend has dropout: two calls with the same numbers differ"):
+        with pytest.raises(
+            ValueError, match="attend has dropout: two calls with the same numbers differ"
+        ):
             parallelize_context(model, comm)
         assert not model.training
 
@@ -538,7 +631,9 @@ def test_dropout_is_found_in_a_model_that_evaluates() -> None:
 
 
 def test_attention_for_some_heads_only_is_asked_when_these_are_known() -> None:
-    """A fixed scale is right for some number of channels, so only the first call can tell, before it sends."""
+    """A fixed scale is right for some number of channels, so only the first call can tell, before
+    it sends.
+    """
 
     def program(comm: Communicator) -> None:
         for channels in (8, 16):
@@ -550,7 +645,9 @@ def test_attention_for_some_heads_only_is_asked_when_these_are_known() -> None:
                 model.attend(*mine)
                 continue
             sent = comm.traffic.messages_sent
-            with pytest.raises(ValueError, match=r"multiplies scores by 0.3536 .1/√16 is 0.25., but ring"):
+            with pytest.raises(
+                ValueError, match=r"multiplies scores by 0.3536 .1/√16 is 0.25., but ring"
+            ):
                 model.attend(*mine)
             assert comm.traffic.messages_sent == sent
 
@@ -590,19 +687,27 @@ def test_what_would_be_silently_wrong_is_a_sentence(way: str) -> None:
     def program(comm: Communicator) -> None:
         model = GPT(SMALL)
         parallelize_context(model, comm, way)
-        with pytest.raises(ValueError, match=r"layers.0.attention.attend reaches the tokens of other ranks already"):
+        with pytest.raises(
+            ValueError, match=r"layers.0.attention.attend reaches the tokens of other ranks already"
+        ):
             parallelize_context(model, comm, "ulysses")
         recompute(model, "selective")  # in the other order than it should be
         with pytest.raises(ValueError, match="reaches the tokens of other ranks already"):
             parallelize_context(model, comm, way)
-        with pytest.raises(MismatchError, match=r"rank 0 has .* in order 'contiguous', and rank 1 .* in 'striped'"):
+        with pytest.raises(
+            MismatchError, match=r"rank 0 has .* in order 'contiguous', and rank 1 .* in 'striped'"
+        ):
             parallelize_context(GPT(SMALL), comm, way, ("contiguous", "striped")[comm.rank])
         sent, zigzag = comm.traffic.messages_sent, holder()
         parallelize_context(zigzag, comm, way)
-        with pytest.raises(ValueError, match="6 tokens in a row cannot be shared out in zigzag order among 2 ranks"):
+        with pytest.raises(
+            ValueError, match="6 tokens in a row cannot be shared out in zigzag order among 2 ranks"
+        ):
             zigzag.attend(*drawn(3))
         query, key, value = drawn(4)
-        with pytest.raises(ValueError, match=r"2 queries and 4 keys on rank .*: use no cache of keys"):
+        with pytest.raises(
+            ValueError, match=r"2 queries and 4 keys on rank .*: use no cache of keys"
+        ):
             zigzag.attend(query[:, :, :2], key, value)
         assert comm.traffic.messages_sent == sent
 

@@ -1,4 +1,6 @@
-"""Data parallelism gives the serial run's numbers: all variants, any number of ranks, batches that do not divide."""
+"""Data parallelism gives the serial run's numbers: all variants, any number of ranks, batches that
+do not divide.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,12 @@ def test_the_case_is_a_hard_one() -> None:
     assert not torch.equal(model.norm.weight, build(CONFIG, seed=1).norm.weight)
     rows = [len(range(*share(rows, 7, rank).indices(rows))) for rows in ROWS for rank in range(7)]
     assert 0 in rows and 1 in rows
-    assert largest_difference(serial(CONFIG), {name: p.detach() for name, p in model.named_parameters()}) > 0.01, (
-        "training moves the weights"
-    )
+    assert (
+        largest_difference(
+            serial(CONFIG), {name: p.detach() for name, p in model.named_parameters()}
+        )
+        > 0.01
+    ), "training moves the weights"
     assert largest_difference(serial(DROPPING), serial(CONFIG)) > 0.01, "dropout makes a difference"
 
 
@@ -53,7 +58,9 @@ def test_parity(variant: type[DataParallel], ranks: int) -> None:
 
 @all_variants
 @pytest.mark.parametrize("zero", ZEROS)
-def test_parity_with_accumulation_however_gradients_are_zeroed(variant: type[DataParallel], zero: Zero) -> None:
+def test_parity_with_accumulation_however_gradients_are_zeroed(
+    variant: type[DataParallel], zero: Zero
+) -> None:
     case = Case(variant, microbatches=3, zero=zero)
     check_parity(minidist.run(lambda comm: parallel(comm, case), 3), CONFIG)
 
@@ -71,7 +78,9 @@ def local_mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 @all_variants
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_mean_is_what_loops_that_divide_by_the_local_number_need(variant: type[DataParallel], ranks: int) -> None:
+def test_mean_is_what_loops_that_divide_by_the_local_number_need(
+    variant: type[DataParallel], ranks: int
+) -> None:
     tokens = torch.randint(19, (12, 9), generator=torch.Generator().manual_seed(3))
 
     def program(comm: Communicator) -> dict[str, Tensor]:
@@ -88,7 +97,11 @@ def test_mean_is_what_loops_that_divide_by_the_local_number_need(variant: type[D
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 # ---- lower precision: as close to the float64 gradients as the serial run of that precision ----
@@ -116,12 +129,16 @@ def test_gradients_at_lower_precision(variant: type[DataParallel], dtype: torch.
 
     for found in minidist.run(program, 3):
         assert all(gradient.dtype == dtype for gradient in found.values())
-        assert distance(found, gradients(exact)) <= 2 * distance(gradients(rounded), gradients(exact))
+        assert distance(found, gradients(exact)) <= 2 * distance(
+            gradients(rounded), gradients(exact)
+        )
 
 
 def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     """Relative distance of two sets of gradients."""
-    apart = sum(float((ours[name].double() - gradient).square().sum()) for name, gradient in exact.items())
+    apart = sum(
+        float((ours[name].double() - gradient).square().sum()) for name, gradient in exact.items()
+    )
     return (apart / sum(float(gradient.square().sum()) for gradient in exact.values())) ** 0.5
 
 
@@ -131,12 +148,18 @@ def test_parameters_of_several_precisions_in_one_model() -> None:
         wrapped = DDP(model, comm, op="sum")
         hidden = model[1](model[0](torch.full((1, 4), comm.rank + 1.0)).bfloat16())
         model[2](hidden.double()).sum().backward()
-        assert [bucket.flat.dtype for bucket in wrapped.buckets] == [torch.float64, torch.bfloat16, torch.float32]
+        assert [bucket.flat.dtype for bucket in wrapped.buckets] == [
+            torch.float64,
+            torch.bfloat16,
+            torch.float32,
+        ]
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
     first, second = minidist.run(program, 2)
     assert len(first) == 6 and all(map(torch.equal, first, second))
-    assert torch.equal(first[5], torch.full((2,), 2.0, dtype=torch.float64)), "the last bias: one from each rank"
+    assert torch.equal(first[5], torch.full((2,), 2.0, dtype=torch.float64)), (
+        "the last bias: one from each rank"
+    )
 
 
 # ---- clipping ----
@@ -153,7 +176,11 @@ def test_every_rank_clips_alike_without_a_message() -> None:
         wrapped = wrap(model, comm, Case())
         summed_loss(wrapped, tokens[share(5, comm.size, comm.rank)], 1.0).backward()
         before = comm.traffic.messages_sent
-        return clip_by_global_norm(model.parameters(), 0.5), gradients(model), comm.traffic.messages_sent - before
+        return (
+            clip_by_global_norm(model.parameters(), 0.5),
+            gradients(model),
+            comm.traffic.messages_sent - before,
+        )
 
     for found, clipped, messages in minidist.run(program, 3):
         assert float(found) == pytest.approx(float(norm), rel=1e-12)
@@ -163,7 +190,9 @@ def test_every_rank_clips_alike_without_a_message() -> None:
 
 def some_parameters(dtype: torch.dtype, scale: float = 1.0) -> list[nn.Parameter]:
     draws = torch.Generator().manual_seed(8)
-    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((3, 4), (7,), (), (0,), (2,))]
+    parameters = [
+        nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((3, 4), (7,), (), (0,), (2,))
+    ]
     for parameter in parameters[:-1]:  # the last has no gradient
         parameter.grad = (torch.randn(parameter.shape, generator=draws) * scale).to(dtype)
     return parameters
@@ -176,7 +205,10 @@ def test_clipping_equals_torchs(dtype: torch.dtype, limit: float) -> None:
     theirs = copy.deepcopy(ours)
     for mine, its in zip(ours, theirs, strict=True):
         its.grad = None if mine.grad is None else mine.grad.clone()
-    norm, expected = clip_by_global_norm(iter(ours), limit), torch.nn.utils.clip_grad_norm_(theirs, limit)
+    norm, expected = (
+        clip_by_global_norm(iter(ours), limit),
+        torch.nn.utils.clip_grad_norm_(theirs, limit),
+    )
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(norm, expected, rtol=tolerance, atol=0, check_dtype=False)
     for mine, its in zip(ours[:-1], theirs[:-1], strict=True):
@@ -196,7 +228,9 @@ def test_what_cannot_be_scaled_is_left_alone_and_told(poison: float) -> None:
     parameters = some_parameters(torch.float32)
     assert parameters[1].grad is not None
     parameters[1].grad[2] = poison
-    before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
+    before = [
+        None if parameter.grad is None else parameter.grad.clone() for parameter in parameters
+    ]
     assert not clip_by_global_norm(parameters, 1.0).isfinite()
     for parameter, gradient in zip(parameters[:-1], before[:-1], strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0, equal_nan=True)

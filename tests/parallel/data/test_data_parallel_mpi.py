@@ -1,4 +1,6 @@
-"""Data parallelism between processes: the same parity under mpirun and torchrun, and torch's own DDP beside ours."""
+"""Data parallelism between processes: the same parity under mpirun and torchrun, and torch's own
+DDP beside ours.
+"""
 
 from __future__ import annotations
 

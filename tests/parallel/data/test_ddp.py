@@ -1,4 +1,6 @@
-"""DDP is what it says: buckets in registered memory, reduced while backward runs, in one order, for the least bytes."""
+"""DDP is what it says: buckets in registered memory, reduced while backward runs, in one order, for
+the least bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
 def tower(device: str = "cpu") -> nn.Sequential:
     """Square matrices, one after the other: backward finishes them in reverse order."""
-    return nn.Sequential(*(nn.Linear(HIDDEN, HIDDEN, bias=False, device=device) for _ in range(LAYERS)))
+    return nn.Sequential(
+        *(nn.Linear(HIDDEN, HIDDEN, bias=False, device=device) for _ in range(LAYERS))
+    )
 
 
-def wrap_tower(comm: Communicator, variant: type[DataParallel], model: nn.Module, layers: int) -> DataParallel:
+def wrap_tower(
+    comm: Communicator, variant: type[DataParallel], model: nn.Module, layers: int
+) -> DataParallel:
     """Have DDP make buckets of so many layers."""
     sizes = {"bucket_bytes": layers * LAYER_BYTES, "first_bucket_bytes": LAYER_BYTES}
     return variant(model, comm, op="sum", **(sizes if variant is DDP else {}))  # type: ignore[arg-type]
@@ -66,9 +72,13 @@ def slow_tower(comm: Communicator, variant: type[DataParallel], device: str) -> 
 
 
 def check_overlap(variant: type[DataParallel], device: str, seconds: float) -> None:
-    """Assert that a layer's all-reduce of `seconds` runs beside the computing of the layers before it."""
+    """Assert that a layer's all-reduce of `seconds` runs beside the computing of the layers before
+    it.
+    """
     cluster, trace = Cluster.uniform(latency=0, bandwidth=LAYER_BYTES / seconds), Trace()
-    took = minidist.run(lambda comm: slow_tower(comm, variant, device), ranks=2, cluster=cluster, trace=trace)
+    took = minidist.run(
+        lambda comm: slow_tower(comm, variant, device), ranks=2, cluster=cluster, trace=trace
+    )
     launched = ended = 0.0
     for _ in range(LAYERS):  # a queue: a bucket starts when it is complete, and the wire free
         launched += 1.0
@@ -109,11 +119,15 @@ class Recorder:
 
 
 def recorded(comm: Communicator, first_layer: int) -> list[str]:
-    """Run two branches of two layers, `first_layer`'s branch first, and return what happened during backward."""
+    """Run two branches of two layers, `first_layer`'s branch first, and return what happened during
+    backward.
+    """
     log: list[str] = []
     model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: log.append(f"gradient {name[0]}"))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: log.append(f"gradient {name[0]}")
+        )
     ddp = DDP(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
     ddp.stream = Recorder(ddp.stream, log, ddp.buckets)  # type: ignore[assignment]
     x, total = torch.ones(1, 8), torch.zeros(())
@@ -125,7 +139,9 @@ def recorded(comm: Communicator, first_layer: int) -> list[str]:
 
 
 def test_buckets_are_launched_in_the_same_order_whatever_is_finished_first() -> None:
-    straight, crossed = minidist.run(lambda comm: recorded(comm, first_layer=2 * comm.rank), ranks=2)
+    straight, crossed = minidist.run(
+        lambda comm: recorded(comm, first_layer=2 * comm.rank), ranks=2
+    )
     assert straight == [
         *("gradient 3", "bucket 0", "gradient 2", "bucket 1"),
         *("gradient 1", "bucket 2", "gradient 0", "bucket 3", "backward returned"),
@@ -148,11 +164,15 @@ def parameters_of(*sizes: int, dtype: torch.dtype = torch.float32) -> list[nn.Pa
 
 
 def test_partition_deals_in_order_and_closes_what_is_full() -> None:
-    assert sizes_of(partition(parameters_of(1, 2, 3, 4, 9, 1, 1), bucket_bytes=24, first_bytes=8)) == [
+    assert sizes_of(
+        partition(parameters_of(1, 2, 3, 4, 9, 1, 1), bucket_bytes=24, first_bytes=8)
+    ) == [
         *([1, 2], [3, 4], [9], [1, 1]),
     ]
     assert sizes_of(partition(parameters_of(5, 5), bucket_bytes=8, first_bytes=8)) == [[5], [5]]
-    assert sizes_of(partition(parameters_of(5, 5), bucket_bytes=10**9, first_bytes=10**9)) == [[5, 5]]
+    assert sizes_of(partition(parameters_of(5, 5), bucket_bytes=10**9, first_bytes=10**9)) == [
+        [5, 5]
+    ]
     assert partition([], 8, 8) == []
 
 
@@ -176,7 +196,9 @@ def inside(gradient: Tensor, bucket: Any) -> bool:
 
 
 @pytest.mark.parametrize("set_to_none", [None, False, True])
-def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(set_to_none: bool | None) -> None:
+def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(
+    set_to_none: bool | None,
+) -> None:
     def program(comm: Communicator) -> None:
         model = build(CONFIG, seed=0)
         ddp = wrap(model, comm, Case())
@@ -184,7 +206,9 @@ def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(set_to_n
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
         for _ in range(2):
             optimizer.zero_grad(set_to_none) if set_to_none is not None else ddp.zero_grad()
-            cross_entropy_sum(ddp(torch.ones(1, 8, dtype=torch.int64)), torch.ones(1, 8, dtype=torch.int64)).backward()
+            cross_entropy_sum(
+                ddp(torch.ones(1, 8, dtype=torch.int64)), torch.ones(1, 8, dtype=torch.int64)
+            ).backward()
             gradients = [parameter.grad for parameter in ddp.parameters_to_reduce]
             assert len(gradients) == len(list(model.parameters())) - 1, "all but the frozen one"
             for parameter, gradient in zip(ddp.parameters_to_reduce, gradients, strict=True):
@@ -204,7 +228,9 @@ def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(set_to_n
 # ---- messages and bytes ----
 
 
-def one_step(comm: Communicator, variant: type[DataParallel], model: nn.Module, width: int) -> tuple[int, int]:
+def one_step(
+    comm: Communicator, variant: type[DataParallel], model: nn.Module, width: int
+) -> tuple[int, int]:
     """Return the bytes sent in one step, and what a microbatch under `no_sync` sent before it."""
     wrapped = wrap_tower(comm, variant, model, layers=2)
     before = comm.traffic.bytes_sent, comm.traffic.messages_sent
@@ -223,7 +249,9 @@ def reductions(trace: Trace, rank: int) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 @pytest.mark.parametrize(("variant", "expected"), [(DDP, 3), (NaiveDataParallel, LAYERS)])
-def test_every_rank_sends_the_optimal_number_of_bytes(variant: type[DataParallel], expected: int, ranks: int) -> None:
+def test_every_rank_sends_the_optimal_number_of_bytes(
+    variant: type[DataParallel], expected: int, ranks: int
+) -> None:
     trace = Trace()
     sent = minidist.run(lambda comm: one_step(comm, variant, tower(), HIDDEN), ranks, trace=trace)
     optimal = 2 * (ranks - 1) * LAYERS * LAYER_BYTES // ranks
@@ -233,7 +261,9 @@ def test_every_rank_sends_the_optimal_number_of_bytes(variant: type[DataParallel
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
 @pytest.mark.parametrize("variant", [DDP, NaiveDataParallel])
-def test_all_ranks_together_send_the_same_where_sizes_do_not_divide(variant: type[DataParallel], ranks: int) -> None:
+def test_all_ranks_together_send_the_same_where_sizes_do_not_divide(
+    variant: type[DataParallel], ranks: int
+) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
         model = nn.Sequential(nn.Linear(101, 103, bias=False), nn.Linear(103, 97, bias=False))
         return one_step(comm, variant, model, 101)
@@ -245,7 +275,9 @@ def test_all_ranks_together_send_the_same_where_sizes_do_not_divide(variant: typ
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_the_parameter_server_sends_to_all_and_all_send_to_it(ranks: int) -> None:
     trace, total = Trace(), LAYERS * LAYER_BYTES
-    sent = minidist.run(lambda comm: one_step(comm, ParameterServer, tower(), HIDDEN), ranks, trace=trace)
+    sent = minidist.run(
+        lambda comm: one_step(comm, ParameterServer, tower(), HIDDEN), ranks, trace=trace
+    )
     assert sent == [((ranks - 1) * total, 0)] + [(total, 0)] * (ranks - 1)
     assert reductions(trace, 0) == LAYERS
 

@@ -1,4 +1,6 @@
-"""What real programs do to a wrapped model: it goes right, or one clear sentence says why not; it never hangs."""
+"""What real programs do to a wrapped model: it goes right, or one clear sentence says why not; it
+never hangs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Branches(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         draws = torch.Generator().manual_seed(seed)
-        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(3)
+        )
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=draws)
 
@@ -35,7 +39,9 @@ class Branches(nn.Module):
 
 def rows(rank: int) -> Tensor:
     """This rank's rows of the batch, a different one each."""
-    return torch.randn(2, 4, generator=torch.Generator().manual_seed(50 + rank), dtype=torch.float64)
+    return torch.randn(
+        2, 4, generator=torch.Generator().manual_seed(50 + rank), dtype=torch.float64
+    )
 
 
 def gradients(model: nn.Module) -> list[Tensor | None]:
@@ -64,24 +70,37 @@ CHANGING: Plan = [[(0, 1, 2), (0, 1)], [(1,), (1, 0)], [(2,), (2,)]]
 
 
 def train_branches(model: nn.Module, plan: Plan, ranks: list[int], zero: Zero) -> dict[str, Tensor]:
-    """Train on the rows of `ranks`; weight decay tells a gradient that is None from one that is zero."""
+    """Train on the rows of `ranks`; weight decay tells a gradient that is None from one that is
+    zero.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
     for step in plan:
         zero(model, optimizer)
-        loss = sum((model(rows(rank), *step[rank]).square().sum() for rank in ranks), torch.zeros(()))
+        loss = sum(
+            (model(rows(rank), *step[rank]).square().sum() for rank in ranks), torch.zeros(())
+        )
         loss.backward()
         if isinstance(model, DataParallel):
             model.synchronize()
         optimizer.step()
-    return {name.removeprefix("module."): parameter.detach() for name, parameter in model.named_parameters()}
+    return {
+        name.removeprefix("module."): parameter.detach()
+        for name, parameter in model.named_parameters()
+    }
 
 
 @all_variants
 @pytest.mark.parametrize("zero", ZEROS)
-@pytest.mark.parametrize("plan", [NEVER, ONE_RANK_ONLY, CHANGING], ids=["never", "one rank only", "changing"])
-def test_what_is_unused_stays_as_in_the_serial_run(variant: type[DataParallel], zero: Zero, plan: Plan) -> None:
+@pytest.mark.parametrize(
+    "plan", [NEVER, ONE_RANK_ONLY, CHANGING], ids=["never", "one rank only", "changing"]
+)
+def test_what_is_unused_stays_as_in_the_serial_run(
+    variant: type[DataParallel], zero: Zero, plan: Plan
+) -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
-        wrapped = variant(Branches(comm.rank), comm, op="sum", unused=True, **single_buckets(variant))
+        wrapped = variant(
+            Branches(comm.rank), comm, op="sum", unused=True, **single_buckets(variant)
+        )
         return train_branches(wrapped, plan, [comm.rank], zero)
 
     expected = train_branches(Branches(0), plan, [0, 1], zero)
@@ -104,7 +123,9 @@ def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has
 
 
 @all_variants
-def test_unless_announced_an_unused_parameter_is_an_error_that_names_it(variant: type[DataParallel]) -> None:
+def test_unless_announced_an_unused_parameter_is_an_error_that_names_it(
+    variant: type[DataParallel],
+) -> None:
     def program(comm: Communicator) -> None:
         wrapped = variant(Branches(), comm, op="sum")
         wrapped(rows(0), *((0, 1, 2) if comm.rank == 0 else (0, 2))).sum().backward()
@@ -133,8 +154,12 @@ def test_a_model_without_anything_to_train(variant: type[DataParallel]) -> None:
 
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("zero", ZEROS)
-@pytest.mark.parametrize("quiet", [(False, False), (False, True, False), (True, False, False)], ids=str)
-def test_gradients_that_were_summed_already_are_summed_once(op: str, zero: Zero, quiet: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    "quiet", [(False, False), (False, True, False), (True, False, False)], ids=str
+)
+def test_gradients_that_were_summed_already_are_summed_once(
+    op: str, zero: Zero, quiet: tuple[bool, ...]
+) -> None:
     def steps(model: nn.Module, ranks: list[int]) -> list[Tensor | None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for _ in range(2):
@@ -159,7 +184,9 @@ def test_gradients_that_were_summed_already_are_summed_once(op: str, zero: Zero,
 
 
 @all_variants
-def test_one_backward_through_two_forwards_and_a_retained_graph(variant: type[DataParallel]) -> None:
+def test_one_backward_through_two_forwards_and_a_retained_graph(
+    variant: type[DataParallel],
+) -> None:
     def step(model: nn.Module, ranks: list[int]) -> list[Tensor | None]:
         loss = sum((model(model(rows(rank), 0, 1), 2, 0).sum() for rank in ranks), torch.zeros(()))
         loss.backward(retain_graph=True)
@@ -169,7 +196,9 @@ def test_one_backward_through_two_forwards_and_a_retained_graph(variant: type[Da
         return gradients(model)
 
     expected = step(Branches(0), [0, 1])
-    for found in minidist.run(lambda comm: step(variant(Branches(comm.rank), comm, op="sum"), [comm.rank]), 2):
+    for found in minidist.run(
+        lambda comm: step(variant(Branches(comm.rank), comm, op="sum"), [comm.rank]), 2
+    ):
         assert close(found, expected)
 
 
@@ -209,7 +238,9 @@ def explode(wrapped: DDP, used_after: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("used_after", [(), (1,), (2,), (1, 2)], ids=str)
-def test_alone_the_step_after_a_backward_that_raised_is_a_clean_one(used_after: tuple[int, ...]) -> None:
+def test_alone_the_step_after_a_backward_that_raised_is_a_clean_one(
+    used_after: tuple[int, ...],
+) -> None:
     def program(comm: Communicator) -> None:
         wrapped = DDP(Branches(), comm, op="sum", **single_buckets(DDP))
         explode(wrapped, used_after)
@@ -253,7 +284,9 @@ def test_a_rank_that_raises_in_backward_ends_the_run() -> None:
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_graphs_of_gradients_are_refused() -> None:
     def program(comm: Communicator) -> None:
-        DDP(nn.Linear(2, 1), comm, op="sum")(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+        DDP(nn.Linear(2, 1), comm, op="sum")(torch.ones(1, 2)).square().sum().backward(
+            create_graph=True
+        )
 
     with pytest.raises(RuntimeError, match="without create_graph=True"):
         minidist.run(program, 2)
@@ -271,12 +304,19 @@ def test_recomputed_layers(reentrant: bool, all_of_it: bool) -> None:
             x = rows(rank).requires_grad_()
             x = checkpoint(model, model(x, 0) if not all_of_it else x, 1, use_reentrant=reentrant)
             x = checkpoint(model, x, 0, use_reentrant=reentrant) if all_of_it else x
-            total = total + (checkpoint(model, x, 2, use_reentrant=reentrant) if all_of_it else model(x, 2)).sum()
+            total = (
+                total
+                + (
+                    checkpoint(model, x, 2, use_reentrant=reentrant) if all_of_it else model(x, 2)
+                ).sum()
+            )
         total.backward()
         return gradients(model)
 
     expected = step(Branches(0), [0, 1])
-    for found in minidist.run(lambda comm: step(DDP(Branches(comm.rank), comm, op="sum", unused=True), [comm.rank]), 2):
+    for found in minidist.run(
+        lambda comm: step(DDP(Branches(comm.rank), comm, op="sum", unused=True), [comm.rank]), 2
+    ):
         assert close(found, expected)
 
 
@@ -286,5 +326,7 @@ def test_a_shared_layer_that_gets_its_gradient_in_pieces_is_named() -> None:
         x = checkpoint(wrapped, wrapped(rows(0), 0), 1, use_reentrant=True)
         wrapped(checkpoint(wrapped, x, 1, use_reentrant=True), 2).sum().backward()
 
-    with pytest.raises(RuntimeError, match=r"a second gradient came for layers\.1\.weight .*use_reentrant=False"):
+    with pytest.raises(
+        RuntimeError, match=r"a second gradient came for layers\.1\.weight .*use_reentrant=False"
+    ):
         minidist.run(program, 2)

@@ -1,4 +1,6 @@
-"""The wrapper around a model: what it refuses, what it keeps equal, and how it behaves as a module."""
+"""The wrapper around a model: what it refuses, what it keeps equal, and how it behaves as a
+module.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def small(seed: int = 0) -> nn.Sequential:
-    """A model with buffers of two dtypes, frozen and trained parameters, in modules within modules."""
+    """A model with buffers of two dtypes, frozen and trained parameters, in modules within
+    modules.
+    """
     draws = torch.Generator().manual_seed(seed)
     inner = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU())
     model = nn.Sequential(inner, nn.Linear(6, 2))
@@ -79,7 +83,10 @@ def test_every_rank_is_told_that_models_differ(
     variant: type[DataParallel], change: Callable[[nn.Sequential], nn.Module], sentence: str
 ) -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(MismatchError, match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}"):
+        with pytest.raises(
+            MismatchError,
+            match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}",
+        ):
             variant(change(small()) if comm.rank == 2 else small(), comm, op="sum")
 
     minidist.run(program, 3)
@@ -88,14 +95,18 @@ def test_every_rank_is_told_that_models_differ(
 @all_variants
 def test_threads_that_share_a_model_are_told(variant: type[DataParallel]) -> None:
     shared = small()
-    with pytest.raises(ValueError, match="the ranks are threads, and share one model: build it in the function"):
+    with pytest.raises(
+        ValueError, match="the ranks are threads, and share one model: build it in the function"
+    ):
         minidist.run(lambda comm: variant(shared, comm, op="sum"), 2)
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, FSDP])
 def test_complex_numbers_do_not_travel(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> str:
-        with pytest.raises(TypeError, match=r"^weight is torch.complex64, .* torch.view_as_real") as caught:
+        with pytest.raises(
+            TypeError, match=r"^weight is torch.complex64, .* torch.view_as_real"
+        ) as caught:
             variant(nn.Linear(2, 2, dtype=torch.complex64), comm, op="sum")
         return str(caught.value)
 
@@ -105,19 +116,27 @@ def test_complex_numbers_do_not_travel(variant: type[DataParallel]) -> None:
 @pytest.mark.parametrize("ranks", (1, 2))
 @pytest.mark.parametrize("variant", [*VARIANTS, ZeRO1, ZeRO2, FSDP, ZeROPlusPlus])
 def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ranks: int) -> None:
-    """Either default would be silently wrong for half of all loops; on one rank, too, the habit is asked for."""
+    """Either default would be silently wrong for half of all loops; on one rank, too, the habit is
+    asked for.
+    """
 
     def program(comm: Communicator) -> str:
         before, sent = state(model := small(comm.rank)), comm.traffic.messages_sent
         with pytest.raises(ValueError, match="op='max' is unknown to") as unknown:
             variant(model, comm, op="max")
-        with pytest.raises(ValueError, match=f"{variant.__name__} has no default for op=") as missing:
+        with pytest.raises(
+            ValueError, match=f"{variant.__name__} has no default for op="
+        ) as missing:
             variant(model, comm)
         for caught in (unknown, missing):
-            assert "op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's DDP" in str(
-                caught.value
+            assert (
+                "op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's DDP"
+                in str(caught.value)
             )
-            assert 'op="sum" if each rank divides its loss by the number of tokens of all ranks' in str(caught.value)
+            assert (
+                'op="sum" if each rank divides its loss by the number of tokens of all ranks'
+                in str(caught.value)
+            )
         assert all(map(torch.equal, state(model), before)) and comm.traffic.messages_sent == sent
         variant(model, comm, op="mean")
         return str(missing.value)
@@ -166,9 +185,13 @@ def test_buffers_follow_rank_0_in_training_only(variant: type[DataParallel]) -> 
 
 
 def oddly_laid_out(seed: int) -> nn.Sequential:
-    """A convolution whose weight lies channels last, and a linear layer whose weight is a transposed view."""
+    """A convolution whose weight lies channels last, and a linear layer whose weight is a
+    transposed view.
+    """
     draws = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 36, bias=False), nn.Linear(36, 4, bias=False))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 36, bias=False), nn.Linear(36, 4, bias=False)
+    )
     for parameter in model.parameters():
         nn.init.normal_(parameter, generator=draws)
     model[2].weight = nn.Parameter(model[3].weight.detach().t())
@@ -179,18 +202,27 @@ def oddly_laid_out(seed: int) -> nn.Sequential:
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 def test_memory_of_any_layout(variant: type[DataParallel]) -> None:
     def image(rank: int) -> Tensor:
-        return (torch.arange(12.0).double().reshape(1, 3, 2, 2) + rank).to(memory_format=torch.channels_last)
+        return (torch.arange(12.0).double().reshape(1, 3, 2, 2) + rank).to(
+            memory_format=torch.channels_last
+        )
 
     def program(comm: Communicator) -> list[Tensor]:
         wrapped = variant(oddly_laid_out(comm.rank), comm, op="sum")
         wrapped(image(comm.rank)).square().sum().backward()
         wrapped.synchronize()
-        return [tensor for p in wrapped.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
+        return [
+            tensor
+            for p in wrapped.parameters()
+            for tensor in (p.detach(), p.grad)
+            if tensor is not None
+        ]
 
     serial = oddly_laid_out(0)
     assert not serial[0].weight.is_contiguous() and not serial[2].weight.is_contiguous()
     serial(torch.cat([image(0), image(1)])).square().sum().backward()
-    expected = [tensor for p in serial.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
+    expected = [
+        tensor for p in serial.parameters() for tensor in (p.detach(), p.grad) if tensor is not None
+    ]
     for found in minidist.run(program, 2):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
 
@@ -211,7 +243,9 @@ def replaced(model: nn.Sequential) -> None:
 
 
 @all_variants
-@pytest.mark.parametrize(("change", "name"), [(added, "2.weight"), (unfrozen, "1.bias"), (replaced, "1.weight")])
+@pytest.mark.parametrize(
+    ("change", "name"), [(added, "2.weight"), (unfrozen, "1.bias"), (replaced, "1.weight")]
+)
 def test_a_parameter_that_nobody_would_reduce(
     variant: type[DataParallel], change: Callable[[nn.Sequential], None], name: str
 ) -> None:
@@ -221,7 +255,9 @@ def test_a_parameter_that_nobody_would_reduce(
         wrapped.eval()
         wrapped(x(0))  # looking at it is allowed
         wrapped.train()
-        with pytest.raises(RuntimeError, match=f"parameter {name} was added, replaced or unfrozen after"):
+        with pytest.raises(
+            RuntimeError, match=f"parameter {name} was added, replaced or unfrozen after"
+        ):
             wrapped(x(0))
 
     minidist.run(program, 2)
@@ -265,7 +301,9 @@ def test_a_model_converted_after_it_was_wrapped(
         ddp.zero_grad(set_to_none)
         model[2](torch.ones(1, 4, 3, 3).to(model[2].weight)).sum().backward()
 
-    with pytest.raises(RuntimeError, match=r"moved or converted .* on the model before wrapping it"):
+    with pytest.raises(
+        RuntimeError, match=r"moved or converted .* on the model before wrapping it"
+    ):
         minidist.run(program, 2)
 
 
@@ -292,14 +330,20 @@ def test_the_model_inside_can_be_copied_saved_and_loaded(variant: type[DataParal
     def program(comm: Communicator) -> None:
         model = small()
         wrapped = variant(model, comm, op="sum")
-        for copied in (copy.deepcopy(wrapped.module), pickle.loads(pickle.dumps(wrapped.module)), saved(wrapped)):
+        for copied in (
+            copy.deepcopy(wrapped.module),
+            pickle.loads(pickle.dumps(wrapped.module)),
+            saved(wrapped),
+        ):
             before, sent = state(model), comm.traffic.bytes_sent
             assert all(map(torch.equal, state(copied), before))
             copied(x(comm.rank)).sum().backward()  # a copy is on its own
             assert comm.traffic.bytes_sent == sent
             assert all(map(torch.equal, state(model), before))
         for attempt in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match=rf"{variant.__name__} belongs to running ranks: .*\.module"):
+            with pytest.raises(
+                TypeError, match=rf"{variant.__name__} belongs to running ranks: .*\.module"
+            ):
                 attempt(wrapped)
 
     minidist.run(program, 2)

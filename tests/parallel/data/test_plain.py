@@ -1,4 +1,6 @@
-"""The plain page of data parallelism: what it sends, and when. That it trains as one rank would stands in VARIANTS."""
+"""The plain page of data parallelism: what it sends, and when. That it trains as one rank would
+stands in VARIANTS.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LAYERS, WIDTH = 5, 121  # which neither 2 nor 3 divides
 
 
 @pytest.mark.parametrize("ranks", (1, 2, 3))
-@pytest.mark.parametrize(("variant", "expected"), ((PlainDataParallel, 3), (NaiveDataParallel, LAYERS)))
+@pytest.mark.parametrize(
+    ("variant", "expected"), ((PlainDataParallel, 3), (NaiveDataParallel, LAYERS))
+)
 def test_one_all_reduce_a_bucket_and_only_after_backward(
     variant: type[DataParallel], expected: int, ranks: int
 ) -> None:
@@ -45,7 +49,9 @@ def test_reduced_gradients_are_sums_that_lie_end_to_end_and_no_gradient_counts_a
         if comm.rank == 1:
             second.grad = torch.arange(5.0)
         reduce_gradients([[second, first]], comm)
-        assert torch.equal(first.grad, torch.full((3, 2), 6.0)) and torch.equal(second.grad, torch.arange(5.0))
+        assert torch.equal(first.grad, torch.full((3, 2), 6.0)) and torch.equal(
+            second.grad, torch.arange(5.0)
+        )
         assert first.grad.untyped_storage().data_ptr() == second.grad.untyped_storage().data_ptr()
 
     minidist.run(program, 3)

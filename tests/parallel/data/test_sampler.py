@@ -1,4 +1,6 @@
-"""Every sample once per epoch, in one global order that no number of ranks changes; and the batches made of them."""
+"""Every sample once per epoch, in one global order that no number of ranks changes; and the batches
+made of them.
+"""
 
 from itertools import chain, islice
 
@@ -11,7 +13,7 @@ from training import batches_of
 
 from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
 from minidist.trainer.batches import IGNORED, Batch
-from minidist.trainer.text import Samples, TextError, documents, sequences
+from minidist.trainer.corpus.text import Samples, TextError, documents, sequences
 
 SIZES = st.integers(1, 60)
 RANKS = st.integers(1, 9)
@@ -31,7 +33,10 @@ def join(parts: list[Batch]) -> Batch:
     rows = np.cumsum([0] + [len(part.inputs) for part in parts])
     assert [part.first_row - parts[0].first_row for part in parts] == rows[:-1].tolist()
     assert len({part.tokens for part in parts}) == 1
-    inputs, targets = torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+    inputs, targets = (
+        torch.cat([part.inputs for part in parts]),
+        torch.cat([part.targets for part in parts]),
+    )
     return Batch(inputs, targets, parts[0].first_row, parts[0].tokens)
 
 
@@ -44,13 +49,20 @@ def random_lengths(length: int, seed: int = 0) -> Indices:
     return np.random.default_rng(seed).integers(1, 100, length)
 
 
-def samplers(length: int, ranks: int, batch: int, grouped: bool = False) -> list[DistributedSampler]:
+def samplers(
+    length: int, ranks: int, batch: int, grouped: bool = False
+) -> list[DistributedSampler]:
     lengths = random_lengths(length) if grouped else None
-    return [DistributedSampler(length, ranks, rank, seed=3, batch=batch, lengths=lengths) for rank in range(ranks)]
+    return [
+        DistributedSampler(length, ranks, rank, seed=3, batch=batch, lengths=lengths)
+        for rank in range(ranks)
+    ]
 
 
 def deal(ranks: list[DistributedSampler]) -> list[list[int]]:
-    """Return what is left of the epoch: each global batch, put together from the shares of the ranks."""
+    """Return what is left of the epoch: each global batch, put together from the shares of the
+    ranks.
+    """
     return [list(chain(*shares)) for shares in zip(*ranks, strict=True)]
 
 
@@ -63,7 +75,9 @@ def test_a_share_is_the_cut_of_array_split(rows: int, ranks: int) -> None:
 
 @patient
 @given(length=SIZES, ranks=RANKS, batch=SIZES, grouped=GROUPED)
-def test_every_sample_is_dealt_once_in_every_epoch(length: int, ranks: int, batch: int, grouped: bool) -> None:
+def test_every_sample_is_dealt_once_in_every_epoch(
+    length: int, ranks: int, batch: int, grouped: bool
+) -> None:
     group = samplers(length, ranks, batch, grouped)
     for _ in range(2):
         batches = deal(group)
@@ -85,7 +99,9 @@ def test_ranks_differ_by_at_most_one_sample(length: int, ranks: int, grouped: bo
 def test_the_global_batches_do_not_depend_on_the_number_of_ranks(
     length: int, ranks: int, batch: int, grouped: bool
 ) -> None:
-    assert deal(samplers(length, ranks, batch, grouped)) == deal(samplers(length, 1, batch, grouped))
+    assert deal(samplers(length, ranks, batch, grouped)) == deal(
+        samplers(length, 1, batch, grouped)
+    )
 
 
 @patient
@@ -107,12 +123,17 @@ def test_a_restart_continues_exactly_on_any_number_of_ranks(
     restarted = samplers(length, other, batch, grouped)
     for sampler in restarted:
         sampler.load_state_dict(states[0])
-    assert deal(restarted) == list(chain(*expected))[used : (used // len(expected[0]) + 1) * len(expected[0])]
+    assert (
+        deal(restarted)
+        == list(chain(*expected))[used : (used // len(expected[0]) + 1) * len(expected[0])]
+    )
 
 
 @patient
 @given(length=SIZES, batch=SIZES, other=SIZES)
-def test_a_restart_with_another_batch_size_loses_nothing(length: int, batch: int, other: int) -> None:
+def test_a_restart_with_another_batch_size_loses_nothing(
+    length: int, batch: int, other: int
+) -> None:
     before, after = samplers(length, 1, batch)[0], samplers(length, 1, other)[0]
     seen = [] if len(before) == 1 else next(iter(before))
     after.load_state_dict(before.state_dict())
@@ -121,7 +142,9 @@ def test_a_restart_with_another_batch_size_loses_nothing(length: int, batch: int
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return np.concatenate(DistributedSampler(50, batch=8, seed=seed).epoch_batches(epoch)).tolist()  # type: ignore[no-any-return]
+        return np.concatenate(
+            DistributedSampler(50, batch=8, seed=seed).epoch_batches(epoch)
+        ).tolist()  # type: ignore[no-any-return]
 
     assert order(1, 4) == order(1, 4)
     different = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
@@ -154,7 +177,9 @@ def test_grouping_by_length_saves_padding_and_still_mixes() -> None:
 
     sampler = DistributedSampler(len(lengths), batch=8, lengths=lengths)
     grouped = sampler.epoch_batches(0)
-    assert padding(grouped) < padding(DistributedSampler(len(lengths), batch=8).epoch_batches(0)) / 8
+    assert (
+        padding(grouped) < padding(DistributedSampler(len(lengths), batch=8).epoch_batches(0)) / 8
+    )
     longest = [int(lengths[batch].max()) for batch in grouped]
     assert 0.3 < np.mean(np.diff(longest) > 0) < 0.7, "batches come sorted from short to long"
     assert {frozenset(batch.tolist()) for batch in grouped} != {
@@ -180,7 +205,9 @@ def test_a_state_of_another_order_is_refused() -> None:
             other.load_state_dict(state)
     grouped = DistributedSampler(10, seed=1, batch=2, lengths=random_lengths(10))
     with pytest.raises(ValueError, match=r"'grouped': 2.*'grouped': 5"):
-        DistributedSampler(10, seed=1, batch=5, lengths=random_lengths(10)).load_state_dict(grouped.state_dict())
+        DistributedSampler(10, seed=1, batch=5, lengths=random_lengths(10)).load_state_dict(
+            grouped.state_dict()
+        )
 
 
 def test_numbers_out_of_range_are_refused() -> None:
@@ -204,8 +231,11 @@ def test_targets_are_the_inputs_one_later_and_every_token_is_one_once() -> None:
     batches = list(batches_of(sequences(TOKENS, T=8), batch=4).epoch())
     whole = torch.cat([torch.cat([batch.inputs[:, :1], batch.targets], dim=1) for batch in batches])
     assert whole.dtype == torch.int64 and whole.shape == (25, 9)
-    assert torch.equal(whole, torch.cat([torch.cat([b.inputs, b.targets[:, -1:]], dim=1) for b in batches]))
-    assert sorted(whole[:, 1:].flatten().tolist()) == list(range(2, 202))  # 202 and 203 are the rest
+    assert torch.equal(
+        whole, torch.cat([torch.cat([b.inputs, b.targets[:, -1:]], dim=1) for b in batches])
+    )
+    # 202 and 203 are the rest
+    assert sorted(whole[:, 1:].flatten().tolist()) == list(range(2, 202))
     assert [batch.tokens for batch in batches] == [32] * 6 + [8]
 
 
@@ -242,7 +272,10 @@ def test_documents_are_padded_and_padding_does_not_count() -> None:
 
 def test_grouping_documents_by_length_saves_padding() -> None:
     padded = [
-        sum(batch.inputs.numel() - batch.tokens for batch in batches_of(many_documents(), 4, by_length=grouped).epoch())
+        sum(
+            batch.inputs.numel() - batch.tokens
+            for batch in batches_of(many_documents(), 4, by_length=grouped).epoch()
+        )
         for grouped in (False, True)
     ]
     assert padded[1] < padded[0] / 3

@@ -1,4 +1,6 @@
-"""Expert parallelism: the serial model's numbers on every layout, and the bytes that the formula says."""
+"""Expert parallelism: the serial model's numbers on every layout, and the bytes that the formula
+says.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +42,33 @@ sgd = partial(torch.optim.SGD, lr=0.5)
 LAYOUTS = {
     "ep2": (Layout(dp=2, ep=2), Recipe(), MOE),
     "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1, ep_comm="plain"), MOE),
-    "ep2 of dp4, ZeRO 2, small buckets": (Layout(dp=4, ep=2), Recipe(zero=2, bucket_bytes=3000), BIASED),
+    "ep2 of dp4, ZeRO 2, small buckets": (
+        Layout(dp=4, ep=2),
+        Recipe(zero=2, bucket_bytes=3000),
+        BIASED,
+    ),
     "ep4, ZeRO 3, one copy of each": (Layout(dp=4, ep=4), Recipe(zero=3), BIASED),
     "ep3 of dp6, ZeRO 3": (Layout(dp=6, ep=3), Recipe(zero=3), MOE),
     "tp2": (Layout(tp=2), Recipe(), MOE),
     "tp3 x ep2, uneven tokens and experts": (Layout(dp=2, tp=3, ep=2), Recipe(), THREE),
     "sp2 x ep3, ZeRO 1": (Layout(dp=3, tp=2, ep=3), Recipe(zero=1, sequence=True), MOE),
     "cp2 x dp2, ep4": (Layout(dp=2, cp=2, ep=4), Recipe(), MOE),
-    "cp3 x tp2, ep3, accumulated": (Layout(cp=3, tp=2, ep=3), Recipe(microbatches=3, cp_order="striped"), MOE),
+    "cp3 x tp2, ep3, accumulated": (
+        Layout(cp=3, tp=2, ep=3),
+        Recipe(microbatches=3, cp_order="striped"),
+        MOE,
+    ),
     "pp2 x ep2, recomputed": (
         Layout(dp=2, pp=2, ep=2),
         Recipe(schedule="1f1b", microbatches=4, recompute="full"),
         BIASED,
     ),
     "tp2 of dp4, ZeRO 3 in groups of 2": (Layout(dp=4, tp=2), Recipe(zero=3, shard_ranks=2), MOE),
-    "pp2 x ep3, ZeRO 3": (Layout(dp=3, pp=2, ep=3), Recipe(schedule="gpipe", microbatches=2, zero=3), MOE),
+    "pp2 x ep3, ZeRO 3": (
+        Layout(dp=3, pp=2, ep=3),
+        Recipe(schedule="gpipe", microbatches=2, zero=3),
+        MOE,
+    ),
     "pp2, weight gradients put off": (Layout(pp=2), Recipe(schedule="zb-h1", microbatches=4), MOE),
     "pp2 x ep2, put off and reduced": (
         Layout(dp=2, pp=2, ep=2),
@@ -68,16 +82,26 @@ LAYOUTS = {
 @pytest.mark.parametrize("kind", (TakeGradient, sgd, adamw), ids=("gradients", "sgd", "adamw"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_parity(name: str, kind: Callable[..., Any]) -> None:
-    """SGD, and the gradients themselves: Adam hides a constant factor, such as a sum that counts ep times."""
+    """SGD, and the gradients themselves: Adam hides a constant factor, such as a sum that counts ep
+    times.
+    """
     layout, recipe, config = LAYOUTS[name]
-    case = Case(layout, recipe, config, frozen=() if recipe.lora else FROZEN, steps=1 if kind is TakeGradient else 3)
+    case = Case(
+        layout,
+        recipe,
+        config,
+        frozen=() if recipe.lora else FROZEN,
+        steps=1 if kind is TakeGradient else 3,
+    )
     assert worst(case, kind) <= 1e-9
 
 
 @pytest.mark.parametrize(("fp8", "most"), [(False, 1e-9), (True, 0.05)])
 def test_a_hierarchy_of_nodes_trains_the_same(fp8: bool, most: float) -> None:
     """Also with rows in 8 bits, up to their rounding: gradients of one step, by their norm."""
-    case = Case(Layout(dp=4, ep=4), Recipe(ep_comm="hierarchical", ep_fp8=fp8), MOE, frozen=(), steps=1)
+    case = Case(
+        Layout(dp=4, ep=4), Recipe(ep_comm="hierarchical", ep_fp8=fp8), MOE, frozen=(), steps=1
+    )
     exact = serial(case.alone(torch.float64), TakeGradient)[0]
     nodes = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
     for ours, *_ in minidist.run(lambda comm: trained(comm, case, TakeGradient), 4, cluster=nodes):
@@ -94,10 +118,15 @@ def test_parity_is_no_luck() -> None:
         for layer in routed_in(model):
 
             def choose(
-                scores: Tensor, layer: RoutedExperts = layer, plain: Any = layer.choose, gaps: Any = gaps
+                scores: Tensor,
+                layer: RoutedExperts = layer,
+                plain: Any = layer.choose,
+                gaps: Any = gaps,
             ) -> Tensor:
                 best = scores.detach().sort(-1, descending=True).values
-                gaps.append(float((best[..., layer.config.top_k - 1] - best[..., layer.config.top_k]).min()))
+                gaps.append(
+                    float((best[..., layer.config.top_k - 1] - best[..., layer.config.top_k]).min())
+                )
                 chosen: Tensor = plain(scores)
                 return chosen
 
@@ -107,8 +136,12 @@ def test_parity_is_no_luck() -> None:
         assert len(gaps) == config.layers and min(gaps) > 1e-6
 
 
-def told(counts: list[list[int]], experts: int, hidden: int = 6, how: str = "direct") -> list[tuple[float, int, int]]:
-    """Send rows by these counts of each rank; return of each how far it is from serial, and what it sent in forward."""
+def told(
+    counts: list[list[int]], experts: int, hidden: int = 6, how: str = "direct"
+) -> list[tuple[float, int, int]]:
+    """Send rows by these counts of each rank; return of each how far it is from serial, and what it
+    sent in forward.
+    """
 
     def program(comm: Communicator) -> tuple[float, int, int]:
         whole = Experts(experts, hidden, 5).double()
@@ -120,10 +153,20 @@ def told(counts: list[list[int]], experts: int, hidden: int = 6, how: str = "dir
         mine = Experts(held[comm.rank], hidden, 5).double()
         for parameter, full in zip(mine.parameters(), whole.parameters(), strict=True):
             parameter.data.copy_(full.data[first : first + len(parameter)])
-        levels = Levels(comm.split(comm.rank // 2), comm.split(comm.rank % 2)) if how == "hierarchical" else None
-        dispatch = Dispatch(mine, comm, levels) if how != "plain" else partial(plain_dispatch, experts=mine, comm=comm)
+        levels = (
+            Levels(comm.split(comm.rank // 2), comm.split(comm.rank % 2))
+            if how == "hierarchical"
+            else None
+        )
+        dispatch = (
+            Dispatch(mine, comm, levels)
+            if how != "plain"
+            else partial(plain_dispatch, experts=mine, comm=comm)
+        )
         own = counts[comm.rank]
-        rows = torch.randn(sum(own), hidden, generator=generator.manual_seed(comm.rank), dtype=torch.float64)
+        rows = torch.randn(
+            sum(own), hidden, generator=generator.manual_seed(comm.rank), dtype=torch.float64
+        )
         x, y = rows.clone().requires_grad_(), rows.clone().requires_grad_()
         serial = whole(x, own)
         before = comm.traffic.bytes_sent, comm.traffic.messages_sent
@@ -135,9 +178,13 @@ def told(counts: list[list[int]], experts: int, hidden: int = 6, how: str = "dir
             minidist.collectives.all_reduce(parameter.grad, comm)
         pairs = [(ours, serial), (y.grad, x.grad)]
         pairs += [
-            (p.grad, q.grad[first : first + len(p)]) for p, q in zip(mine.parameters(), whole.parameters(), strict=True)
+            (p.grad, q.grad[first : first + len(p)])
+            for p, q in zip(mine.parameters(), whole.parameters(), strict=True)
         ]  # type: ignore[index]
-        apart = max((float((a - b).detach().abs().max()) for a, b in pairs if a is not None and a.numel()), default=0.0)
+        apart = max(
+            (float((a - b).detach().abs().max()) for a, b in pairs if a is not None and a.numel()),
+            default=0.0,
+        )
         return apart, *sent
 
     return minidist.run(program, len(counts))
@@ -147,7 +194,12 @@ def told(counts: list[list[int]], experts: int, hidden: int = 6, how: str = "dir
 @pytest.mark.parametrize(
     "counts",
     [
-        [[0, 0, 0, 0, 5, 4, 1], [0, 3, 2, 0, 0, 0, 4], [1, 1, 1, 1, 1, 1, 1], [3, 0, 0, 0, 0, 0, 0]],
+        [
+            [0, 0, 0, 0, 5, 4, 1],
+            [0, 3, 2, 0, 0, 0, 4],
+            [1, 1, 1, 1, 1, 1, 1],
+            [3, 0, 0, 0, 0, 0, 0],
+        ],
         [[0] * 7, [2, 2, 2, 2, 2, 2, 2], [0] * 7, [1, 0, 0, 0, 0, 0, 0]],
         [[0, 0, 0, 9, 0, 0, 0]] * 4,
         [[0] * 7] * 4,
@@ -160,7 +212,9 @@ def test_any_counts_travel(counts: list[list[int]], how: str) -> None:
 
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 def test_bytes_of_a_forward(ranks: int) -> None:
-    """(P - 1)/P of the rows there and back, and the counts of E experts once; P - 1 messages for each of the three."""
+    """(P - 1)/P of the rows there and back, and the counts of E experts once; P - 1 messages for
+    each of the three.
+    """
     experts, each, hidden = 2 * ranks, 5, 6
     for _, bytes, messages in told([[each] * experts] * ranks, experts, hidden):
         assert bytes == (ranks - 1) * (2 * each * 2 * hidden * 8 + 2 * 8)
@@ -168,15 +222,23 @@ def test_bytes_of_a_forward(ranks: int) -> None:
 
 
 def test_a_layer_sends_what_the_formula_says() -> None:
-    """2 k tokens D itemsize (ep - 1)/ep forward if balanced, as much again in backward, and small counts."""
-    ranks, config = 2, GPTConfig(vocabulary=19, layers=1, hidden=16, heads=2, sequence=8, experts=4, top_k=2)
+    """2 k tokens D itemsize (ep - 1)/ep forward if balanced, as much again in backward, and small
+    counts.
+    """
+    ranks, config = (
+        2,
+        GPTConfig(vocabulary=19, layers=1, hidden=16, heads=2, sequence=8, experts=4, top_k=2),
+    )
 
     def program(comm: Communicator) -> tuple[int, int]:
         mesh = Mesh(comm, Layout(dp=ranks, ep=ranks))
         model = GPT(config, dtype=torch.float64)
         parallelize_experts(model, mesh)
-        for layer in routed_in(model):  # token t to the experts t and t + 1, modulo 4: perfectly balanced
-            layer.choose = lambda scores: torch.stack([(torch.arange(8) + j) % 4 for j in (0, 1)], -1).expand(3, 8, 2)  # type: ignore[method-assign]
+        # token t to the experts t and t + 1, modulo 4: perfectly balanced
+        for layer in routed_in(model):
+            layer.choose = lambda scores: torch.stack(
+                [(torch.arange(8) + j) % 4 for j in (0, 1)], -1
+            ).expand(3, 8, 2)  # type: ignore[method-assign]
         before = mesh.ep.traffic.bytes_sent
         loss = model(torch.zeros(3, 8, dtype=torch.int64)).sum()
         forward = mesh.ep.traffic.bytes_sent - before
@@ -189,13 +251,17 @@ def test_a_layer_sends_what_the_formula_says() -> None:
 
 
 def test_rows_in_8_bits() -> None:
-    """1 + 4/128 bytes an element there; an error of at most 1/16 of each number; gradients come back exact."""
+    """1 + 4/128 bytes an element there; an error of at most 1/16 of each number; gradients come
+    back exact.
+    """
     hidden, rows = 256, 4
 
     def program(comm: Communicator) -> tuple[Tensor, Tensor, int, Tensor | None]:
         experts = Experts(1, hidden, 8).double()
         experts.forward = lambda rows, counts: rows  # type: ignore[method-assign]
-        x = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64)
+        x = torch.randn(
+            rows, hidden, generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64
+        )
         x[0, :128] *= 1e6  # a scale of its own
         x.requires_grad_()
         before = comm.traffic.bytes_sent
@@ -234,10 +300,14 @@ def chosen(comm: Communicator, case: Case) -> tuple[dict[int, list[int]], list[t
         (Layout(pp=2, dp=2, ep=2), Recipe(schedule="zb-h1", microbatches=4, recompute="full")),
     ],
 )
-def test_biases_and_what_is_dropped_are_those_of_the_serial_run(layout: Layout, recipe: Recipe) -> None:
+def test_biases_and_what_is_dropped_are_those_of_the_serial_run(
+    layout: Layout, recipe: Recipe
+) -> None:
     config = replace(BIASED, capacity=1.0)
     case = Case(layout, recipe, config, steps=3, frozen=())
-    ((biases, loads),) = minidist.run(lambda comm: chosen(comm, replace(case, layout=Layout(), recipe=Recipe())), 1)
+    ((biases, loads),) = minidist.run(
+        lambda comm: chosen(comm, replace(case, layout=Layout(), recipe=Recipe())), 1
+    )
     assert any(any(bias) for bias in biases.values()) and all(dropped for _, dropped in loads)
     for mine, same in minidist.run(lambda comm: chosen(comm, case), layout.size):
         assert mine.items() <= biases.items() and same == loads
@@ -249,7 +319,9 @@ def dropped(comm: Communicator, layout: Layout, recipe: Recipe) -> set[tuple[int
     parallel, found = spread(comm, case), set()
     for layer in routed_in(parallel.model):
 
-        def see(choice: Tensor, where: Where, layer: RoutedExperts = layer, plain: Any = layer.kept) -> Tensor:
+        def see(
+            choice: Tensor, where: Where, layer: RoutedExperts = layer, plain: Any = layer.kept
+        ) -> Tensor:
             kept: Tensor = plain(choice, where)
             rows = where.row_numbers(choice.shape[0], choice.device)
             positions = where.position_numbers(choice.shape[1], choice.device)
@@ -262,7 +334,9 @@ def dropped(comm: Communicator, layout: Layout, recipe: Recipe) -> set[tuple[int
     return found
 
 
-@pytest.mark.parametrize("layout", (Layout(dp=3, ep=3), Layout(cp=2, tp=2, ep=2), Layout(tp=4), Layout(dp=2, pp=2)))
+@pytest.mark.parametrize(
+    "layout", (Layout(dp=3, ep=3), Layout(cp=2, tp=2, ep=2), Layout(tp=4), Layout(dp=2, pp=2))
+)
 def test_the_same_choices_are_dropped_on_every_layout(layout: Layout) -> None:
     recipe = Recipe(microbatches=2 if layout.pp > 1 else 1)
     (alone,) = minidist.run(lambda comm: dropped(comm, Layout(), Recipe()), 1)
@@ -271,7 +345,9 @@ def test_the_same_choices_are_dropped_on_every_layout(layout: Layout) -> None:
 
 
 def router_gradient(comm: Communicator, layout: Layout, microbatches: int, scale: float) -> Tensor:
-    """Return the routers' gradient of the auxiliary losses alone, gathered over the pipeline, over the scale."""
+    """Return the routers' gradient of the auxiliary losses alone, gathered over the pipeline, over
+    the scale.
+    """
     mesh, config = Mesh(comm, layout), replace(MOE, dropout=0.0)
     model = GPT(config, torch.Generator().manual_seed(0), dtype=torch.float64)
     recipe = Recipe(microbatches=microbatches, sequence=layout.tp > 1)
@@ -300,10 +376,14 @@ def router_gradient(comm: Communicator, layout: Layout, microbatches: int, scale
         (Layout(pp=2, dp=2, ep=2), 2, 2.0**10),
     ],
 )
-def test_the_auxiliary_loss_alone_is_one_number(layout: Layout, microbatches: int, scale: float) -> None:
+def test_the_auxiliary_loss_alone_is_one_number(
+    layout: Layout, microbatches: int, scale: float
+) -> None:
     (alone,) = minidist.run(lambda comm: router_gradient(comm, Layout(), 1, 1.0), 1)
     assert float(alone.abs().max()) > 1e-6
-    for gradient in minidist.run(lambda comm: router_gradient(comm, layout, microbatches, scale), layout.size):
+    for gradient in minidist.run(
+        lambda comm: router_gradient(comm, layout, microbatches, scale), layout.size
+    ):
         assert float((gradient - alone).abs().max()) <= 1e-12 * float(alone.abs().max())
 
 
@@ -337,7 +417,9 @@ def test_a_strategy_that_would_divide_by_the_wrong_number_is_refused() -> None:
         mesh, model = Mesh(comm, Layout(dp=2, ep=2)), GPT(MOE)
         parallelize_experts(model, mesh)
         for strategy in (DDP, FSDP):
-            with pytest.raises(ValueError, match="op='mean' would divide shared-out experts by their copies"):
+            with pytest.raises(
+                ValueError, match="op='mean' would divide shared-out experts by their copies"
+            ):
                 strategy(model, mesh.data, op="mean")
         with pytest.raises(ValueError, match="shard_ranks=1 knows no experts"):
             FSDP(model, mesh.data, op="sum", shard_ranks=1)
@@ -377,7 +459,12 @@ def test_each_layer_s_experts_may_be_a_unit_of_their_own() -> None:
     expected = GPT(replace(MOE, dropout=0.0))(tokens)
 
     def program(comm: Communicator) -> Tensor:
-        model = FSDP(GPT(replace(MOE, dropout=0.0)), comm, op="sum", policy=lambda module: isinstance(module, Experts))
+        model = FSDP(
+            GPT(replace(MOE, dropout=0.0)),
+            comm,
+            op="sum",
+            policy=lambda module: isinstance(module, Experts),
+        )
         found: Tensor = model(tokens)
         found.sum().backward()
         return found.detach()
@@ -390,7 +477,10 @@ def test_experts_of_a_rank_are_all_that_it_holds() -> None:
     def program(comm: Communicator) -> list[int]:
         mesh, model = Mesh(comm, Layout(dp=3, ep=3)), GPT(MOE)
         parallelize_experts(model, mesh)
-        return [layer.experts.gate.untyped_storage().nbytes() // (12 * 16 * 4) for layer in routed_in(model)]
+        return [
+            layer.experts.gate.untyped_storage().nbytes() // (12 * 16 * 4)
+            for layer in routed_in(model)
+        ]
 
     assert minidist.run(program, 3) == [[3, 3], [2, 2], [2, 2]]
 

@@ -1,4 +1,6 @@
-"""Pipelines: the serial numbers from every schedule, counted messages, and no stage that holds more than it says."""
+"""Pipelines: the serial numbers from every schedule, counted messages, and no stage that holds more
+than it says.
+"""
 
 from __future__ import annotations
 
@@ -71,35 +73,59 @@ def pipeline(comm: Communicator, config: GPTConfig, name: str, chunks: int = 1) 
 
 
 def train(pipe: Pipeline, steps: int) -> list[float]:
-    parameters = {p for module in pipe.stages.values() for p in module.parameters() if p.requires_grad}
+    parameters = {
+        p for module in pipe.stages.values() for p in module.parameters() if p.requires_grad
+    }
     optimizer, losses = torch.optim.AdamW(list(parameters), lr=0.02), []
     for step in range(steps):
         optimizer.zero_grad()
         tokens, where = data(step)
-        losses.append(float(pipe.step([t[:, :-1] for t in tokens], [t[:, 1:] for t in tokens], where)))
+        losses.append(
+            float(pipe.step([t[:, :-1] for t in tokens], [t[:, 1:] for t in tokens], where))
+        )
         optimizer.step()
     return losses
 
 
-SCHEDULES = (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2))
+SCHEDULES = (
+    ("naive", 1),
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("zb-h1", 1),
+    ("zb-v", 2),
+    ("dualpipe-v", 2),
+)
 
 
 @pytest.mark.parametrize("name, chunks", SCHEDULES, ids=[name for name, _ in SCHEDULES])
 @pytest.mark.parametrize("ranks", (pytest.param(1, marks=pytest.mark.soak), 2, 4))
-@pytest.mark.parametrize("config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied"))
+@pytest.mark.parametrize(
+    "config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied")
+)
 def test_parity_with_the_serial_run(name: str, chunks: int, ranks: int, config: GPTConfig) -> None:
     results = minidist.run(lambda comm: trained(comm, config, name, chunks), ranks)
     expected, losses = serial(config, STEPS)
-    assert set().union(*(names for names, _, _ in results)) | {"head.weight"} == expected.keys() | {"head.weight"}
+    assert set().union(*(names for names, _, _ in results)) | {"head.weight"} == expected.keys() | {
+        "head.weight"
+    }
     assert max(difference for _, difference, _ in results) <= 1e-9
-    assert [sum(rank[2][step] for rank in results) for step in range(STEPS)] == pytest.approx(losses, rel=1e-12)
+    assert [sum(rank[2][step] for rank in results) for step in range(STEPS)] == pytest.approx(
+        losses, rel=1e-12
+    )
 
 
-def trained(comm: Communicator, config: GPTConfig, name: str, chunks: int) -> tuple[set[str], float, list[float]]:
-    """Train; return the names of this rank's parameters, the largest max|a - b| / max|b|, and the losses."""
+def trained(
+    comm: Communicator, config: GPTConfig, name: str, chunks: int
+) -> tuple[set[str], float, list[float]]:
+    """Train; return the names of this rank's parameters, the largest max|a - b| / max|b|, and the
+    losses.
+    """
     pipe = pipeline(comm, config, name, chunks)
     losses, expected = train(pipe, STEPS), serial(config, STEPS)[0]
-    found = [(n, p.detach()) for module in pipe.stages.values() for n, p in module.named_parameters()]
+    found = [
+        (n, p.detach()) for module in pipe.stages.values() for n, p in module.named_parameters()
+    ]
     differences = [float((p - expected[n]).abs().max() / expected[n].abs().max()) for n, p in found]
     return {n for n, _ in found}, max(differences), losses
 
@@ -116,7 +142,9 @@ print("through")
 """
 
 
-@pytest.mark.parametrize("start, ranks", ((mpirun, 2), pytest.param(mpirun, 4, marks=pytest.mark.soak), (torchrun, 2)))
+@pytest.mark.parametrize(
+    "start, ranks", ((mpirun, 2), pytest.param(mpirun, 4, marks=pytest.mark.soak), (torchrun, 2))
+)
 def test_between_processes(start: Callable[..., Any], ranks: int) -> None:
     job = start(ranks, PROGRAM, timeout=100)
     assert job.returncode == 0, job.stderr
@@ -136,7 +164,9 @@ def test_messages_and_bytes_are_two_a_cut_and_microbatch(name: str) -> None:
     assert sum(sent) == 3 * 2 * sum(ROWS) * 8 * DEEP.hidden * 8  # positions, channels, float64
 
 
-@pytest.mark.parametrize("name, most", (("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("naive", [1, 1, 1, 1])))
+@pytest.mark.parametrize(
+    "name, most", (("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("naive", [1, 1, 1, 1]))
+)
 def test_a_stage_holds_the_graphs_of_as_many_microbatches_as_its_schedule_says(
     name: str, most: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +205,11 @@ def test_weight_gradients_come_when_the_plan_says(monkeypatch: pytest.MonkeyPatc
     def do(self: Run, action: Action) -> None:
         before(self, action)
         if action.stage == 1 and action.microbatch == 0 and action.kind in "IW":
-            weight = next(p for n, p in self.pipeline.stages[1].named_parameters() if n.endswith("query.weight"))
+            weight = next(
+                p
+                for n, p in self.pipeline.stages[1].named_parameters()
+                if n.endswith("query.weight")
+            )
             seen.append((action.kind, weight.grad is not None))
 
     monkeypatch.setattr(Run, "do", do)
@@ -200,7 +234,9 @@ def test_gradients_are_reduced_over_the_data_axis_because_the_plan_says_so() -> 
         return bool(first == second)
 
     for reduces in (True, False):
-        assert minidist.run(lambda comm, reduces=reduces: program(comm, reduces), 4) == [reduces] * 4
+        assert (
+            minidist.run(lambda comm, reduces=reduces: program(comm, reduces), 4) == [reduces] * 4
+        )
 
 
 def test_layers_are_cut_by_cost() -> None:
@@ -213,20 +249,31 @@ def test_layers_are_cut_by_cost() -> None:
 def test_mistakes_get_a_sentence() -> None:
     def program(comm: Communicator) -> None:
         pipe = pipeline(comm, DEEP, "1f1b")
-        with pytest.raises(ValueError, match="3 inputs and 3 targets, but the plan has 8 microbatches"):
+        with pytest.raises(
+            ValueError, match="3 inputs and 3 targets, but the plan has 8 microbatches"
+        ):
             pipe.step([1, 2, 3], [1, 2, 3])
         with pytest.raises(
-            ValueError, match=rf"rank {comm.rank} brings stages \[5\], but the plan gives it \[{comm.rank}\]"
+            ValueError,
+            match=rf"rank {comm.rank} brings stages \[5\], but the plan gives it \[{comm.rank}\]",
         ):
             Pipeline({5: pipe.stages[comm.rank]}, comm, pipe.plan, loss, pipe.carried)
         reducing = with_communication(pipe.plan.compute_only(), reduce=True)
         with pytest.raises(
-            ValueError, match="no replica= is given, but the plan 1f1b reduces gradients over a data axis"
+            ValueError,
+            match="no replica= is given, but the plan 1f1b reduces gradients over a data axis",
         ):
             Pipeline(pipe.stages, comm, reducing, loss, pipe.carried)
-        with pytest.raises(ValueError, match="replica= is given, but the plan 1f1b does not reduce gradients"):
+        with pytest.raises(
+            ValueError, match="replica= is given, but the plan 1f1b does not reduce gradients"
+        ):
             Pipeline(
-                pipe.stages, comm, pipe.plan, loss, pipe.carried, replica=DataParallel(nn.Linear(1, 1), comm, op="sum")
+                pipe.stages,
+                comm,
+                pipe.plan,
+                loss,
+                pipe.carried,
+                replica=DataParallel(nn.Linear(1, 1), comm, op="sum"),
             )
         with pytest.raises(ValueError, match=r"GPT is to be cut into 9 layers, but has 8 of them"):
             take_stages(build(DEEP, 0), [range(7), range(7, 9)], [0])
@@ -256,7 +303,9 @@ def both(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
     return (output[0] * target).sum() + output[1].square().sum() + output[2].sum()
 
 
-@pytest.mark.parametrize("name, ranks", (("gpipe", 3), ("1f1b", 3), ("1f1b", 2), ("zb-v", 2), ("1f1b", 1)))
+@pytest.mark.parametrize(
+    "name, ranks", (("gpipe", 3), ("1f1b", 3), ("1f1b", 2), ("zb-v", 2), ("1f1b", 1))
+)
 def test_several_tensors_cross_a_cut(name: str, ranks: int) -> None:
     """What has no gradient is sent forward only; the gradient on the side counts."""
     batch = torch.randn(7, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)

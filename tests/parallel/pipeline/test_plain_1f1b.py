@@ -1,4 +1,6 @@
-"""The plain page of pipelines: the plan's order, the serial gradients, 2 messages a microbatch and cut, few graphs."""
+"""The plain page of pipelines: the plan's order, the serial gradients, 2 messages a microbatch and
+cut, few graphs.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ def serial(count: int) -> tuple[dict[str, Tensor], float]:
     """Return the gradients of the first microbatches, and the sum of their losses."""
     model = build(DEEP, 0)
     tokens, where = data(0)
-    losses = [loss(model(t[:, :-1], w), t[:, 1:]) for t, w in zip(tokens[:count], where[:count], strict=True)]
+    losses = [
+        loss(model(t[:, :-1], w), t[:, 1:])
+        for t, w in zip(tokens[:count], where[:count], strict=True)
+    ]
     total = torch.stack(losses).sum()
     total.backward()  # type: ignore[no-untyped-call]
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, total.item()
 
 
 class Watched:
-    """A stage that notes what it does, and counts the microbatches of which autograd keeps something."""
+    """A stage that notes what it does, and counts the microbatches of which autograd keeps
+    something.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.peak = module, 0
@@ -39,7 +46,9 @@ class Watched:
         for name, part in module.named_modules():
             if name.endswith("mlp.down"):
                 down = part  # of the last layer
-        down.register_forward_pre_hook(lambda _, x: self.saved.append(StorageWeakRef(x[0].untyped_storage())))
+        down.register_forward_pre_hook(
+            lambda _, x: self.saved.append(StorageWeakRef(x[0].untyped_storage()))
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         microbatch = len(self.saved)
@@ -67,16 +76,21 @@ def test_it_is_the_plan_and_gives_the_serial_gradients(ranks: int, count: int) -
 
         inputs, targets = [t[:, :-1] for t in hidden], [t[:, 1:] for t in tokens]
         total = one_forward_one_backward(stage, comm, inputs, targets, loss, carried)
-        assert stage.done == [f"{action.kind}{action.microbatch}" for action in schedule.actions[comm.rank]]
+        assert stage.done == [
+            f"{action.kind}{action.microbatch}" for action in schedule.actions[comm.rank]
+        ]
         assert stage.peak == min(ranks - comm.rank, count)
         assert all(reference.expired() for reference in stage.saved)
         found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         for name, gradient in found.items():
-            assert (gradient - expected[name]).abs().max() <= 1e-9 * expected[name].abs().max(), name
+            assert (gradient - expected[name]).abs().max() <= 1e-9 * expected[name].abs().max(), (
+                name
+            )
         return set(found), total, comm.traffic.messages_sent, comm.traffic.bytes_sent
 
     names, totals, messages, sent = zip(*minidist.run(program, ranks), strict=True)
     assert set().union(*names) == expected.keys()
     assert totals[-1] == pytest.approx(losses, rel=1e-12) and not any(totals[:-1])
     assert sum(messages) == (ranks - 1) * 2 * count
-    assert sum(sent) == (ranks - 1) * 2 * sum(ROWS[:count]) * 8 * DEEP.hidden * 8  # positions, channels, float64
+    # positions, channels, float64
+    assert sum(sent) == (ranks - 1) * 2 * sum(ROWS[:count]) * 8 * DEEP.hidden * 8

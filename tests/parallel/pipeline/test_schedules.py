@@ -1,4 +1,6 @@
-"""Pipeline schedules: what the papers promise of them, counted from the plans; and what the checker refuses."""
+"""Pipeline schedules: what the papers promise of them, counted from the plans; and what the checker
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ from minidist.parallel.pipeline.errors import grid
 from minidist.parallel.pipeline.order import execution_order
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
-SIZES = [(ranks, microbatches) for ranks in range(1, 8) for microbatches in (1, 2, 3, 4, 5, 7, 8, 12, 13)]
+SIZES = [
+    (ranks, microbatches) for ranks in range(1, 8) for microbatches in (1, 2, 3, 4, 5, 7, 8, 12, 13)
+]
 
 
 def all_plans() -> list[Plan]:
     plans = [plan(name, p, m) for name in NAMES if name != "interleaved" for p, m in SIZES]
-    return plans + [plan("interleaved", p, p * k, v) for p in range(1, 7) for k in (1, 2, 3) for v in (1, 2, 3)]
+    return plans + [
+        plan("interleaved", p, p * k, v) for p in range(1, 7) for k in (1, 2, 3) for v in (1, 2, 3)
+    ]
 
 
 PLANS = all_plans()
@@ -44,7 +50,8 @@ PLANS = all_plans()
 
 
 def bubble_share(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle share of the step, from 0 to 1: gpipe and 1f1b, and interleaved with its `chunks` a rank.
+    """Return the idle share of the step, from 0 to 1: gpipe and 1f1b, and interleaved with its
+    `chunks` a rank.
 
     (Huang et al. 2019, "GPipe", section 2.3, as O((K-1)/(M+K-1)).)
     """
@@ -52,7 +59,9 @@ def bubble_share(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def bubble_ratio(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Return idle time to ideal time of the same schedules. (Narayanan et al. 2021, sections 2.2.1 and 2.2.2.)"""
+    """Return idle time to ideal time of the same schedules. (Narayanan et al. 2021, sections 2.2.1
+    and 2.2.2.)
+    """
     return (ranks - 1) / (chunks * microbatches)
 
 
@@ -62,16 +71,20 @@ def naive_share(ranks: int) -> float:
 
 
 def zb_h1_idle(ranks: int, microbatches: int, forward: float, input: float, weight: float) -> float:
-    """Return how long each rank idles in zb-h1, in the unit of the costs. (Qi et al. 2023, section 2.3, table 2.)
+    """Return how long each rank idles in zb-h1, in the unit of the costs. (Qi et al. 2023, section
+    2.3, table 2.)
 
-    `forward`, `input` and `weight` are the times of F, I (the paper's B) and W. It holds as long as W takes no longer
-    than F and no longer than I. With fewer microbatches than ranks there are only m - 1 weight gradients to fill with.
+    `forward`, `input` and `weight` are the times of F, I (the paper's B) and W. It holds as long as
+    W takes no longer than F and no longer than I. With fewer microbatches than ranks there are only
+    m - 1 weight gradients to fill with.
     """
     return (ranks - 1) * (forward + input) - min(ranks - 1, microbatches - 1) * weight
 
 
 def activations_1f1b(ranks: int, microbatches: int, stage: int) -> int:
-    """Return the most microbatches that a stage of 1f1b holds. (Narayanan et al. 2019, "PipeDream", section 3.2.)"""
+    """Return the most microbatches that a stage of 1f1b holds. (Narayanan et al. 2019, "PipeDream",
+    section 3.2.)
+    """
     return min(ranks - stage, microbatches)
 
 
@@ -89,10 +102,14 @@ def test_actions_and_plans_as_they_are_written() -> None:
 
 def test_zb_h1_is_figure_3_of_its_paper() -> None:
     assert plan("zb-h1", 4, 8).text().splitlines() == [
-        "0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7",
-        "1F0 1F1 1F2 1I0 1F3 1I1 1W0 1F4 1I2 1W1 1F5 1I3 1W2 1F6 1I4 1W3 1F7 1I5 1W4 1I6 1W5 1I7 1W6 1W7",
-        "2F0 2F1 2I0 2F2 2I1 2F3 2I2 2W0 2F4 2I3 2W1 2F5 2I4 2W2 2F6 2I5 2W3 2F7 2I6 2W4 2I7 2W5 2W6 2W7",
-        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 3W5 3W6 3W7",
+        "0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 "
+        "0W6 0I7 0W7",
+        "1F0 1F1 1F2 1I0 1F3 1I1 1W0 1F4 1I2 1W1 1F5 1I3 1W2 1F6 1I4 1W3 1F7 1I5 1W4 1I6 1W5 "
+        "1I7 1W6 1W7",
+        "2F0 2F1 2I0 2F2 2I1 2F3 2I2 2W0 2F4 2I3 2W1 2F5 2I4 2W2 2F6 2I5 2W3 2F7 2I6 2W4 2I7 "
+        "2W5 2W6 2W7",
+        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 "
+        "3W5 3W6 3W7",
     ]
 
 
@@ -177,13 +194,18 @@ def test_bubble_of_zb_h1() -> None:
 
 
 @pytest.mark.parametrize(("name", "enough"), [("zb-v", -1), ("dualpipe-v", 0)])
-def test_v_shaped_schedules_idle_only_before_their_first_and_after_their_last_action(name: str, enough: int) -> None:
+def test_v_shaped_schedules_idle_only_before_their_first_and_after_their_last_action(
+    name: str, enough: int
+) -> None:
     for p in range(1, 8):
         for m in (2 * p + enough, 2 * p + 3, 5 * p):
             timeline = simulate(plan(name, p, m))
             assert timeline.idle == pytest.approx([p - 1.0] * p)
             if name == "zb-v":
-                assert all(end[-1] - start[0] == 6 * m for start, end in zip(timeline.start, timeline.end, strict=True))
+                assert all(
+                    end[-1] - start[0] == 6 * m
+                    for start, end in zip(timeline.start, timeline.end, strict=True)
+                )
 
 
 def test_peaks() -> None:
@@ -217,7 +239,9 @@ def test_latency_lies_between_ranks_only() -> None:
     assert late >= plain + 4 * 0.25
 
 
-@pytest.mark.parametrize("cost", [{"forward": -1.0}, {"latency": float("nan")}, {"weight": float("inf")}])
+@pytest.mark.parametrize(
+    "cost", [{"forward": -1.0}, {"latency": float("nan")}, {"weight": float("inf")}]
+)
 def test_a_cost_that_is_no_time(cost: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(cost))}=.* is no time"):
         simulate(plan("1f1b", 2, 2), **cost)
@@ -267,7 +291,9 @@ def test_receives_are_posted_ahead() -> None:
 
 
 def test_ranks_that_stop_at_every_send_and_receive_finish() -> None:
-    """A model of its own, not the checker's: every rank looks only at the heads of all lists, over and over."""
+    """A model of its own, not the checker's: every rank looks only at the heads of all lists, over
+    and over.
+    """
     for each in PLANS[::7]:
         rows = [deque(row) for row in with_communication(each).actions]
         moved = True
@@ -277,12 +303,19 @@ def test_ranks_that_stop_at_every_send_and_receive_finish() -> None:
                 while row and not row[0].communicates:
                     row.popleft()
                     moved = True
-                if row and (other := rows[each.rank_of[row[0].neighbour]]) and other[0].communicates:
+                if (
+                    row
+                    and (other := rows[each.rank_of[row[0].neighbour]])
+                    and other[0].communicates
+                ):
                     mine, theirs = row[0], other[0]
                     ends = {mine.kind[:4], theirs.kind[:4]}
                     meet = each.rank_of[theirs.neighbour] == rank
                     if meet and mine.kind[-1] == theirs.kind[-1] and ends == {"SEND", "RECV"}:
-                        assert mine.microbatch == theirs.microbatch and abs(mine.stage - theirs.stage) == 1
+                        assert (
+                            mine.microbatch == theirs.microbatch
+                            and abs(mine.stage - theirs.stage) == 1
+                        )
                         other.popleft()
                         row.popleft()
                         moved = True
@@ -313,7 +346,10 @@ def test_64_stages_and_512_microbatches_within_5_seconds() -> None:
         (("1f1b", 2, 0), "microbatches=0, but a schedule needs at least 1"),
         (("1f1b", 0, 2), "ranks=0, but"),
         (("interleaved", 2, 2, 0), "chunks=0, but"),
-        (("interleaved", 4, 6, 2), "groups of 4, one for each rank, but there are 6: make it 4 or 8"),
+        (
+            ("interleaved", 4, 6, 2),
+            "groups of 4, one for each rank, but there are 6: make it 4 or 8",
+        ),
         (("interleaved", 4, 3, 2), "but there are 3: make it 4, or use 1f1b"),
         (("gpipe", 4, 4, 2), "gpipe has 1 chunk a rank, not 2"),
         (("zb-v", 4, 4, 3), "zb-v has 2 chunks a rank, not 3"),
@@ -333,10 +369,15 @@ def test_sizes_that_make_no_schedule(arguments: tuple[str, int, int], sentence: 
         ("0F0 0B0\n2F0 2B0", "no rank holds stage 1, but stage 2 is there", ""),
         (
             "0F0 0B0 0F1\n1F0 1B0 1F1 1B1",
-            "stage 0, microbatch 1: the plan has 0F1, but this needs 0F1, and either 0B1 or both 0I1 and 0W1",
+            "stage 0, microbatch 1: the plan has 0F1, but this needs 0F1, and either 0B1 or "
+            "both 0I1 and 0W1",
             "[0F1]",
         ),
-        ("0F0 0F1 0B0 0B1\n1F0 1B0", "stage 1, microbatch 1: the plan has nothing, but this needs 1F1, and", "[?]"),
+        (
+            "0F0 0F1 0B0 0B1\n1F0 1B0",
+            "stage 1, microbatch 1: the plan has nothing, but this needs 1F1, and",
+            "[?]",
+        ),
         ("0F0 0B0 0B0", "0B0 stands twice", "[0B0]"),
         ("0F0 0I0", "has 0F0, 0I0, but this needs 0F0, and either 0B0 or both", "[0I0]"),
         ("0F0 0W0", "has 0F0, 0W0, but this needs 0F0, and either 0B0 or both", "[0W0]"),
@@ -354,16 +395,27 @@ def test_sizes_that_make_no_schedule(arguments: tuple[str, int, int], sentence: 
         ("0F0 1F0 0B0 1B0", "word 3: 0B0 stands before 1B0", "[0B0]"),
         (
             "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0",
-            "deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 for 0F1",
+            "deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 "
+            "for 0F1",
             "[0B0]",
         ),
-        ("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1RECV_F0 1B0 1SEND_B0", "1F0 stands before 1RECV_F0", "[1F0]"),
+        (
+            "0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1RECV_F0 1B0 1SEND_B0",
+            "1F0 stands before 1RECV_F0",
+            "[1F0]",
+        ),
         ("0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0RECV_B0 is missing", "[0F0]"),
-        ("0F0 1F0 1RECV_F0 1B0 0B0", "1RECV_F0 is needless: stage 0 is on the same rank 0", "[1RECV_F0]"),
+        (
+            "0F0 1F0 1RECV_F0 1B0 0B0",
+            "1RECV_F0 is needless: stage 0 is on the same rank 0",
+            "[1RECV_F0]",
+        ),
         ("0F0 0SEND_F0 0B0", "0SEND_F0 has no other end: there is no stage 1", "[0SEND_F0]"),
         (
-            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
-            "a cycle of 2 ranks: rank 0 waits at 0SEND_F1 for 1RECV_F1, rank 1 waits at 1SEND_B0 for 0RECV_B0",
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 "
+            "1RECV_F1 1F1 1B1 1SEND_B1",
+            "a cycle of 2 ranks: rank 0 waits at 0SEND_F1 for 1RECV_F1, rank 1 waits at "
+            "1SEND_B0 for 0RECV_B0",
             "[0SEND_F1]",
         ),
     ],
@@ -381,7 +433,9 @@ def test_a_cycle_that_leaves_out_some_ranks_is_named_without_them() -> None:
     text = "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n2F0 2F1 2B1 2B0\n3F1 3B1 3F0 3B0"
     check(read_plan(text))  # unusual, but it can be run
     stuck = text.replace("2F0 2F1 2B1 2B0", "2F0 2B0 2F1 2B1")
-    with pytest.raises(ScheduleError, match="rank 2 waits at 2B0 for 3B0, rank 3 waits at 3F1 for 2F1") as caught:
+    with pytest.raises(
+        ScheduleError, match="rank 2 waits at 2B0 for 3B0, rank 3 waits at 3F1 for 2F1"
+    ) as caught:
         check(read_plan(stuck))
     assert sorted(caught.value.cells) == [(2, 1), (3, 0)]
 
@@ -399,7 +453,12 @@ def test_every_action_that_is_left_out_or_doubled_is_found() -> None:
             row, at = whole.actions[rank], draw.randrange(len(whole.actions[rank]))
             for broken in (row[:at] + row[at + 1 :], row[: at + 1] + row[at:]):
                 with pytest.raises(ScheduleError) as caught:
-                    check(replace(whole, actions=(*whole.actions[:rank], broken, *whole.actions[rank + 1 :])))
+                    check(
+                        replace(
+                            whole,
+                            actions=(*whole.actions[:rank], broken, *whole.actions[rank + 1 :]),
+                        )
+                    )
                 assert "[" in str(caught.value)
 
 
@@ -407,7 +466,11 @@ def test_shuffled_rows_are_run_or_refused_as_a_plain_search_says() -> None:
     draw = random.Random(2)
     verdicts = set()
     for _ in range(300):
-        each = plan(draw.choice(["1f1b", "zb-h1", "gpipe", "zb-v"]), draw.choice([2, 3]), draw.choice([2, 3]))
+        each = plan(
+            draw.choice(["1f1b", "zb-h1", "gpipe", "zb-v"]),
+            draw.choice([2, 3]),
+            draw.choice([2, 3]),
+        )
         rows = [list(row) for row in each.actions]
         for _ in range(draw.choice([1, 2, 3])):
             row = draw.choice(rows)
@@ -450,24 +513,32 @@ def can_finish(each: Plan) -> bool:
 
 def test_the_grid_of_a_large_plan_shows_what_surrounds_the_fault() -> None:
     each = plan("1f1b", 64, 512)
-    with pytest.raises(ScheduleError, match=r"stage 30, microbatch 100: the plan has 30F100, but") as caught:
+    with pytest.raises(
+        ScheduleError, match=r"stage 30, microbatch 100: the plan has 30F100, but"
+    ) as caught:
         check(read_plan(each.text().replace(" 30B100 ", " ", 1)))
     lines = str(caught.value).splitlines()
     assert "[30F100]" in str(caught.value)
     assert [line[:7] for line in lines[3:]] == [f"rank {rank}" for rank in range(24, 36)]
     assert max(map(len, lines)) < 200
-    assert caught.value.cells == [(30, [str(action) for action in each.actions[30]].index("30F100"))]
+    assert caught.value.cells == [
+        (30, [str(action) for action in each.actions[30]].index("30F100"))
+    ]
     assert grid(each.actions, [(0, 0)]).startswith("           1")
 
 
 def test_execution_order_covers_everything_once() -> None:
     whole = with_communication(plan("zb-v", 3, 6))
     order = execution_order(whole)
-    assert sorted(order) == [(rank, at) for rank, row in enumerate(whole.actions) for at in range(len(row))]
+    assert sorted(order) == [
+        (rank, at) for rank, row in enumerate(whole.actions) for at in range(len(row))
+    ]
 
 
 def test_huge_numbers_in_a_text_take_no_time_and_no_memory() -> None:
-    with pytest.raises(ScheduleError, match="microbatch 1: the plan has nothing, but this needs 0F1"):
+    with pytest.raises(
+        ScheduleError, match="microbatch 1: the plan has nothing, but this needs 0F1"
+    ):
         check(read_plan("0F0 0B0 0F999999999 0B999999999"))
     with pytest.raises(ScheduleError, match="no rank holds stage 1, but stage 999999999 is there"):
         read_plan("0F0 0B0 999999999F0")

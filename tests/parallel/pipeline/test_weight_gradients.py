@@ -1,4 +1,6 @@
-"""Gradients of linear layers in a pipeline: added up by the product itself, or put off; hooks see them come."""
+"""Gradients of linear layers in a pipeline: added up by the product itself, or put off; hooks see
+them come.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Seen(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run it."""
         self.names.append(str(operation))
         return operation(*args, **(kwargs or {}))
@@ -33,7 +37,9 @@ def model() -> nn.Sequential:
 
 
 def microbatch(number: int) -> Tensor:
-    return torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(number), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        2, 3, 6, generator=torch.Generator().manual_seed(number), dtype=torch.float64
+    ).requires_grad_()
 
 
 def expected(count: int) -> list[Tensor]:
@@ -44,7 +50,10 @@ def expected(count: int) -> list[Tensor]:
 
 
 def same(one: nn.Module, gradients: list[Tensor]) -> bool:
-    return all(torch.allclose(p.grad, g, rtol=1e-12) for p, g in zip(one.parameters(), gradients, strict=True))  # type: ignore[arg-type]
+    return all(
+        torch.allclose(p.grad, g, rtol=1e-12)
+        for p, g in zip(one.parameters(), gradients, strict=True)
+    )  # type: ignore[arg-type]
 
 
 def test_the_product_adds_to_the_gradient_that_is_there() -> None:
@@ -74,7 +83,9 @@ def test_what_is_put_off_waits_until_it_is_computed() -> None:
 
 
 def test_hooks_see_every_gradient_come() -> None:
-    """Data parallelism's run after accumulation, tensor parallelism's before; both ways of computing run them."""
+    """Data parallelism's run after accumulation, tensor parallelism's before; both ways of
+    computing run them.
+    """
     made, owner, calls = model(), WeightGradients(), {"before": 0, "after": 0}
     owner.take_over(made)
     last = torch.zeros(4, 5, dtype=torch.float64)
@@ -85,7 +96,8 @@ def test_hooks_see_every_gradient_come() -> None:
 
     def after(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        calls["after"] += not torch.equal(parameter.grad, last)  # autograd also comes with nothing, when it is put off
+        # autograd also comes with nothing, when it is put off
+        calls["after"] += not torch.equal(parameter.grad, last)
         last.copy_(parameter.grad)
 
     made[0].weight.register_hook(before)

@@ -1,4 +1,6 @@
-"""ZeRO 3: the serial numbers from a part of everything; whole units come and go, and each byte is counted."""
+"""ZeRO 3: the serial numbers from a part of everything; whole units come and go, and each byte is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from data_parallel import CONFIG, DROPPING, ZEROS, Case, Zero, build, check_parity, parallel, train, wrap
+from data_parallel import (
+    CONFIG,
+    DROPPING,
+    ZEROS,
+    Case,
+    Zero,
+    build,
+    check_parity,
+    parallel,
+    train,
+    wrap,
+)
 from torch import Tensor, nn
 
 import minidist
@@ -52,7 +65,9 @@ def test_parity_whoever_zeroes_and_however_many_microbatches(zero: Zero, microba
 
 @pytest.mark.parametrize("ranks, group", ((2, 1), (2, 2), (4, 2), (6, 3), (6, 2)))
 def test_parity_of_hybrid_sharding(ranks: int, group: int) -> None:
-    check_parity(minidist.run(lambda comm: parallel(comm, Case(FSDP), shard_ranks=group), ranks), CONFIG)
+    check_parity(
+        minidist.run(lambda comm: parallel(comm, Case(FSDP), shard_ranks=group), ranks), CONFIG
+    )
 
 
 @pytest.mark.parametrize("policy", ("full", "every 2", "sqrt", "selective"))
@@ -74,7 +89,11 @@ def test_parity_with_recomputation(policy: str) -> None:
 def whole_units(model: FSDP) -> list[str]:
     """Return the names of the units, the root aside, whose parameters have memory now."""
     units = [unit for unit in model.units if unit is not model.root]
-    return [unit.name for unit in units if any(flat.whole.untyped_storage().nbytes() for flat in unit.flats)]
+    return [
+        unit.name
+        for unit in units
+        if any(flat.whole.untyped_storage().nbytes() for flat in unit.flats)
+    ]
 
 
 def watch(model: FSDP) -> list[int]:
@@ -116,7 +135,9 @@ def test_the_next_unit_is_gathered_while_one_is_used() -> None:
             mlp: Any = unit.module.mlp
             mlp.register_forward_pre_hook(lambda *_: seen.append(whole_units(model)))
             norm: Any = unit.module.attention_norm  # the last to get its gradient
-            norm.weight.register_post_accumulate_grad_hook(lambda _: seen.append(whole_units(model)))
+            norm.weight.register_post_accumulate_grad_hook(
+                lambda _: seen.append(whole_units(model))
+            )
         step(model, comm.rank)
         return seen
 
@@ -129,7 +150,9 @@ def test_the_next_unit_is_gathered_while_one_is_used() -> None:
 
 @pytest.mark.parametrize("ahead", (False, True), ids=("on a CPU", "on a GPU"))
 def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> None:
-    """When gradients arrive, a GPU has been told to compute them, but has not: a gather would wait for them."""
+    """When gradients arrive, a GPU has been told to compute them, but has not: a gather would wait
+    for them.
+    """
 
     def program(comm: Communicator) -> list[list[str]]:
         model = FSDP(build(DEEP, 0), comm, op="sum")
@@ -139,7 +162,9 @@ def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> Non
         seen: list[list[str]] = []
         for unit in model.units[1:4]:
             first: Any = unit.module.mlp.down  # to get its gradient
-            first.weight.register_post_accumulate_grad_hook(lambda _: seen.append(whole_units(model)))
+            first.weight.register_post_accumulate_grad_hook(
+                lambda _: seen.append(whole_units(model))
+            )
         step(model, comm.rank)
         return seen
 
@@ -168,7 +193,10 @@ def test_bytes_sent(ranks: int, options: dict[str, Any], volume: Callable[[int, 
         step(wrapped, comm.rank)
         units, root = (
             sum(parameter.nbytes for flat in flats for parameter in flat.parameters)
-            for flats in ([f for unit in wrapped.units[:-1] for f in unit.flats], wrapped.root.flats)
+            for flats in (
+                [f for unit in wrapped.units[:-1] for f in unit.flats],
+                wrapped.root.flats,
+            )
         )
         return comm.traffic.bytes_sent - before, units, root
 
@@ -184,10 +212,15 @@ def test_hybrid_sharding_sends_a_part_across() -> None:
         across, inside = model.across.traffic.bytes_sent, model.shard_comm.traffic.bytes_sent
         total = sum(p.nbytes for p in model.parameters())
         step(model, comm.rank)
-        return model.across.traffic.bytes_sent - across, model.shard_comm.traffic.bytes_sent - inside, total
+        return (
+            model.across.traffic.bytes_sent - across,
+            model.shard_comm.traffic.bytes_sent - inside,
+            total,
+        )
 
     for across, inside, total in minidist.run(program, 4):
-        assert across == pytest.approx(2 * (1 / 2) * total / 2, rel=0.01)  # an all-reduce over two, of half of them
+        # an all-reduce over two, of half of them
+        assert across == pytest.approx(2 * (1 / 2) * total / 2, rel=0.01)
         assert inside <= 3 * (1 / 2) * total * 1.01
 
 
@@ -201,7 +234,9 @@ def test_state_is_a_part_of_everything_and_any_number_of_ranks_reads_it() -> Non
         else:
             step(model, 0)
             optimizer.step()
-        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        held = sum(
+            t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
+        )
         trained = sum(p.nbytes for p in model.parameters_to_reduce)
         return optimizer.state_dict(), model.full_state_dict(), held, trained
 
@@ -222,7 +257,10 @@ def test_state_is_a_part_of_everything_and_any_number_of_ranks_reads_it() -> Non
 
 def test_clipping_uses_the_norm_of_all_shards() -> None:
     def program(comm: Communicator) -> tuple[float, float, float]:
-        model, reference = FSDP(build(CONFIG, 0), comm, op="sum", shard_ranks=2), DDP(build(CONFIG, 0), comm, op="sum")
+        model, reference = (
+            FSDP(build(CONFIG, 0), comm, op="sum", shard_ranks=2),
+            DDP(build(CONFIG, 0), comm, op="sum"),
+        )
         step(model, comm.rank), step(reference, comm.rank)
         norm = float(clip_by_global_norm(model.slices, 0.5))
         expected = float(clip_by_global_norm(reference.parameters(), 0.5))
@@ -260,6 +298,10 @@ def test_gradients_that_somebody_still_looks_at_are_not_zeroed_with_the_others()
         seen = [flat.gradient for flat in model.flats if flat.gradient is not None]
         before = [gradient.clone() for gradient in seen]
         model.zero_grad()
-        assert seen and all(map(torch.equal, seen, before)) and all(piece.grad is None for piece in model.slices)
+        assert (
+            seen
+            and all(map(torch.equal, seen, before))
+            and all(piece.grad is None for piece in model.slices)
+        )
 
     minidist.run(program, 2)

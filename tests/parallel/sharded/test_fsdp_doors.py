@@ -1,4 +1,6 @@
-"""What FSDP offers besides: parameters that stay whole or are left alone, precision by module, whole gradients."""
+"""What FSDP offers besides: parameters that stay whole or are left alone, precision by module,
+whole gradients.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def rows(step: int, rank: int) -> Tensor:
-    return torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.randn(
+        2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank)
+    )
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: range | tuple[int, ...]) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: range | tuple[int, ...]
+) -> None:
     for step in range(3):
         optimizer.zero_grad()
         for rank in ranks:
@@ -36,7 +42,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: range | tup
 
 
 @pytest.mark.parametrize("ranks, group", ((1, None), (2, None), (3, None), (4, 2)))
-def test_replicated_parameters_stay_whole_and_are_all_reduced(ranks: int, group: int | None) -> None:
+def test_replicated_parameters_stay_whole_and_are_all_reduced(
+    ranks: int, group: int | None
+) -> None:
     """2 (P - 1)/P of their bytes, where sharding costs 3 (P - 1)/P, or 2 for the root's."""
 
     def program(comm: Communicator) -> tuple[float, float, int]:
@@ -59,7 +67,10 @@ def test_replicated_parameters_stay_whole_and_are_all_reduced(ranks: int, group:
         assert optimizer.state_dict()["state"].keys() == set(range(6))
         train(serial, AdamW(serial.parameters(), lr=0.05), range(comm.size))
         ours = wrapped.full_state_dict()
-        off = max(float((ours[name] - b).abs().max() / b.abs().max()) for name, b in serial.state_dict().items())
+        off = max(
+            float((ours[name] - b).abs().max() / b.abs().max())
+            for name, b in serial.state_dict().items()
+        )
         return off, float(sent), comm.size
 
     outcomes = minidist.run(program, ranks)
@@ -80,7 +91,9 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
         with pytest.raises(ValueError, match="is no parameter of the model in FSDP"):
             wrapped.optimizer(AdamW, [weight])
         train(wrapped, optimizer, (comm.rank,))
-        assert torch.equal(weight, before) and torch.equal(wrapped.full_state_dict()["3.weight"], before)
+        assert torch.equal(weight, before) and torch.equal(
+            wrapped.full_state_dict()["3.weight"], before
+        )
         assert weight.grad is not None
         saved = {name: value.clone() for name, value in wrapped.full_state_dict().items()}
         weight.detach().zero_()
@@ -89,7 +102,9 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
         return weight.detach(), weight.grad, wrapped.full_state_dict()["0.weight"]
 
     (one, its, same), (other, another, alike) = minidist.run(program, 2)
-    assert not torch.equal(one, other) and not torch.equal(its, another) and torch.equal(same, alike)
+    assert (
+        not torch.equal(one, other) and not torch.equal(its, another) and torch.equal(same, alike)
+    )
 
 
 def test_a_unit_may_be_ignored_as_a_whole() -> None:
@@ -111,14 +126,19 @@ def test_parameters_of_a_model_on_meta_are_replicated_and_ignored_too() -> None:
         (weight, bias), matrix = model[1].parameters(), model[0].weight
         wrapped = FSDP(model, comm, op="sum", device="cpu", replicated=[weight], ignored=[bias])
         assert wrapped.slice_of(weight).numel() == 7 and wrapped.slice_of(matrix).numel() < 35
-        assert bias not in wrapped.names and all(parameter.device.type == "cpu" for parameter in model.parameters())
+        assert bias not in wrapped.names and all(
+            parameter.device.type == "cpu" for parameter in model.parameters()
+        )
 
     minidist.run(program, 2)
 
 
 def test_parameters_of_another_model_are_neither_replicated_nor_ignored() -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match="6 of the parameters in replicated= and ignored= are none of the model's"):
+        with pytest.raises(
+            ValueError,
+            match="6 of the parameters in replicated= and ignored= are none of the model's",
+        ):
             FSDP(net(), comm, op="sum", replicated=list(net().parameters()))
 
     minidist.run(program, 2)
@@ -127,14 +147,24 @@ def test_parameters_of_another_model_are_neither_replicated_nor_ignored() -> Non
 def test_precision_is_chosen_by_module() -> None:
     def precision(module: nn.Module) -> MixedPrecision:
         small = isinstance(module, nn.Linear) and module.out_features == 7
-        return MixedPrecision(torch.bfloat16, torch.float32, torch.float64) if small else MixedPrecision(torch.float64)
+        return (
+            MixedPrecision(torch.bfloat16, torch.float32, torch.float64)
+            if small
+            else MixedPrecision(torch.float64)
+        )
 
     def program(comm: Communicator) -> None:
         model = net()
         seen = []
         for layer in (model[0], model[3]):
             layer.register_forward_hook(lambda m, _, y: seen.append((m.weight.dtype, y.dtype)))
-        wrapped = FSDP(model, comm, op="sum", policy=lambda module: isinstance(module, nn.Linear), precision=precision)
+        wrapped = FSDP(
+            model,
+            comm,
+            op="sum",
+            policy=lambda module: isinstance(module, nn.Linear),
+            precision=precision,
+        )
         train(wrapped, wrapped.optimizer(AdamW, lr=0.05), (comm.rank,))
         assert seen == 3 * [2 * (torch.bfloat16,), 2 * (torch.float64,)]
         assert {piece.dtype for piece in wrapped.slices} == {torch.float64}
@@ -157,7 +187,11 @@ def test_whole_gradients_are_the_serial_ones_also_when_clipped(ranks: int) -> No
             if clipped:
                 clip_by_global_norm(wrapped.slices, 0.5)
                 clip_by_global_norm(serial.parameters(), 0.5)
-            expected = {name: parameter.grad for name, parameter in serial.named_parameters() if name != "3.bias"}
+            expected = {
+                name: parameter.grad
+                for name, parameter in serial.named_parameters()
+                if name != "3.bias"
+            }
             found = dict(wrapped.full_gradients())
             assert found.keys() == expected.keys()
             for name, gradient in expected.items():

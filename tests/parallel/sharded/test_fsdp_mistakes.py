@@ -1,4 +1,6 @@
-"""What users of sharded parameters get wrong: one clear sentence each; never a hang, a crash or a wrong number."""
+"""What users of sharded parameters get wrong: one clear sentence each; never a hang, a crash or a
+wrong number.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def new_optimizer(model: nn.Module) -> None:
 
 
 MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
-    (lambda comm: backward(FSDP(Layers(), comm, op="sum"), create_graph=True), "without create_graph"),
+    (
+        lambda comm: backward(FSDP(Layers(), comm, op="sum"), create_graph=True),
+        "without create_graph",
+    ),
     (
         lambda comm: backward(FSDP(Aside(), comm, op="sum", unused=True)),
         r"layers.0.weight is freed between the forwards of its unit, so 'matmul' would find NaN",
@@ -67,7 +72,10 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
         lambda comm: FSDP(Layers(), comm, op="sum")(rows(0), 0, 2).sum().backward(),
         r"no gradient came for layers.1.weight",
     ),
-    (lambda comm: FSDP(Text(), comm, op="sum")(rows(0)), "the model returns a str in which no tensors can be seen"),
+    (
+        lambda comm: FSDP(Text(), comm, op="sum")(rows(0)),
+        "the model returns a str in which no tensors can be seen",
+    ),
     (lambda comm: twice(comm, Layers(), FSDP), "layers.0.weight has no memory of its own"),
     (lambda comm: twice(comm, Layers(), DDP), "belongs to another DDP already"),
     (
@@ -79,21 +87,36 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
         "module.layers.0.weight has no memory of its own",
     ),
     (old_optimizer, "this AdamW was built over parameters that FSDP shards"),
-    (lambda comm: new_optimizer(FSDP(Layers(), comm, op="sum")), "this SGD was built over parameters that FSDP shards"),
+    (
+        lambda comm: new_optimizer(FSDP(Layers(), comm, op="sum")),
+        "this SGD was built over parameters that FSDP shards",
+    ),
     (
         lambda comm: new_optimizer(ZeRO1(Layers(), comm, op="sum")),
         "this SGD was built over parameters that ZeRO1 shards",
     ),
     (lambda comm: FSDP(Layers(), comm, op="sum").state_dict(), "use its full_state_dict"),
     (lambda comm: writing(FSDP(Layers(), comm, op="sum")), "use its load"),
-    (lambda comm: FSDP(Layers(), comm, op="sum").module(rows(0)), "were shared out by a strategy that is gone"),
-    (lambda comm: FSDP(Layers(), comm, op="sum").module.state_dict(), "were shared out by a strategy that is gone"),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum").module(rows(0)),
+        "were shared out by a strategy that is gone",
+    ),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum").module.state_dict(),
+        "were shared out by a strategy that is gone",
+    ),
     (
         lambda comm: FSDP(Layers(), comm, op="sum").module.load_state_dict({}),
         "were shared out by a strategy that is gone",
     ),
-    (lambda comm: FSDP(Layers(), comm, op="sum").to(torch.bfloat16), "cannot be moved or converted"),
-    (lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.Conv2d)), "the policy chooses no module"),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum").to(torch.bfloat16),
+        "cannot be moved or converted",
+    ),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.Conv2d)),
+        "the policy chooses no module",
+    ),
     (
         lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.ModuleList)),
         "layers, a ModuleList, which is never called",
@@ -122,7 +145,9 @@ class Routed(nn.Module):
 
     def __init__(self, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, h, **DOUBLE), nn.Linear(h, 4, **DOUBLE)) for h in hidden)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, h, **DOUBLE), nn.Linear(h, 4, **DOUBLE)) for h in hidden
+        )
 
     def forward(self, x: Tensor, way: list[int]) -> Tensor:
         for number in way:
@@ -134,7 +159,9 @@ def each(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential)
 
 
-def routes(comm: Communicator, hidden: tuple[int, ...], steps: int, trained: bool, at_once: bool = True) -> None:
+def routes(
+    comm: Communicator, hidden: tuple[int, ...], steps: int, trained: bool, at_once: bool = True
+) -> None:
     """In the last step, rank 2 goes another way."""
     torch.manual_seed(0)
     model = FSDP(Routed(hidden), comm, op="sum", unused=True, policy=each)
@@ -144,21 +171,30 @@ def routes(comm: Communicator, hidden: tuple[int, ...], steps: int, trained: boo
             loss = model(rows(0), [0, 2] if step == steps - 1 and comm.rank == 2 else [0, 1]).sum()
             if trained:
                 loss.backward()
-    model.stream.launch(comm.clock).wait()  # a GPU's stream has compared the steps by now, a thread may be behind
+    # a GPU's stream has compared the steps by now, a thread may be behind
+    model.stream.launch(comm.clock).wait()
     comm.barrier()
 
 
 @pytest.mark.parametrize("trained", (True, False))
 @pytest.mark.parametrize("hidden", ((5, 5, 5), (3, 5, 7)), ids=("one size", "other sizes"))
 @pytest.mark.parametrize("steps", (1, 2))  # in the second, units are gathered ahead of their call
-def test_ranks_that_call_different_units_are_told(steps: int, hidden: tuple[int, ...], trained: bool) -> None:
+def test_ranks_that_call_different_units_are_told(
+    steps: int, hidden: tuple[int, ...], trained: bool
+) -> None:
     others = r"(gather layers.1|the end of forward|gather the root unit)"
-    with pytest.raises(MismatchError, match=rf"\(rank 0: {others}; rank 1: {others}; rank 2: gather layers.2\): have"):
+    with pytest.raises(
+        MismatchError,
+        match=rf"\(rank 0: {others}; rank 1: {others}; rank 2: gather layers.2\): have",
+    ):
         minidist.run(lambda comm: routes(comm, hidden, steps, trained), 3)
 
 
 def test_steps_that_are_compared_in_the_end_as_on_a_gpu_are_told_too() -> None:
-    with pytest.raises(MismatchError, match=r"\(rank 0: gather layers.1; rank 1: .*1; rank 2: gather layers.2\): have"):
+    with pytest.raises(
+        MismatchError,
+        match=r"\(rank 0: gather layers.1; rank 1: .*1; rank 2: gather layers.2\): have",
+    ):
         minidist.run(lambda comm: routes(comm, (5, 5, 5), 1, trained=False, at_once=False), 3)
 
 
@@ -166,11 +202,21 @@ def test_steps_that_are_compared_in_the_end_as_on_a_gpu_are_told_too() -> None:
 def test_ranks_that_reduce_different_units_are_told(shard_ranks: int | None) -> None:
     def program(comm: Communicator) -> None:
         torch.manual_seed(0)
-        model = FSDP(Routed((5, 5)), comm, "sum", True, each, reshard_after_forward=False, shard_ranks=shard_ranks)
+        model = FSDP(
+            Routed((5, 5)),
+            comm,
+            "sum",
+            True,
+            each,
+            reshard_after_forward=False,
+            shard_ranks=shard_ranks,
+        )
         with model.gathered():  # where nothing is gathered, so that only reductions can tell
             model(rows(0), [comm.rank]).sum().backward()
 
-    with pytest.raises(MismatchError, match=r"rank 0: reduce the gradients of layers.0; rank 1: .* layers.1"):
+    with pytest.raises(
+        MismatchError, match=r"rank 0: reduce the gradients of layers.0; rank 1: .* layers.1"
+    ):
         minidist.run(program, 2)
 
 
@@ -178,10 +224,16 @@ def test_another_models_state_changes_nothing() -> None:
     def program(comm: Communicator) -> bool:
         model = FSDP(Layers(), comm, op="sum")
         before = model.full_state_dict()
-        other = {name: value + 1 for name, value in before.items() if name != "norm.bias"} | {"new": torch.ones(2)}
-        with pytest.raises(ValueError, match=r"new is \[2\] there and nothing here; norm.bias is missing"):
+        other = {name: value + 1 for name, value in before.items() if name != "norm.bias"} | {
+            "new": torch.ones(2)
+        }
+        with pytest.raises(
+            ValueError, match=r"new is \[2\] there and nothing here; norm.bias is missing"
+        ):
             model.load(other)
-        return all(torch.equal(value, before[name]) for name, value in model.full_state_dict().items())
+        return all(
+            torch.equal(value, before[name]) for name, value in model.full_state_dict().items()
+        )
 
     assert all(minidist.run(program, 2))
 
@@ -216,8 +268,12 @@ def test_nothing_outlives_the_model(precision: MixedPrecision | None) -> None:
         for _ in range(2):
             model(rows(0)).sum().backward()
             optimizer.step()
-        kept = {"model": model} | {f"{name} {i}": t for i, f in enumerate(model.flats) for name, t in vars(f).items()}
-        left = {name: weakref.ref(it) for name, it in kept.items() if isinstance(it, Tensor | nn.Module)}
+        kept = {"model": model} | {
+            f"{name} {i}": t for i, f in enumerate(model.flats) for name, t in vars(f).items()
+        }
+        left = {
+            name: weakref.ref(it) for name, it in kept.items() if isinstance(it, Tensor | nn.Module)
+        }
         del model, optimizer, kept
         gc.collect()
         return [name for name, it in left.items() if it() is not None]

@@ -1,4 +1,6 @@
-"""What real programs do to sharded parameters: the serial numbers, or one clear sentence; never a hang or a crash."""
+"""What real programs do to sharded parameters: the serial numbers, or one clear sentence; never a
+hang or a crash.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def seeded(model: nn.Module, seed: int) -> nn.Module:
     draws = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.data = torch.randn(parameter.shape, generator=draws, dtype=parameter.dtype) / 2
+            parameter.data = (
+                torch.randn(parameter.shape, generator=draws, dtype=parameter.dtype) / 2
+            )
     return model
 
 
@@ -60,7 +64,9 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
     return total
 
 
-def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, **options: Any) -> None:
+def check(
+    make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, **options: Any
+) -> None:
     """Assert that two steps of FSDP end where the serial run does."""
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, mine: range) -> None:
@@ -78,10 +84,13 @@ def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, *
     serial = seeded(make(), 0)
     trained = [parameter for parameter in serial.parameters() if parameter.requires_grad]
     train(serial, torch.optim.AdamW(trained, lr=0.05), range(ranks))
-    expected = {name: value for name, value in serial.state_dict().items() if value.is_floating_point()}
+    expected = {
+        name: value for name, value in serial.state_dict().items() if value.is_floating_point()
+    }
     for state in minidist.run(program, ranks):
         found = {name: state[name] for name in expected}
-        assert largest_difference(found, expected) <= (1e-9 if make is not Odd else 1e-6)  # some are float32
+        # some are float32
+        assert largest_difference(found, expected) <= (1e-9 if make is not Odd else 1e-6)
 
 
 # ---- shapes of models ----
@@ -105,12 +114,16 @@ class Offset(nn.Module):
 
 
 class Odd(nn.Module):
-    """Parameters in containers that are never called, of two dtypes, frozen integers, ones of no elements, a view."""
+    """Parameters in containers that are never called, of two dtypes, frozen integers, ones of no
+    elements, a view.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.offset, self.linear = Offset(), nn.Linear(4, 4, **DOUBLE)
-        self.listed = nn.ParameterList([nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.zeros(4, **DOUBLE))])
+        self.listed = nn.ParameterList(
+            [nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.zeros(4, **DOUBLE))]
+        )
         self.named = nn.ModuleDict({"a": nn.Linear(4, 4, **DOUBLE)})
         self.codes = nn.Parameter(torch.arange(4, dtype=torch.int32), requires_grad=False)
 
@@ -129,7 +142,9 @@ class Pair(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Units with several inputs and outputs, by keyword and in dictionaries; the ends share a matrix."""
+    """Units with several inputs and outputs, by keyword and in dictionaries; the ends share a
+    matrix.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +160,13 @@ class Pairs(nn.Module):
 
 
 def image() -> nn.Module:
-    layers = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(3, 2)
+    layers = (
+        nn.Conv2d(1, 3, 2),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(3, 2),
+    )
     model: nn.Module = nn.Sequential(*layers).double().to(memory_format=torch.channels_last)
     return model.eval()
 
@@ -164,8 +185,11 @@ def normalised() -> nn.Module:
     """Units whose own hooks compute the weight, before forward."""
     layers = (nn.Linear(4, 4, **DOUBLE), nn.Tanh(), nn.Linear(4, 4, **DOUBLE))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # that of torch.nn.utils.parametrizations is not a hook
-        return nn.Sequential(*(nn.utils.weight_norm(x) if isinstance(x, nn.Linear) else x for x in layers))
+        # that of torch.nn.utils.parametrizations is not a hook
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(
+            *(nn.utils.weight_norm(x) if isinstance(x, nn.Linear) else x for x in layers)
+        )
 
 
 def sequence() -> nn.Module:
@@ -176,14 +200,30 @@ def sequence() -> nn.Module:
 @pytest.mark.parametrize(
     "make, loss",
     (
-        *((lambda: nn.Linear(4, 1, **DOUBLE), squares), (sequence, squares), (Pairs, squares), (Odd, squares)),
+        *(
+            (lambda: nn.Linear(4, 1, **DOUBLE), squares),
+            (sequence, squares),
+            (Pairs, squares),
+            (Odd, squares),
+        ),
         *((image, on_images), (lambda: Hidden(5), all_hidden), (normalised, squares)),
         (Layers, lambda model, x: squares(model, x[: int(x[0, 0] > 0)])),  # some ranks have no rows
     ),
-    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "weight_norm", "empty"),
+    ids=(
+        "linear",
+        "sequential",
+        "inputs and outputs",
+        "odd",
+        "convolution",
+        "hidden states",
+        "weight_norm",
+        "empty",
+    ),
 )
 @pytest.mark.parametrize("reshard", (True, False))
-def test_parity_of_models(make: Callable[[], nn.Module], loss: Loss, ranks: int, reshard: bool) -> None:
+def test_parity_of_models(
+    make: Callable[[], nn.Module], loss: Loss, ranks: int, reshard: bool
+) -> None:
     check(make, loss, ranks, reshard_after_forward=reshard)
 
 
@@ -234,14 +274,18 @@ def other_gradients(model: nn.Module, x: Tensor) -> Tensor:
 
 CALLS: dict[str, Loss] = {
     "a unit several times": lambda model, x: squares(lambda x: model(x, 0, 1, 0, 2, 0, 0), x),  # type: ignore[arg-type]
-    "two forwards, one backward": lambda model, x: model(x, 0, 1).sin().sum() + model(x, 0, 2).square().sum(),
+    "two forwards, one backward": lambda model, x: (
+        model(x, 0, 1).sin().sum() + model(x, 0, 2).square().sum()
+    ),
     "forward of forward": lambda model, x: model(model(x, 0, 1), 2, 0).square().sum(),
     "two forwards, two backwards": two_backwards,
     "no_grad": evaluated(torch.no_grad),
     "inference_mode": evaluated(torch.inference_mode),
     "autograd.grad": other_gradients,
     "checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False).square().sum(),
-    "reentrant checkpoint": lambda model, x: checkpoint(model, x.requires_grad_(), use_reentrant=True).square().sum(),
+    "reentrant checkpoint": lambda model, x: (
+        checkpoint(model, x.requires_grad_(), use_reentrant=True).square().sum()
+    ),
 }
 
 
@@ -263,7 +307,9 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
         precision = MixedPrecision(torch.bfloat16, torch.float32, torch.float32)
         model, seen = seeded(sequence().float(), 0), set()
         for layer in model.children():
-            layer.register_forward_hook(lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())]))
+            layer.register_forward_hook(
+                lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())])
+            )
         wrapped = FSDP(model, comm, op="sum", precision=precision)
         optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.05)
         for step in range(3):
@@ -271,8 +317,12 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
             y = wrapped(rows(comm.rank + step).float())
             y.square().sum().backward()
             optimizer.step()
-        seen |= {("out", y.dtype)} | {("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats}
-        assert all(flat.mine is flat.values for flat in wrapped.flats), "a second copy of the shards is kept"
+        seen |= {("out", y.dtype)} | {
+            ("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats
+        }
+        assert all(flat.mine is flat.values for flat in wrapped.flats), (
+            "a second copy of the shards is kept"
+        )
         return wrapped.full_state_dict(), seen
 
     masters, ranks = seeded(sequence().float(), 0), 2
@@ -306,7 +356,9 @@ PARITY = """
 """
 
 
-@pytest.mark.parametrize("start, ranks", (pytest.param(mpirun, 2, marks=pytest.mark.soak), (mpirun, 3), (torchrun, 2)))
+@pytest.mark.parametrize(
+    "start, ranks", (pytest.param(mpirun, 2, marks=pytest.mark.soak), (mpirun, 3), (torchrun, 2))
+)
 def test_parity_between_processes(start: Any, ranks: int) -> None:
     job = start(ranks, PARITY, timeout=100)
     assert job.returncode == 0, job.stderr
@@ -317,7 +369,9 @@ def test_parity_between_processes(start: Any, ranks: int) -> None:
 
 
 class Coder(nn.Module):
-    """A unit with a method beside its forward, which calls a layer, and another that reads a parameter itself."""
+    """A unit with a method beside its forward, which calls a layer, and another that reads a
+    parameter itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,15 +426,21 @@ def test_methods_of_units_train_and_evaluate_as_in_a_serial_run() -> None:
                     ("the model's own", model.module.again(x), serial.again(x)),
                     ("methods in the model's forward", model(x), serial(x)),
                 ):
-                    torch.testing.assert_close(found, wanted, msg=lambda text, name=name: f"{name}: {text}")
+                    torch.testing.assert_close(
+                        found, wanted, msg=lambda text, name=name: f"{name}: {text}"
+                    )
         (model(x).square().sum() / comm.size).backward()
         serial(x).square().sum().backward()
         for name, gradient in model.full_gradients():
             wanted_gradient = serial.get_parameter(name).grad
             if wanted_gradient is not None:
-                torch.testing.assert_close(gradient, wanted_gradient, msg=lambda text, name=name: f"{name}: {text}")
+                torch.testing.assert_close(
+                    gradient, wanted_gradient, msg=lambda text, name=name: f"{name}: {text}"
+                )
         alone = model.unwrap()
-        assert not {"encode", "twice", "again"} & {name for part in alone.modules() for name in vars(part)}
+        assert not {"encode", "twice", "again"} & {
+            name for part in alone.modules() for name in vars(part)
+        }
         torch.testing.assert_close(alone.again(x), serial.again(x))
 
     minidist.run(program, 2)
@@ -396,11 +456,16 @@ def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
         with torch.no_grad():
             with pytest.raises(RuntimeError, match=said):
                 module.layers[0].encode(x)
-            with pytest.raises(RuntimeError, match=r"head.weight is freed .* so 'linear' would find NaN"):
+            with pytest.raises(
+                RuntimeError, match=r"head.weight is freed .* so 'linear' would find NaN"
+            ):
                 module.head(x)
             with wrapped.gathered():
                 assert bool(module.layers[0].encode(x).isfinite().all())
-        with pytest.raises(ValueError, match="this Linear is no unit of an FSDP model, so nothing knows when forward"):
+        with pytest.raises(
+            ValueError,
+            match="this Linear is no unit of an FSDP model, so nothing knows when forward",
+        ):
             register_fsdp_forward_method(module.layers[0].first, "forward")
         with pytest.raises(ValueError, match="a Coder has no method 'decode'"):
             register_fsdp_forward_method(module.layers[0], "decode")
@@ -413,8 +478,20 @@ def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
 def reads() -> list[Callable[[nn.Parameter], object]]:
     """Return lines that read a parameter's values, or write them."""
     return [
-        *(lambda p: p.sum(), lambda p: p.data, lambda p: p.detach(), lambda p: torch.stack([p, p]), lambda p: p[0]),
-        *(lambda p: 1 + p, lambda p: p.tolist(), lambda p: p.to(torch.float16), lambda p: p.T, lambda p: p.mul_(2)),
+        *(
+            lambda p: p.sum(),
+            lambda p: p.data,
+            lambda p: p.detach(),
+            lambda p: torch.stack([p, p]),
+            lambda p: p[0],
+        ),
+        *(
+            lambda p: 1 + p,
+            lambda p: p.tolist(),
+            lambda p: p.to(torch.float16),
+            lambda p: p.T,
+            lambda p: p.mul_(2),
+        ),
         *(nn.init.zeros_, copy.deepcopy, pickle.dumps, lambda p: p.data.copy_(torch.ones(p.shape))),
     ]
 
@@ -429,12 +506,17 @@ def test_a_freed_parameter_says_so_to_whoever_reads_it_or_writes_into_it(frozen:
         wrapped, weight = FSDP(model, comm, "sum", unused=True), model.head.weight
         wrapped(rows(0)).sum().backward()
         for read in reads():
-            with pytest.raises(RuntimeError, match=r"head\.weight is freed between the forwards of its unit, so"):
+            with pytest.raises(
+                RuntimeError, match=r"head\.weight is freed between the forwards of its unit, so"
+            ):
                 read(weight)
         assert weight.shape == wrapped.slice_of(weight).placement.shape  # type: ignore[attr-defined]
         assert weight.double() is weight
         assert (weight.grad is None) == frozen
-        assert repr(weight) == f"head.weight: a freed parameter of shape {list(weight.shape)}, torch.float64"
+        assert (
+            repr(weight)
+            == f"head.weight: a freed parameter of shape {list(weight.shape)}, torch.float64"
+        )
         assert torch.zeros(3).to(weight).dtype == weight.dtype
         with wrapped.gathered():
             assert weight.sum().item() == pytest.approx(whole)

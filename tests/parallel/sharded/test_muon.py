@@ -1,4 +1,6 @@
-"""Muon over slices: the numbers of torch's Muon, each matrix updated by one rank, which alone holds its momentum."""
+"""Muon over slices: the numbers of torch's Muon, each matrix updated by one rank, which alone holds
+its momentum.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from minidist.parallel.sharded.shard import Sharded
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"lr": 0.05},
-    {"lr": 0.01, "adjust_lr_fn": "match_rms_adamw", "nesterov": False, "weight_decay": 0.0, "ns_steps": 3},
+    {
+        "lr": 0.01,
+        "adjust_lr_fn": "match_rms_adamw",
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "ns_steps": 3,
+    },
 )
 ADAMW = {"lr": 0.02}
 BUCKETS = {"bucket_bytes": 4096, "first_bucket_bytes": 1024}
@@ -32,15 +40,22 @@ def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
     return [p for p in trained if p.dim() == 2], [p for p in trained if p.dim() < 2]
 
 
-def optimizers(model: nn.Module, wrapped: Any, options: dict[str, Any]) -> list[torch.optim.Optimizer]:
+def optimizers(
+    model: nn.Module, wrapped: Any, options: dict[str, Any]
+) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices and AdamW for the others, as one does."""
     matrices, others = matrices_and_others(model)
     if isinstance(wrapped, Sharded):
-        return [wrapped.optimizer(Muon, matrices, **options), wrapped.optimizer(AdamW, others, **ADAMW)]
+        return [
+            wrapped.optimizer(Muon, matrices, **options),
+            wrapped.optimizer(AdamW, others, **ADAMW),
+        ]
     return [Muon(matrices, **options), AdamW(others, **ADAMW)]
 
 
-def train(model: nn.Module, both: list[torch.optim.Optimizer], steps: range, ranks: int = 1, rank: int = 0) -> None:
+def train(
+    model: nn.Module, both: list[torch.optim.Optimizer], steps: range, ranks: int = 1, rank: int = 0
+) -> None:
     for step in steps:
         tokens = torch.randint(19, (ROWS[step], 9), generator=torch.Generator().manual_seed(step))
         mine = tokens[share(len(tokens), ranks, rank)]
@@ -66,7 +81,9 @@ def serial(case: int, steps: int = len(ROWS)) -> tuple[dict[str, Tensor], Any]:
     model = build(CONFIG, 0)
     both = optimizers(model, None, OPTIONS[case])
     train(model, both, range(steps))
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}, both[0].state_dict()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, both[
+        0
+    ].state_dict()
 
 
 @pytest.mark.parametrize("case", range(len(OPTIONS)))
@@ -81,7 +98,13 @@ def test_parity_beside_adamw(stage: Any, options: dict[str, Any], ranks: int, ca
     def program(comm: Communicator) -> dict[str, Tensor]:
         model = build(CONFIG, comm.rank)
         wrapped = wrap(model, comm, stage, **options)
-        train(wrapped, optimizers(model, wrapped, OPTIONS[case]), range(len(ROWS)), comm.size, comm.rank)
+        train(
+            wrapped,
+            optimizers(model, wrapped, OPTIONS[case]),
+            range(len(ROWS)),
+            comm.size,
+            comm.rank,
+        )
         return parameters_of(wrapped)
 
     first, *others = minidist.run(program, ranks)
@@ -107,14 +130,20 @@ def test_bytes_sent_and_held(stage: Any, ranks: int) -> None:
         sent = comm.traffic.bytes_sent - before
         held = sum(t.nbytes for state in muon.state.values() for t in state.values())
         own = sum(
-            8 * parameter.numel() for parameter, owner in zip(matrices, owners, strict=True) if owner == comm.rank
+            8 * parameter.numel()
+            for parameter, owner in zip(matrices, owners, strict=True)
+            if owner == comm.rank
         )
         assert held == own
-        stays = sum(piece.nbytes for piece, owner in zip(pieces, owners, strict=True) if owner == comm.rank)
+        stays = sum(
+            piece.nbytes for piece, owner in zip(pieces, owners, strict=True) if owner == comm.rank
+        )
         published = (
             0
             if stage is FSDP
-            else sum(b.whole.nbytes for b in wrapped.shards.values() if {*b.parameters} & {*matrices})
+            else sum(
+                b.whole.nbytes for b in wrapped.shards.values() if {*b.parameters} & {*matrices}
+            )
         )
         return sent, held, stays, published
 
@@ -146,12 +175,19 @@ def test_state_is_that_of_an_unsharded_muon_on_any_number_of_ranks(stage: Any) -
     written = minidist.run(lambda comm: program(comm, None, range(2)), 3)
     _, expected = serial(0, steps=2)
     for _, state, _ in written:
-        assert state["param_groups"] == expected["param_groups"] and state["state"].keys() == expected["state"].keys()
+        assert (
+            state["param_groups"] == expected["param_groups"]
+            and state["state"].keys() == expected["state"].keys()
+        )
         for number, held in expected["state"].items():
             ours, theirs = state["state"][number]["momentum_buffer"], held["momentum_buffer"]
-            assert ours.shape == theirs.shape and float((ours - theirs).abs().max()) <= 1e-9 * float(theirs.abs().max())
+            assert ours.shape == theirs.shape and float(
+                (ours - theirs).abs().max()
+            ) <= 1e-9 * float(theirs.abs().max())
     for ranks in (1, 2, 4):
-        for parameters, _, _ in minidist.run(lambda comm: program(comm, written[0], range(2, len(ROWS))), ranks):
+        for parameters, _, _ in minidist.run(
+            lambda comm: program(comm, written[0], range(2, len(ROWS))), ranks
+        ):
             assert largest_difference(parameters, serial(0)[0]) <= 1e-9
     matrices = matrices_and_others(build(CONFIG, 0))[0]
     Muon(matrices).load_state_dict(written[0][1])
@@ -167,7 +203,10 @@ def test_the_state_of_another_model_is_refused() -> None:
             return muon
 
         saved = trained(3).state_dict()
-        with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is \[2, 3\] there, weight \[2, 5\] here"):
+        with pytest.raises(
+            ValueError,
+            match=r"momentum_buffer of parameter 0 is \[2, 3\] there, weight \[2, 5\] here",
+        ):
             trained(5).load_state_dict(saved)
 
     minidist.run(program, 2)

@@ -1,4 +1,6 @@
-"""The plain page of ZeRO: in each stage the serial numbers, the formula's bytes, and the formula's memory."""
+"""The plain page of ZeRO: in each stage the serial numbers, the formula's bytes, and the formula's
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from minidist.parallel.data import PlainDataParallel
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded import PlainUnit, PlainZeRO
 
-WIDTHS, ROWS, FROZEN = (5, 7, 7, 7, 3), (5, 4, 1), 1  # nothing divides by 2 and 3, nor do the rows of the three steps
+# nothing divides by 2 and 3, nor do the rows of the three steps
+WIDTHS, ROWS, FROZEN = (5, 7, 7, 7, 3), (5, 4, 1), 1
 EACH = pytest.mark.parametrize("stage", (1, 2, 3))
 ON_RANKS = pytest.mark.parametrize("ranks", (1, 2, 3))
 Held = dict[str, int]
@@ -45,7 +48,9 @@ def batches(ranks: int, rank: int) -> Iterator[list[tuple[Tensor, Callable[[Tens
     """Yield for each step two microbatches: a rank's inputs, and its part of the loss."""
     for number, rows in enumerate(ROWS):
         draws = torch.Generator().manual_seed(number)
-        inputs, targets = (torch.randn(2, rows, n, dtype=torch.float64, generator=draws) for n in (5, 3))
+        inputs, targets = (
+            torch.randn(2, rows, n, dtype=torch.float64, generator=draws) for n in (5, 3)
+        )
         mine = share(rows, ranks, rank)
         yield [
             (x[mine], lambda y, wanted=wanted[mine], rows=rows: (y - wanted).square().sum() / rows)
@@ -75,7 +80,9 @@ def serial() -> dict[str, Tensor]:
 
 
 def plain_zero(comm: Communicator, stage: int) -> tuple[dict[str, Tensor], int, Held, list[int]]:
-    """Train; return the parameters, the bytes sent meanwhile, the most held, and how many layers were whole."""
+    """Train; return the parameters, the bytes sent meanwhile, the most held, and how many layers
+    were whole.
+    """
     layers, account = build(comm.rank), Account()
     zero = PlainZeRO(layers, comm, stage)
     optimizer = adamw(zero.shards)
@@ -107,7 +114,9 @@ def plain_zero(comm: Communicator, stage: int) -> tuple[dict[str, Tensor], int, 
 @EACH
 @ON_RANKS
 def test_three_steps_are_those_of_one_rank_for_the_formulas_bytes(stage: int, ranks: int) -> None:
-    states, sent, _, whole = zip(*minidist.run(lambda comm: plain_zero(comm, stage), ranks), strict=True)
+    states, sent, _, whole = zip(
+        *minidist.run(lambda comm: plain_zero(comm, stage), ranks), strict=True
+    )
     for state in states:
         assert largest_difference(state, serial()) <= 1e-9
         assert all(torch.equal(state[name], states[0][name]) for name in state)
@@ -117,7 +126,9 @@ def test_three_steps_are_those_of_one_rank_for_the_formulas_bytes(stage: int, ra
 
 
 def check_held(held: list[Held], stage: int) -> None:
-    """Assert the page's table, but for an element more a shard where nothing divides, and for scalars."""
+    """Assert the page's table, but for an element more a shard where nothing divides, and for
+    scalars.
+    """
     ranks, n, largest, little = len(held), sum(sizes()), max(sizes()), 8 * 2 * len(sizes())
     frozen = next(build(0)[FROZEN].parameters()).nbytes
     assert sum(one["optimizer"] for one in held) <= 3 * n + ranks * little
@@ -139,7 +150,10 @@ def test_what_is_held_is_what_the_table_says(stage: int, ranks: int) -> None:
 
 def test_data_parallelism_does_not_pass_for_zero() -> None:
     def program(comm: Communicator) -> Held:
-        model, account = PlainDataParallel(nn.Sequential(*build(comm.rank)), comm, op="sum"), Account()
+        model, account = (
+            PlainDataParallel(nn.Sequential(*build(comm.rank)), comm, op="sum"),
+            Account(),
+        )
         optimizer = adamw(model.parameters_to_reduce)
         account.watch(model, optimizer)
         for parameter in model.parameters_to_reduce:
@@ -166,12 +180,17 @@ def test_a_layer_that_is_away_is_nan_and_comes_back_to_the_same_memory() -> None
         unit.reshard()
         assert all(parameter.isnan().all() for parameter in layer.parameters())
         unit.unshard()
-        assert all(torch.equal(now, then) for now, then in zip(layer.parameters(), before.values(), strict=True))
+        assert all(
+            torch.equal(now, then)
+            for now, then in zip(layer.parameters(), before.values(), strict=True)
+        )
         output.sum().backward()  # with what autograd saved before it went
         gradients = [parameter.grad.clone() for parameter in layer.parameters()]
         layer.zero_grad()
         layer(x).sum().backward()
-        assert all(torch.equal(p.grad, then) for p, then in zip(layer.parameters(), gradients, strict=True))
+        assert all(
+            torch.equal(p.grad, then) for p, then in zip(layer.parameters(), gradients, strict=True)
+        )
 
     minidist.run(program, 2)
 
@@ -181,11 +200,21 @@ def test_a_layer_that_is_away_is_nan_and_comes_back_to_the_same_memory() -> None
     (
         (lambda: build(0), 4, "stage=4: ZeRO has the stages 1, 2 and 3"),
         (lambda: [*build(0), nn.Tanh()], 1, "layer 4, a Tanh, has nothing to train"),
-        (lambda: [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())], 2, "layer 0, a Sequential, .* one dtype"),
-        (lambda: build(0)[:2] * 2, 3, "layer 0, a Sequential, has .* or a parameter of another layer"),
+        (
+            lambda: [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())],
+            2,
+            "layer 0, a Sequential, .* one dtype",
+        ),
+        (
+            lambda: build(0)[:2] * 2,
+            3,
+            "layer 0, a Sequential, has .* or a parameter of another layer",
+        ),
     ),
 )
-def test_layers_that_cannot_be_cut_are_refused_in_a_sentence(layers: Any, stage: int, said: str) -> None:
+def test_layers_that_cannot_be_cut_are_refused_in_a_sentence(
+    layers: Any, stage: int, said: str
+) -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=said):
             PlainZeRO(layers(), comm, stage)

@@ -1,4 +1,6 @@
-"""ShardedOptimizer: the serial numbers beside whoever makes the gradients, from a part of the state."""
+"""ShardedOptimizer: the serial numbers beside whoever makes the gradients, from a part of the
+state.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,17 @@ KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
 
 
 class Net(nn.Module):
-    """Sizes that no number of ranks divides, a parameter without dims, a frozen one, and one that is never used."""
+    """Sizes that no number of ranks divides, a parameter without dims, a frozen one, and one that
+    is never used.
+    """
 
     def __init__(self, seed: int, only_matrices: bool = False) -> None:
         super().__init__()
         draws = torch.Generator().manual_seed(seed)
-        self.a, self.b = nn.Linear(5, 7, bias=not only_matrices).double(), nn.Linear(7, 3, bias=False).double()
+        self.a, self.b = (
+            nn.Linear(5, 7, bias=not only_matrices).double(),
+            nn.Linear(7, 3, bias=False).double(),
+        )
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=draws)
         if not only_matrices:
@@ -45,11 +52,15 @@ class Net(nn.Module):
 
 
 def loss(model: nn.Module, step: int, rank: int) -> Tensor:
-    x = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+    x = torch.randn(
+        2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank)
+    )
     return model(x).square().sum() / 10
 
 
-def serial(kind: Any, options: dict[str, Any], ranks: int, steps: int = STEPS) -> tuple[nn.Module, Any]:
+def serial(
+    kind: Any, options: dict[str, Any], ranks: int, steps: int = STEPS
+) -> tuple[nn.Module, Any]:
     model = Net(0, kind is Muon)
     optimizer = kind(model.parameters(), **options)
     for step in range(steps):
@@ -92,7 +103,9 @@ def test_parity_beside_ddp(kind: Any, options: dict[str, Any], ranks: int, first
         assert ours["state"].keys() == state["state"].keys()
         for index, held in state["state"].items():
             assert all(
-                ours["state"][index][name].shape == value.shape for name, value in held.items() if value is not None
+                ours["state"][index][name].shape == value.shape
+                for name, value in held.items()
+                if value is not None
             )
 
 
@@ -121,7 +134,10 @@ def test_gradients_set_by_hand_closures_and_schedules() -> None:
         return values(model)
 
     expected = Net(0)
-    train(expected, AdamW([{"params": layer.parameters()} for layer in (expected.a, expected.b)], lr=0.1))
+    train(
+        expected,
+        AdamW([{"params": layer.parameters()} for layer in (expected.a, expected.b)], lr=0.1),
+    )
     for parameters in minidist.run(program, 3):
         for name in ("a.weight", "b.weight"):
             assert torch.allclose(parameters[name], expected.get_parameter(name), rtol=1e-9, atol=0)
@@ -137,13 +153,20 @@ def test_bytes_sent_and_held(ranks: int) -> None:
             parameter.grad = torch.ones_like(parameter)
         before = comm.traffic.bytes_sent
         optimizer.step()
-        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        held = sum(
+            t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
+        )
         assert wrapped.module is model
-        return comm.traffic.bytes_sent - before, held, sum(parameter.nbytes for parameter in model.parameters())
+        return (
+            comm.traffic.bytes_sent - before,
+            held,
+            sum(parameter.nbytes for parameter in model.parameters()),
+        )
 
     sent, held, total = zip(*minidist.run(program, ranks), strict=True)
     assert sum(sent) == (ranks - 1) * total[0]
-    assert sum(held) == 2 * total[0] and max(held) <= 2 * (total[0] / ranks + 2 * 8)  # an element more a buffer
+    # an element more a buffer
+    assert sum(held) == 2 * total[0] and max(held) <= 2 * (total[0] / ranks + 2 * 8)
 
 
 def test_state_goes_from_ranks_to_ranks_and_from_an_unsharded_optimizer() -> None:
@@ -162,14 +185,18 @@ def test_state_goes_from_ranks_to_ranks_and_from_an_unsharded_optimizer() -> Non
     begun, state = serial(AdamW, {"lr": 0.02}, 2, steps=1)
     between = minidist.run(lambda comm: program(comm, values(begun), state, range(1, 2)), 3)[1]
     for ranks in (1, 2):
-        for parameters, _ in minidist.run(lambda comm: program(comm, *between, range(2, STEPS)), ranks):
+        for parameters, _ in minidist.run(
+            lambda comm: program(comm, *between, range(2, STEPS)), ranks
+        ):
             check(parameters, serial(AdamW, {"lr": 0.02}, 2)[0])
 
 
 def test_mistakes_get_a_sentence() -> None:
     def program(comm: Communicator) -> None:
         model = Net(0)
-        with pytest.raises(ValueError, match="Adafactor is not known to treat each element for itself"):
+        with pytest.raises(
+            ValueError, match="Adafactor is not known to treat each element for itself"
+        ):
             ShardedOptimizer(model.parameters(), torch.optim.Adafactor, comm)
         with pytest.raises(MismatchError, match="built different models"):
             ShardedOptimizer([nn.Parameter(torch.zeros(3 + comm.rank))], SGD, comm)
@@ -178,7 +205,9 @@ def test_mistakes_get_a_sentence() -> None:
             optimizer.add_param_group({"params": [model.a.weight]})
         for stage in (ZeRO1, FSDP):
             wrapped: Any = stage(Net(0), comm, op="sum")
-            with pytest.raises(ValueError, match=f"built over parameters that {stage.__name__} shards"):
+            with pytest.raises(
+                ValueError, match=f"built over parameters that {stage.__name__} shards"
+            ):
                 ShardedOptimizer(wrapped.module.parameters(), SGD, comm)
 
     minidist.run(program, 2)
@@ -190,22 +219,31 @@ def shared_again(model: nn.Module, comm: Communicator) -> object:
 
 TAKEN: dict[str, Callable[[nn.Module, Communicator], object]] = {
     "another ShardedOptimizer": shared_again,
-    "another over some": lambda model, comm: ShardedOptimizer([model.get_parameter("b.weight")], SGD, comm),
+    "another over some": lambda model, comm: ShardedOptimizer(
+        [model.get_parameter("b.weight")], SGD, comm
+    ),
     "converted": lambda model, comm: model.to(torch.bfloat16),
     "one layer converted": lambda model, comm: model.get_submodule("b").float(),
     "FSDP": lambda model, comm: FSDP(model, comm, "sum", unused=True),
     "ZeRO1": lambda model, comm: ZeRO1(model, comm, "sum", unused=True),
-    "tensor parallelism": lambda model, comm: parallelize_tensor(model, comm, {"b": ColumnParallel()}),
+    "tensor parallelism": lambda model, comm: parallelize_tensor(
+        model, comm, {"b": ColumnParallel()}
+    ),
 }
 
 
 # Another strategy's guard speaks before the step, a change of memory in it.
-IN_VAIN = "since it was shared out, so new values would not reach it|ShardedOptimizer was built over parameters that"
+IN_VAIN = (
+    "since it was shared out, so new values would not reach it|ShardedOptimizer was built over "
+    "parameters that"
+)
 
 
 @pytest.mark.parametrize("change", TAKEN)
 def test_steps_that_would_be_in_vain_are_refused(change: str) -> None:
-    """Something has taken the parameters out of the buffer that this optimizer gathers; every rank hears of it."""
+    """Something has taken the parameters out of the buffer that this optimizer gathers; every rank
+    hears of it.
+    """
 
     def program(comm: Communicator) -> tuple[str, str]:
         model = Net(0)
@@ -215,7 +253,8 @@ def test_steps_that_would_be_in_vain_are_refused(change: str) -> None:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         keep = TAKEN[change](model, comm)
-        before = {} if change == "FSDP" else copy.deepcopy(values(model))  # freed ones show no values
+        # freed ones show no values
+        before = {} if change == "FSDP" else copy.deepcopy(values(model))
         with pytest.raises((RuntimeError, ValueError), match=IN_VAIN) as caught:
             optimizer.step()
         after = values(model) if before else {}

@@ -1,4 +1,6 @@
-"""Optimizers over parameters that ranks share out: what they accept, what they refuse, and the numbers."""
+"""Optimizers over parameters that ranks share out: what they accept, what they refuse, and the
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def rows(step: int, rank: int = 0) -> Tensor:
-    return torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.randn(
+        2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank)
+    )
 
 
 def whole(wrapped: Any) -> dict[str, Tensor]:
@@ -51,7 +55,10 @@ def whole(wrapped: Any) -> dict[str, Tensor]:
 
 
 def difference(ours: dict[str, Tensor], theirs: nn.Module) -> float:
-    return max(float((ours[name] - b).abs().max() / b.abs().max()) for name, b in theirs.state_dict().items())
+    return max(
+        float((ours[name] - b).abs().max() / b.abs().max())
+        for name, b in theirs.state_dict().items()
+    )
 
 
 # ---------------------------------------------------------------- what is accepted
@@ -64,7 +71,9 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
         {"params": list(model[0].named_parameters()), "lr": 0.2},
         {"params": model[2].named_parameters()},
     ],
-    "a generator of groups": lambda model: ({"params": layer.parameters(), "lr": 0.3} for layer in model),
+    "a generator of groups": lambda model: (
+        {"params": layer.parameters(), "lr": 0.3} for layer in model
+    ),
 }
 
 
@@ -79,7 +88,11 @@ def test_parameters_are_given_in_all_ways_of_torch(stage: Any, way: str) -> None
             optimizer.step()
 
     def named(optimizer: torch.optim.Optimizer) -> list[str]:
-        return [name for group in optimizer.state_dict()["param_groups"] for name in group.get("param_names", [])]
+        return [
+            name
+            for group in optimizer.state_dict()["param_groups"]
+            for name in group.get("param_names", [])
+        ]
 
     def program(comm: Communicator) -> tuple[float, list[str], list[str]]:
         model, serial = net(comm.rank), net()
@@ -103,15 +116,33 @@ def groups_of(part: Callable[[nn.Module], Any]) -> Callable[[nn.Module, nn.Modul
 @pytest.mark.parametrize(
     "given, error, sentence",
     (
-        (lambda mine, other: other.parameters(), ValueError, r"parameter 0 of group 0, of shape \[7, 5\], is no param"),
-        (lambda mine, other: other.named_parameters(), ValueError, r"0.weight of group 0, of shape \[7, 5\], is no pa"),
-        (groups_of(lambda model: model[2].weight), ValueError, r"parameter 0 of group 1, of shape \[3, 7\], is no par"),
+        (
+            lambda mine, other: other.parameters(),
+            ValueError,
+            r"parameter 0 of group 0, of shape \[7, 5\], is no param",
+        ),
+        (
+            lambda mine, other: other.named_parameters(),
+            ValueError,
+            r"0.weight of group 0, of shape \[7, 5\], is no pa",
+        ),
+        (
+            groups_of(lambda model: model[2].weight),
+            ValueError,
+            r"parameter 0 of group 1, of shape \[3, 7\], is no par",
+        ),
         (lambda mine, other: mine[0].weight, TypeError, "an iterable of Tensors or dicts"),
-        (lambda mine, other: [{"params": set(mine.parameters())}], TypeError, "ordered collections"),
+        (
+            lambda mine, other: [{"params": set(mine.parameters())}],
+            TypeError,
+            "ordered collections",
+        ),
         (lambda mine, other: ["weight"], TypeError, "one of the params is str"),
     ),
 )
-def test_what_is_no_parameter_of_the_model_is_refused(stage: Any, given: Any, error: type, sentence: str) -> None:
+def test_what_is_no_parameter_of_the_model_is_refused(
+    stage: Any, given: Any, error: type, sentence: str
+) -> None:
     def program(comm: Communicator) -> None:
         model, other = net(), net()
         with pytest.raises(error, match=sentence):
@@ -125,13 +156,17 @@ def test_a_mesh_refuses_parameters_of_another_model(zero: int, dp: int) -> None:
     def program(comm: Communicator) -> None:
         mesh = Mesh(comm, Layout(dp=dp))
         parallel = parallelize(net(), mesh, Recipe(zero=zero), lambda output, target: output.sum())  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"0.weight of group 0, of shape \[7, 5\], is no parameter of"):
+        with pytest.raises(
+            ValueError, match=r"0.weight of group 0, of shape \[7, 5\], is no parameter of"
+        ):
             parallel.optimizer(SGD, net().named_parameters())
         optimizer = parallel.optimizer(SGD, parallel.model.named_parameters(), lr=0.1)
         before = [piece.clone() for piece in parallel.replica.trained]
         parallel.step([rows(0)], [None])
         optimizer.step()
-        assert not all(torch.equal(a, b) for a, b in zip(before, parallel.replica.trained, strict=True))
+        assert not all(
+            torch.equal(a, b) for a, b in zip(before, parallel.replica.trained, strict=True)
+        )
 
     minidist.run(program, dp)
 
@@ -160,7 +195,9 @@ for floor in ("parallel", "memory", "model", "trainer"):
             importlib.import_module(module.name)
 print({where: names for where, names in hooks().items() if names and names != before.get(where)})
 """
-    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert outcome.stdout.strip() == "{}"
 
 
@@ -196,7 +233,10 @@ def test_an_optimizer_over_slices_is_refused_unless_the_model_has_built_it(stage
         wrapped = stage(net(), comm, op="sum")
         wrapped(rows(0)).sum().backward()
         for kind in (SGD, MasterWeights):
-            with pytest.raises(ValueError, match=f"this {kind.__name__} was built over slices of {stage.__name__} by"):
+            with pytest.raises(
+                ValueError,
+                match=f"this {kind.__name__} was built over slices of {stage.__name__} by",
+            ):
                 kind(wrapped.slices, lr=0.1).step()
             wrapped.optimizer(kind, lr=0.1).step()
             wrapped.optimizer(kind, wrapped.slices, lr=0.1).step()
@@ -215,7 +255,9 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
         optimizer = wrapped.optimizer(SGD, lr=0.1)
         for parameter in wrapped.parameters_to_reduce:
             for other in (torch.ones_like(parameter), torch.zeros_like(parameter)):
-                with pytest.raises(ValueError, match="another tensor in its place would change nothing"):
+                with pytest.raises(
+                    ValueError, match="another tensor in its place would change nothing"
+                ):
                     parameter.grad = other
         before = whole(wrapped)["0.weight"].clone()
         for piece in wrapped.slices:
@@ -239,7 +281,9 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
         with pytest.raises(ValueError, match=r"let the last backward.. run outside of no_sync"):
             backward_and_step(again=True, finish=False)
         backward_and_step(clip=True, finish=False)  # parameters show the gradients of their slices
-        with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
+        with pytest.raises(
+            ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"
+        ):
             backward_and_step(again=True, clip=True, finish=False)
 
     minidist.run(program, 2)
@@ -277,9 +321,17 @@ def test_a_model_inside_that_was_converted_is_refused(stage: Any, when: str) -> 
 @EACH
 @pytest.mark.parametrize("ranks", (1, 3))
 def test_an_optimizer_that_exists_is_adopted_with_its_state(stage: Any, ranks: int) -> None:
-    """It has taken a step alone, and a schedule holds it; the state of its frozen parameter is left behind."""
+    """It has taken a step alone, and a schedule holds it; the state of its frozen parameter is left
+    behind.
+    """
 
-    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, ranks: list[int], first: int) -> None:
+    def steps(
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        ranks: list[int],
+        first: int,
+    ) -> None:
         for step in range(first, first + 2):
             optimizer.zero_grad()
             for rank in ranks:
@@ -328,7 +380,9 @@ def test_what_cannot_update_slices_is_not_adopted_and_stays_as_it_was(stage: Any
 
 @EACH
 @pytest.mark.parametrize("ranks", (1, 3))
-@pytest.mark.parametrize("together", (True, False), ids=("zeroed together", "zeroed after each step"))
+@pytest.mark.parametrize(
+    "together", (True, False), ids=("zeroed together", "zeroed after each step")
+)
 def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) -> None:
     def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], ranks: list[int]) -> None:
         for step in range(3):
@@ -339,7 +393,8 @@ def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) ->
                 if not together:
                     optimizer.zero_grad()
             for optimizer in optimizers[: 2 if step else 1] if together else []:
-                optimizer.zero_grad()  # after the first step the second one's gradients stay, and are added to
+                # after the first step the second one's gradients stay, and are added to
+                optimizer.zero_grad()
 
     def program(comm: Communicator) -> float:
         model, serial = net(comm.rank), net()
@@ -348,10 +403,16 @@ def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) ->
         split = [[model[0].weight, model[2].weight], [model[0].bias]]
         train(
             wrapped,
-            [wrapped.optimizer(groups=own, **half) for own, half in zip(split, halves, strict=True)],
+            [
+                wrapped.optimizer(groups=own, **half)
+                for own, half in zip(split, halves, strict=True)
+            ],
             [comm.rank],
         )
-        optimizers = [SGD([serial[0].weight, serial[2].weight], lr=0.05), AdamW([serial[0].bias], lr=0.01)]
+        optimizers = [
+            SGD([serial[0].weight, serial[2].weight], lr=0.05),
+            AdamW([serial[0].bias], lr=0.01),
+        ]
         train(serial, optimizers, list(range(comm.size)))
         return difference(whole(wrapped), serial)
 
@@ -362,11 +423,16 @@ def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) ->
 
 
 class Warm(nn.Module):
-    """Has a parameter without dims, as CLIP's temperature, among others or in an optimizer of its own."""
+    """Has a parameter without dims, as CLIP's temperature, among others or in an optimizer of its
+    own.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self.layers, self.temperature = net(seed), nn.Parameter(torch.tensor(0.5 + seed, dtype=torch.float64))
+        self.layers, self.temperature = (
+            net(seed),
+            nn.Parameter(torch.tensor(0.5 + seed, dtype=torch.float64)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x) * self.temperature.exp()
@@ -405,7 +471,11 @@ def test_state_of_a_parameter_without_dims_goes_from_ranks_to_ranks(
             wrapped.load(given[1]) if stage is FSDP else model.load_state_dict(given[1])
             optimizer.load_state_dict(given[0])
         step(wrapped, optimizer, 1)
-        return optimizer.state_dict(), whole(wrapped), bool(wrapped.slice_of(model.temperature).numel())
+        return (
+            optimizer.state_dict(),
+            whole(wrapped),
+            bool(wrapped.slice_of(model.temperature).numel()),
+        )
 
     serial = Warm()
     expected = kind(trained(serial), lr=0.02, **options)
@@ -421,8 +491,12 @@ def test_state_of_a_parameter_without_dims_goes_from_ranks_to_ranks(
     unsharded.load_state_dict(written[0][0])
     for index, held in expected.state_dict()["state"].items():
         theirs = written[0][0]["state"][index]
-        assert {name: torch.as_tensor(value).shape for name, value in held.items() if value is not None} == {
-            name: torch.as_tensor(value).shape for name, value in theirs.items() if value is not None
+        assert {
+            name: torch.as_tensor(value).shape for name, value in held.items() if value is not None
+        } == {
+            name: torch.as_tensor(value).shape
+            for name, value in theirs.items()
+            if value is not None
         }
 
 
@@ -443,15 +517,24 @@ class Sayer(AdamW):
 def test_what_is_not_known_to_work_element_by_element_is_refused(stage: Any) -> None:
     def program(comm: Communicator) -> None:
         wrapped = stage(net(), comm, op="sum")
-        unknown = (torch.optim.Adafactor, torch.optim.LBFGS, Same, partial(torch.optim.Adafactor, lr=0.1))
+        unknown = (
+            torch.optim.Adafactor,
+            torch.optim.LBFGS,
+            Same,
+            partial(torch.optim.Adafactor, lr=0.1),
+        )
         for kind in unknown:
             name = getattr(kind, "__name__", "Adafactor")
-            with pytest.raises(ValueError, match=f"{name} is not known to treat each element for itself"):
+            with pytest.raises(
+                ValueError, match=f"{name} is not known to treat each element for itself"
+            ):
                 wrapped.optimizer(kind)
         for inner in (torch.optim.Adafactor, torch.optim.Muon):
             with pytest.raises(ValueError, match=f"{inner.__name__} is not known"):
                 wrapped.optimizer(MasterWeights, optimizer=inner)
-        with pytest.raises(ValueError, match=r"Muon is for matrices, and 0.bias has the shape \[7\]"):
+        with pytest.raises(
+            ValueError, match=r"Muon is for matrices, and 0.bias has the shape \[7\]"
+        ):
             wrapped.optimizer(torch.optim.Muon)
         wrapped.optimizer(Same, elementwise=True)
         wrapped.optimizer(MasterWeights, optimizer=Same, elementwise=True)
@@ -465,7 +548,9 @@ def test_what_is_not_known_to_work_element_by_element_is_refused(stage: Any) -> 
 def test_blocks_of_tensor_parallelism_are_parts_too(dp: int, zero: int) -> None:
     def program(comm: Communicator) -> None:
         model = build(CONFIG, 0)
-        parallel = parallelize(model, Mesh(comm, Layout(dp=dp, tp=2)), Recipe(zero=zero), cross_entropy_sum)  # type: ignore[arg-type]
+        parallel = parallelize(
+            model, Mesh(comm, Layout(dp=dp, tp=2)), Recipe(zero=zero), cross_entropy_sum
+        )  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="Adafactor is not known to treat each element"):
             parallel.optimizer(torch.optim.Adafactor, model.parameters())
         matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]

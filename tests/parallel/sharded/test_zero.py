@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from data_parallel import CONFIG, DROPPING, ZEROS, Case, Zero, build, check_parity, parallel, train, wrap
+from data_parallel import (
+    CONFIG,
+    DROPPING,
+    ZEROS,
+    Case,
+    Zero,
+    build,
+    check_parity,
+    parallel,
+    train,
+    wrap,
+)
 from test_ddp_traps import Branches, rows
 from torch import Tensor, nn
 
@@ -31,7 +42,9 @@ def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any)
 @EACH
 @pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: zero.__name__)
 @pytest.mark.parametrize("microbatches", (1, 2, 3))
-def test_parity_whoever_zeroes_and_however_many_microbatches(stage: type[ZeRO1], zero: Zero, microbatches: int) -> None:
+def test_parity_whoever_zeroes_and_however_many_microbatches(
+    stage: type[ZeRO1], zero: Zero, microbatches: int
+) -> None:
     case = Case(stage, microbatches=microbatches, zero=zero)
     check_parity(minidist.run(lambda comm: parallel(comm, case), 3), CONFIG)
 
@@ -53,13 +66,16 @@ def test_state_is_a_part_and_bytes_are_those_of_ddp(stage: type[ZeRO1], ranks: i
         before = comm.traffic.bytes_sent
         step(model, comm.rank)
         optimizer.step()
-        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        held = sum(
+            t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
+        )
         total = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         return comm.traffic.bytes_sent - before, held, total
 
     sent, held, total = zip(*minidist.run(program, ranks), strict=True)
     assert sum(held) == 2 * total[0]  # nobody's state is anybody else's
-    assert max(held) <= 2 * total[0] / ranks + 16 * 8 * 10  # an element more a bucket, where it does not divide
+    # an element more a bucket, where it does not divide
+    assert max(held) <= 2 * total[0] / ranks + 16 * 8 * 10
     assert sum(sent) == 2 * (ranks - 1) * total[0]
 
 
@@ -72,7 +88,9 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
         during: list[int] = []
 
         def look(_: Tensor) -> None:
-            during.append(sum(p._grad.nbytes for p in model.parameters_to_reduce if p._grad is not None))
+            during.append(
+                sum(p._grad.nbytes for p in model.parameters_to_reduce if p._grad is not None)
+            )
 
         for parameter in model.parameters_to_reduce:
             parameter.register_post_accumulate_grad_hook(look)
@@ -85,7 +103,8 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
         if most is None:
             assert after == total
         else:
-            assert after == 0 and max(during) <= largest < total / 2  # the other bucket is the one that travels
+            # the other bucket is the one that travels
+            assert after == 0 and max(during) <= largest < total / 2
 
 
 @EACH
@@ -99,11 +118,15 @@ def test_a_second_backward_adds_to_the_first_though_both_were_reduced(stage: typ
         return found[0], found[1]
 
     for once, twice in minidist.run(program, 2):
-        assert all(torch.allclose(b, 2 * a, rtol=1e-12, atol=0) for a, b in zip(once, twice, strict=True))
+        assert all(
+            torch.allclose(b, 2 * a, rtol=1e-12, atol=0) for a, b in zip(once, twice, strict=True)
+        )
 
 
 @EACH
-def test_room_for_reduced_gradients_is_kept_so_what_is_held_does_not_depend_on_the_stream(stage: type[ZeRO1]) -> None:
+def test_room_for_reduced_gradients_is_kept_so_what_is_held_does_not_depend_on_the_stream(
+    stage: type[ZeRO1],
+) -> None:
     def program(comm: Communicator) -> list[int]:
         model = wrap(build(CONFIG, 0), comm, Case(stage))
         assert isinstance(model, ZeRO1)
@@ -143,7 +166,9 @@ def test_optimizer_state_of_any_number_of_ranks(stage: type[ZeRO1]) -> None:
             optimizer.load_state_dict(given)
             for piece in model.slices:  # type: ignore[union-attr]
                 placement = placement_of(piece)
-                assert placement is not None and len(optimizer.state[piece]["exp_avg"]) == len(piece)
+                assert placement is not None and len(optimizer.state[piece]["exp_avg"]) == len(
+                    piece
+                )
         else:
             step(model, 0, rows=2)
             optimizer.step()
@@ -165,7 +190,10 @@ def test_optimizer_state_of_any_number_of_ranks(stage: type[ZeRO1]) -> None:
 @EACH
 def test_clipping_uses_the_norm_of_all_shards(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> tuple[float, float, float]:
-        model, reference = wrap(build(CONFIG, 0), comm, Case(stage)), DDP(build(CONFIG, 0), comm, op="sum")
+        model, reference = (
+            wrap(build(CONFIG, 0), comm, Case(stage)),
+            DDP(build(CONFIG, 0), comm, op="sum"),
+        )
         step(model, comm.rank), step(reference, comm.rank)
         norm = clip_by_global_norm(model.slices, 0.5)  # type: ignore[union-attr]
         return (
@@ -183,7 +211,9 @@ def test_clipping_uses_the_norm_of_all_shards(stage: type[ZeRO1]) -> None:
 def test_parameters_are_gathered_while_the_next_forward_runs() -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
         model = build(CONFIG, comm.rank)
-        wrapped = ZeRO1(model, comm, op="sum", bucket_bytes=4096, first_bucket_bytes=1024, overlap=True)
+        wrapped = ZeRO1(
+            model, comm, op="sum", bucket_bytes=4096, first_bucket_bytes=1024, overlap=True
+        )
         train(wrapped, Case(ZeRO1), comm.size, comm.rank)
         assert wrapped.gathering  # the last step's nobody has waited for
         wrapped.wait()
@@ -202,11 +232,14 @@ def test_master_values_are_kept_in_float32() -> None:
             optimizer.zero_grad()
             (model.weight.float().sum() * 1e-3 / comm.size).backward()
             optimizer.step()
-        return float(model.weight.detach().float().mean()), float(optimizer.state[wrapped.slices[0]]["master"].mean())
+        return float(model.weight.detach().float().mean()), float(
+            optimizer.state[wrapped.slices[0]]["master"].mean()
+        )
 
     for rounded, exact in minidist.run(program, 2):
         assert exact == pytest.approx(1 - 16e-3, rel=1e-3)
-        assert rounded == pytest.approx(exact, rel=2**-8)  # without masters it would stand still at 1
+        # without masters it would stand still at 1
+        assert rounded == pytest.approx(exact, rel=2**-8)
 
 
 @EACH
@@ -216,7 +249,9 @@ def test_an_optimizer_over_whole_parameters_is_refused(stage: type[ZeRO1]) -> No
         before = torch.optim.AdamW(model.parameters())
         wrapped = stage(model, comm, op="sum")
         for optimizer in (before, torch.optim.AdamW(model.parameters())):
-            with pytest.raises(ValueError, match=f"AdamW was built over parameters that {stage.__name__} shards"):
+            with pytest.raises(
+                ValueError, match=f"AdamW was built over parameters that {stage.__name__} shards"
+            ):
                 optimizer.step()
         wrapped.unwrap()
         before.step()
@@ -235,7 +270,9 @@ def test_another_models_state_is_refused_by_name(stage: type[ZeRO1]) -> None:
             return optimizer
 
         saved = trained(3).state_dict()
-        with pytest.raises(ValueError, match=r"exp_avg of parameter 0 is \[2, 3\] there, weight \[2, 5\] here"):
+        with pytest.raises(
+            ValueError, match=r"exp_avg of parameter 0 is \[2, 3\] there, weight \[2, 5\] here"
+        ):
             trained(5).load_state_dict(saved)
 
     minidist.run(program, 2)
@@ -247,7 +284,9 @@ def test_plain_ddp_fails_these_tests() -> None:
         optimizer = torch.optim.AdamW(model.parameters_to_reduce)
         step(model, comm.rank)
         optimizer.step()
-        return sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        return sum(
+            t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
+        )
 
     assert sum(minidist.run(program, 2)) == 2 * sum(
         2 * p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad
@@ -258,8 +297,12 @@ def test_what_ddp_takes_in_order_its_stages_take_too() -> None:
     """So one replaces the other in a line of code."""
 
     def program(comm: Communicator, kind: type[DDP | ZeRO1]) -> tuple[str, bool, list[int]]:
-        wrapped = kind(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), comm, "mean", True, 24, 8)
+        wrapped = kind(
+            nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), comm, "mean", True, 24, 8
+        )
         return wrapped.op, wrapped.unused, [len(bucket.parameters) for bucket in wrapped.buckets]
 
-    of_ddp, *others = [minidist.run(partial(program, kind=kind), 2)[0] for kind in (DDP, ZeRO1, ZeRO2)]
+    of_ddp, *others = [
+        minidist.run(partial(program, kind=kind), 2)[0] for kind in (DDP, ZeRO1, ZeRO2)
+    ]
     assert others == [of_ddp] * 2 and of_ddp == ("mean", True, [1, 2, 2, 1])

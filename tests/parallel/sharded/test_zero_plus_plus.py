@@ -20,7 +20,9 @@ WIDTH = 64  # 64 * 64 elements a layer: 16 blocks, which 8 ranks share out evenl
 @pytest.mark.parametrize("bits", (8, 4))
 def test_a_number_is_off_by_half_a_step_at_most(bits: int) -> None:
     draws = torch.Generator().manual_seed(bits)
-    rows = torch.randn(3, 4 * BLOCK, generator=draws) * 10 ** torch.randint(-6, 6, (3, 4 * BLOCK), generator=draws)
+    rows = torch.randn(3, 4 * BLOCK, generator=draws) * 10 ** torch.randint(
+        -6, 6, (3, 4 * BLOCK), generator=draws
+    )
     rows[1, BLOCK : 2 * BLOCK] = 0
     packed = pack(rows, bits)
     assert packed.shape == (3, 4 * BLOCK * bits // 8 + 4 * 4) and packed.dtype == torch.uint8
@@ -59,7 +61,9 @@ def blocks(seed: int, count: int = 3) -> nn.Module:
 def test_three_times_n_between_nodes_becomes_three_quarters(ranks: int, node: int) -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = blocks(comm.rank)
-        wrapped = ZeROPlusPlus(model, comm, op="sum", node_ranks=node, precision=MixedPrecision(torch.bfloat16))
+        wrapped = ZeROPlusPlus(
+            model, comm, op="sum", node_ranks=node, precision=MixedPrecision(torch.bfloat16)
+        )
         sizes = [parameter.numel() for parameter in model.parameters()]
         wrapped(torch.randn(2, WIDTH)).sum().backward()
         return wrapped.nodes.across.traffic.bytes_sent, sum(sizes), comm.traffic.bytes_sent
@@ -83,7 +87,8 @@ def test_backward_gathers_inside_the_node_what_forward_used() -> None:
         for _ in range(2):
             wrapped(torch.ones(2, WIDTH)).sum().backward()
             held = sum(tensor.numel() for tensor in wrapped.held()["parameters"])
-            counted = held == sum(3 * len(flat.mine) for flat in wrapped.flats)  # a quarter, and a half inside the node
+            # a quarter, and a half inside the node
+            counted = held == sum(3 * len(flat.mine) for flat in wrapped.flats)
             optimizer.step()
         left = sum(flat.second is not None for flat in wrapped.flats)  # type: ignore[attr-defined]
         return torch.equal(seen[0], seen[1]), not torch.equal(seen[1], seen[2]), left == 0, counted
@@ -99,11 +104,14 @@ def test_it_trains_as_fsdp_does_but_for_rounding(op: str) -> None:
             model = kind(blocks(comm.rank), comm, op=op, **options)
             x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
             model(x).square().sum().backward()
-            found.append(torch.cat([piece.grad for piece in model.slices if piece.grad is not None]))
+            found.append(
+                torch.cat([piece.grad for piece in model.slices if piece.grad is not None])
+            )
         return found[0], found[1]
 
     for exact, rounded in minidist.run(program, 6):
-        # Of 256 normal numbers the largest is about 3: a step of 3/7 rounds each hop by 3/7/√12 = 0.12.
+        # Of 256 normal numbers the largest is about 3: a step of 3/7 rounds each hop by 3/7/√12 =
+        # 0.12.
         assert 0.1 < (exact - rounded).norm() / exact.norm() < 0.25
 
 
@@ -115,7 +123,10 @@ def test_what_is_read_is_not_rounded(read: str) -> None:
         wrapped = ZeROPlusPlus(model, comm, op="sum", node_ranks=2)
         wrapped(torch.randn(2, WIDTH)).sum().backward()
         if read == "state":
-            return all(torch.equal(a, b) for a, b in zip(wrapped.full_state_dict().values(), before, strict=True))
+            return all(
+                torch.equal(a, b)
+                for a, b in zip(wrapped.full_state_dict().values(), before, strict=True)
+            )
         with wrapped.gathered() if read == "gathered" else nullcontext(wrapped.unwrap()):
             return all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
@@ -124,7 +135,9 @@ def test_what_is_read_is_not_rounded(read: str) -> None:
 
 def test_nodes_of_unequal_size_are_refused() -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match="node_ranks=2 must divide the 3 ranks into nodes of one size"):
+        with pytest.raises(
+            ValueError, match="node_ranks=2 must divide the 3 ranks into nodes of one size"
+        ):
             ZeROPlusPlus(blocks(0), comm, op="sum", node_ranks=2)
 
     minidist.run(program, 3)

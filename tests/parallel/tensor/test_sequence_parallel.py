@@ -1,4 +1,6 @@
-"""Sequence parallelism: the serial numbers, the bytes of tensor parallelism, fewer activations; what norms need."""
+"""Sequence parallelism: the serial numbers, the bytes of tensor parallelism, fewer activations;
+what norms need.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,18 @@ def test_parity_with_a_frozen_embedding_and_the_norm_of_all_gradients() -> None:
     model.embedding.weight.requires_grad_(False)
     loss_of(model, None).backward()
     expected = gradients(model)
-    norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in expected.values()]))
+    norm = torch.linalg.vector_norm(
+        torch.stack([gradient.norm() for gradient in expected.values()])
+    )
 
     def program(comm: Communicator) -> None:
         split = build(config(), comm.rank)
         split.embedding.weight.requires_grad_(False)
         parallelize_tensor(split, comm, sequence=True)
         loss_of(split, comm).backward()
-        assert clip_by_global_norm(split.parameters(), 0, comm).item() == pytest.approx(norm.item(), rel=1e-12)
+        assert clip_by_global_norm(split.parameters(), 0, comm).item() == pytest.approx(
+            norm.item(), rel=1e-12
+        )
         found = {}
         for name, gradient in gradients(split).items():
             placement = tensor_placement_of(split.get_parameter(name))
@@ -69,7 +75,9 @@ def test_parity_with_a_frozen_embedding_and_the_norm_of_all_gradients() -> None:
 # ---------------------------------------------------------------- why norms need a sum
 
 
-def test_without_the_sum_each_rank_has_its_own_tokens_terms_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_sum_each_rank_has_its_own_tokens_terms_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If it is forgotten there is no error, every matrix is right, and every norm weight wrong."""
     model = build(config(), 0)
     loss_of(model, None).backward()
@@ -87,7 +95,11 @@ def test_without_the_sum_each_rank_has_its_own_tokens_terms_only(monkeypatch: py
         return found
 
     def wrong(found: dict[str, Tensor]) -> set[str]:
-        return {name for name, b in expected.items() if (found[name] - b).abs().max() > 1e-9 * b.abs().max()}
+        return {
+            name
+            for name, b in expected.items()
+            if (found[name] - b).abs().max() > 1e-9 * b.abs().max()
+        }
 
     norms = {name for name in expected if "norm" in name}
     assert all(not wrong(found) for found in minidist.run(program, 2))
@@ -128,19 +140,25 @@ def test_the_mask_is_the_slice_of_the_serial_one() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_as_many_bytes_as_tensor_parallelism(ranks: int) -> None:
-    split, plain = (minidist.run(lambda comm, s=s: traffic_of_parts(comm, s), ranks)[0] for s in (True, False))
+    split, plain = (
+        minidist.run(lambda comm, s=s: traffic_of_parts(comm, s), ranks)[0] for s in (True, False)
+    )
     messages, bytes = ring(ranks, ROWS * 64 * 32 * 8)
     half = messages // 2, bytes // 2
     for name in ("attention forward", "attention backward", "mlp forward", "mlp backward"):
         assert split[name] == (messages, bytes) == plain[name]
-    assert split["embedding forward"] == split["embedding backward"] == half  # reduce-scatter; all-gather
+    # reduce-scatter; all-gather
+    assert split["embedding forward"] == split["embedding backward"] == half
     assert plain["embedding forward"] == (messages, bytes)
-    assert split["head forward"] == split["head and loss backward"] == half  # all-gather; reduce-scatter
+    # all-gather; reduce-scatter
+    assert split["head forward"] == split["head and loss backward"] == half
     assert split["loss forward"] == plain["loss forward"]
 
 
 def test_besides_only_the_norms_gradients_travel() -> None:
-    """Of a whole step: sequence parallelism sends what tensor parallelism sends, and a vector for each norm."""
+    """Of a whole step: sequence parallelism sends what tensor parallelism sends, and a vector for
+    each norm.
+    """
     sizes = config(**LONG)
 
     def program(comm: Communicator, sequence: bool) -> int:
@@ -160,7 +178,9 @@ def test_besides_only_the_norms_gradients_travel() -> None:
 
 
 def kept(comm: Communicator, sequence: bool) -> int:
-    """Return the bytes of activations that autograd keeps in the layers, each memory once, without parameters."""
+    """Return the bytes of activations that autograd keeps in the layers, each memory once, without
+    parameters.
+    """
     sizes = config(**(LONG | {"dropout": 0.1, "layers": 1}))
     model = build(sizes, 0).requires_grad_(True)
     parallelize_tensor(model, comm, sequence=sequence)
@@ -175,7 +195,9 @@ def kept(comm: Communicator, sequence: bool) -> int:
             alive.append(tensor)
         return tensor
 
-    x = torch.randn((ROWS, 64 // (comm.size if sequence else 1), 32), dtype=torch.float64, requires_grad=True)
+    x = torch.randn(
+        (ROWS, 64 // (comm.size if sequence else 1), 32), dtype=torch.float64, requires_grad=True
+    )
     rotary = model.rotary(torch.arange(64), torch.float64)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.layers[0](x, rotary, Where())
@@ -186,8 +208,9 @@ def kept(comm: Communicator, sequence: bool) -> int:
 def test_activations_between_regions_are_held_in_part(ranks: int) -> None:
     plain, split = (minidist.run(lambda comm, s=s: kept(comm, s), ranks)[0] for s in (False, True))
     numbers = ROWS * 64 * 32
-    # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask for each number, and the
-    # reciprocal root of each token. What lies inside the regions, their gathered inputs too, is the same in both.
+    # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask for
+    # each number, and the reciprocal root of each token. What lies inside the regions, their
+    # gathered inputs too, is the same in both.
     between = 2 * (8 * numbers + 8 * numbers + numbers + 8 * ROWS * 64)
     assert plain - split == between * (ranks - 1) // ranks
 
@@ -207,8 +230,12 @@ def test_a_sequence_that_cannot_be_split_is_told() -> None:
     def program(comm: Communicator) -> None:
         model = build(config(), 0)
         parallelize_tensor(model, comm, sequence=True)
-        with pytest.raises(ValueError, match=r"7 tokens in a row cannot be split evenly over 2 ranks: .* such as 6"):
+        with pytest.raises(
+            ValueError, match=r"7 tokens in a row cannot be split evenly over 2 ranks: .* such as 6"
+        ):
             model(batch(0, 19)[:, :7])
 
     minidist.run(program, 2)
-    assert "nothing in the plan splits the sequence" in refused({"head": ColumnParallel()}, sequence=True)
+    assert "nothing in the plan splits the sequence" in refused(
+        {"head": ColumnParallel()}, sequence=True
+    )

@@ -1,4 +1,6 @@
-"""Tensor-parallel layers built directly: what torch's own layers compute, from the same weights, on any ranks."""
+"""Tensor-parallel layers built directly: what torch's own layers compute, from the same weights, on
+any ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ TOKENS = torch.tensor([[0, 10, 4], [4, 4, 7]])
 def serial() -> tuple[Tensor, list[nn.Module]]:
     """Return the loss and the layers of torch, each drawn from a seed of one generator."""
     draws, layers = torch.Generator().manual_seed(3), []
-    for kind, *sizes in ((nn.Embedding, WORDS, WIDTH), (nn.Linear, WIDTH, MIDDLE), (nn.Linear, MIDDLE, WIDTH)):
+    for kind, *sizes in (
+        (nn.Embedding, WORDS, WIDTH),
+        (nn.Linear, WIDTH, MIDDLE),
+        (nn.Linear, MIDDLE, WIDTH),
+    ):
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=draws)))
             layers.append(kind(*sizes, dtype=torch.float64))
@@ -72,23 +78,32 @@ def test_layers_compute_what_torchs_do_from_the_same_weights(ranks: int, gather:
                 )
                 for got, wanted in zip((mine, mine.grad), slices, strict=True):
                     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-        assert ranks == 1 or up.weight.numel() < whole[1].weight.numel(), "a rank holds its slice only"
+        assert ranks == 1 or up.weight.numel() < whole[1].weight.numel(), (
+            "a rank holds its slice only"
+        )
 
     minidist.run(program, ranks)
 
 
 def test_generators_that_differ_are_refused_on_every_rank() -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(MismatchError, match="of a RowParallelLinear are not in the same state on all ranks"):
+        with pytest.raises(
+            MismatchError, match="of a RowParallelLinear are not in the same state on all ranks"
+        ):
             RowParallelLinear(6, 6, comm, generator=torch.Generator().manual_seed(comm.rank))
-        with pytest.raises(ValueError, match="ColumnParallelLinear has 1 rows or columns to cut, too few for 2 ranks"):
+        with pytest.raises(
+            ValueError,
+            match="ColumnParallelLinear has 1 rows or columns to cut, too few for 2 ranks",
+        ):
             ColumnParallelLinear(6, 1, comm, generator=torch.Generator())
 
     minidist.run(program, 2)
 
 
 def test_the_differentiable_collectives_are_public() -> None:
-    assert {"adjoint", "copy_to", "reduce_from", "gather_from", "scatter_to"} <= set(parallel.__all__)
+    assert {"adjoint", "copy_to", "reduce_from", "gather_from", "scatter_to"} <= set(
+        parallel.__all__
+    )
     assert parallel.copy_to is adjoint.copy_to is copy_to and parallel.gather_from is gather_from
     assert parallel.reduce_from is reduce_from and parallel.scatter_to is scatter_to
 
@@ -108,10 +123,16 @@ class Keyworded(nn.Module):
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(6, 4, dtype=torch.float64)
+        self.up, self.down = (
+            nn.Linear(4, 6, dtype=torch.float64),
+            nn.Linear(6, 4, dtype=torch.float64),
+        )
 
     def forward(self, hidden: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        out: Tensor = self.down(self.up(torch.ones(2, 4).double() if hidden is None else hidden).tanh()) * scale
+        out: Tensor = (
+            self.down(self.up(torch.ones(2, 4).double() if hidden is None else hidden).tanh())
+            * scale
+        )
         return out
 
 
@@ -120,13 +141,22 @@ def test_the_input_of_a_region_may_come_by_name() -> None:
         torch.manual_seed(0)
         serial, split = Keyworded(), Keyworded()
         split.load_state_dict(serial.state_dict())
-        plan = {"inner": ParallelRegion(), "inner.up": ColumnParallel(), "inner.down": RowParallel()}
+        plan = {
+            "inner": ParallelRegion(),
+            "inner.up": ColumnParallel(),
+            "inner.down": RowParallel(),
+        }
         parallelize_tensor(split, comm, plan)
-        x, y = (torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_() for _ in range(2))
+        x, y = (
+            torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_()
+            for _ in range(2)
+        )
         serial(x).sum().backward()
         split(y).sum().backward()
         torch.testing.assert_close(y.grad, x.grad)
-        with pytest.raises(TypeError, match="inner was called with scale, and not with its first input 'hidden'"):
+        with pytest.raises(
+            TypeError, match="inner was called with scale, and not with its first input 'hidden'"
+        ):
             split.inner(scale=1.0)
 
     minidist.run(program, 2)

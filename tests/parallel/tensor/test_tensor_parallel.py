@@ -1,7 +1,9 @@
-"""Tensor parallelism gives the serial run's numbers, sends what the formulas say, and holds its part only.
+"""Tensor parallelism gives the serial run's numbers, sends what the formulas say, and holds its
+part only.
 
-One training run, serial and split, in float64. The model's middle width and vocabulary do not divide, a matrix and a
-norm are frozen, and the ranks start from different weights. The same run is the sample under mpirun.
+One training run, serial and split, in float64. The model's middle width and vocabulary do not
+divide, a matrix and a norm are frozen, and the ranks start from different weights. The same run is
+the sample under mpirun.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from minidist.parallel import DDP, clip_by_global_norm
 from minidist.parallel.data.sampler import share
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.tensor.plan import Plan, gpt_plan, parallelize_tensor
-from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
+from minidist.parallel.tensor.styles import (
+    ColumnParallel,
+    ParallelRegion,
+    RowParallel,
+    VocabularyParallel,
+)
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 STEPS, ROWS, TIME = 4, 3, 8
@@ -33,7 +40,14 @@ STEPS, ROWS, TIME = 4, 3, 8
 
 def config(**changes: object) -> GPTConfig:
     """Return a small model's sizes."""
-    sizes = {"vocabulary": 19, "layers": 2, "hidden": 16, "heads": 4, "key_value_heads": 2, "intermediate": 22}
+    sizes = {
+        "vocabulary": 19,
+        "layers": 2,
+        "hidden": 16,
+        "heads": 4,
+        "key_value_heads": 2,
+        "intermediate": 22,
+    }
     return GPTConfig(**({**sizes, "sequence": TIME} | changes))  # type: ignore[arg-type]
 
 
@@ -46,12 +60,16 @@ def build(config: GPTConfig, seed: int) -> GPT:
 
 def batch(step: int, vocabulary: int) -> Tensor:
     """Return the tokens of a step [B, T + 1]."""
-    return torch.randint(vocabulary, (ROWS, TIME + 1), generator=torch.Generator().manual_seed(100 + step))
+    return torch.randint(
+        vocabulary, (ROWS, TIME + 1), generator=torch.Generator().manual_seed(100 + step)
+    )
 
 
 def train(model: GPT, comm: Communicator | None, steps: int = STEPS) -> list[float]:
     """Take AdamW steps; return the losses."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.1
+    )
     losses = []
     for step in range(steps):
         loss = loss_of(model, comm, step)
@@ -71,7 +89,9 @@ def loss_of(model: GPT, comm: Communicator | None, step: int = 0) -> Tensor:
     if comm is None:
         total = cross_entropy_sum(logits, targets)
     else:
-        total = vocabulary_parallel_cross_entropy_sum(logits, targets, comm, model.config.vocabulary)
+        total = vocabulary_parallel_cross_entropy_sum(
+            logits, targets, comm, model.config.vocabulary
+        )
     return total / (targets.numel() - 1)
 
 
@@ -83,7 +103,9 @@ def serial(config: GPTConfig) -> tuple[dict[str, Tensor], list[float]]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}, losses
 
 
-def parallel(comm: Communicator, config: GPTConfig, sequence: bool = False) -> tuple[dict[str, Tensor], list[float]]:
+def parallel(
+    comm: Communicator, config: GPTConfig, sequence: bool = False
+) -> tuple[dict[str, Tensor], list[float]]:
     """Return this rank's slices after a tensor-parallel run, and its losses."""
     model = build(config, seed=comm.rank)
     parallelize_tensor(model, comm, sequence=sequence)
@@ -93,7 +115,9 @@ def parallel(comm: Communicator, config: GPTConfig, sequence: bool = False) -> t
 
 
 def check_slices(model: GPT, config: GPTConfig) -> None:
-    """Assert that each parameter is its slice of the serial run's, and that the slices together are the whole."""
+    """Assert that each parameter is its slice of the serial run's, and that the slices together are
+    the whole.
+    """
     expected = serial(config)[0]
     assert [name for name, _ in model.named_parameters()] == list(expected)
     for name, parameter in model.named_parameters():
@@ -106,7 +130,10 @@ def check_slices(model: GPT, config: GPTConfig) -> None:
         assert parameter.shape == piece.shape
         largest = expected[name].abs().max()
         assert (parameter.detach() - piece).abs().max() <= 1e-9 * largest, name
-        assert whole.shape == expected[name].shape and (whole - expected[name]).abs().max() <= 1e-9 * largest, name
+        assert (
+            whole.shape == expected[name].shape
+            and (whole - expected[name]).abs().max() <= 1e-9 * largest
+        ), name
 
 
 # ---------------------------------------------------------------- the numbers
@@ -124,7 +151,10 @@ each_variant = pytest.mark.parametrize("changes", VARIANTS, ids=str)
 
 def test_the_case_is_a_hard_one() -> None:
     start = {name: parameter.detach() for name, parameter in build(config(), 0).named_parameters()}
-    moved = {name: largest_difference({name: a}, {name: serial(config())[0][name]}) for name, a in start.items()}
+    moved = {
+        name: largest_difference({name: a}, {name: serial(config())[0][name]})
+        for name, a in start.items()
+    }
     frozen = {"layers.1.mlp.up.weight", "layers.0.attention_norm.weight"}
     assert {name for name, change in moved.items() if change < 0.01} == frozen
     assert largest_difference(serial(config(dropout=0.3))[0], serial(config())[0]) > 0.01
@@ -146,12 +176,18 @@ def test_parity_on_three_ranks() -> None:
 
 
 def check_run(ranks: int, config: GPTConfig, sequence: bool = False) -> None:
-    """Train on threads; the slices are checked there. Here: what all hold is alike to the bit, and losses."""
+    """Train on threads; the slices are checked there. Here: what all hold is alike to the bit, and
+    losses.
+    """
     results = minidist.run(lambda comm: parallel(comm, config, sequence), ranks, debug=True)
     for found, losses in results:
         assert losses == results[0][1]
         assert losses == pytest.approx(serial(config)[1], rel=1e-9)
-        whole = [name for name, parameter in found.items() if parameter.shape == serial(config)[0][name].shape]
+        whole = [
+            name
+            for name, parameter in found.items()
+            if parameter.shape == serial(config)[0][name].shape
+        ]
         assert len(whole) >= 2 * config.layers + 1
         assert all(torch.equal(found[name], results[0][0][name]) for name in whole)
 
@@ -173,7 +209,8 @@ def test_parity_with_clipping_counts_each_element_once() -> None:
         return found, {
             name: placement.full(parameter.grad)
             for name, parameter in split.named_parameters()
-            if parameter.grad is not None and (placement := tensor_placement_of(parameter)) is not None
+            if parameter.grad is not None
+            and (placement := tensor_placement_of(parameter)) is not None
         }
 
     for ranks in (2, 4):
@@ -218,7 +255,9 @@ def test_parity_with_data_parallelism_around_it_and_accumulation() -> None:
         if comm is None:
             cross_entropy_sum(logits, tokens[rows, 1:]).backward()
         else:
-            vocabulary_parallel_cross_entropy_sum(logits, tokens[rows, 1:], comm, sizes.vocabulary).backward()
+            vocabulary_parallel_cross_entropy_sum(
+                logits, tokens[rows, 1:], comm, sizes.vocabulary
+            ).backward()
 
     expected = build(sizes, 0)
     backward(expected, slice(0, 5), None)
@@ -284,7 +323,10 @@ class Count:
 
     def stop(self) -> tuple[int, int]:
         """Return messages and bytes, summed over ranks."""
-        mine = self.comm.traffic.messages_sent - self.messages, self.comm.traffic.bytes_sent - self.bytes
+        mine = (
+            self.comm.traffic.messages_sent - self.messages,
+            self.comm.traffic.bytes_sent - self.bytes,
+        )
         everyones = self.comm.roll_call(mine)
         return sum(messages for messages, _ in everyones), sum(bytes for _, bytes in everyones)
 
@@ -294,7 +336,9 @@ def ring(ranks: int, bytes: int, reductions: int = 1) -> tuple[int, int]:
     return reductions * 2 * ranks * (ranks - 1), reductions * 2 * (ranks - 1) * bytes
 
 
-def traffic_of_parts(comm: Communicator, sequence: bool = False, **changes: Any) -> dict[str, tuple[int, int]]:
+def traffic_of_parts(
+    comm: Communicator, sequence: bool = False, **changes: Any
+) -> dict[str, tuple[int, int]]:
     """Return what forward and backward of attention and MLP send, and of embedding and loss."""
     sizes = config(**(LONG | changes))
     model = build(sizes, 0)
@@ -336,7 +380,8 @@ def test_one_all_reduce_forward_and_one_backward_per_attention_and_mlp(ranks: in
     one = ring(ranks, ROWS * 64 * 32 * 8)
     nothing = (0, 0)
     rounds = {2: 1, 4: 2}[ranks]
-    numbers = ROWS * 64 * 8  # of the loss: two all-reduces by doubling, of one and of two numbers a token
+    # of the loss: two all-reduces by doubling, of one and of two numbers a token
+    numbers = ROWS * 64 * 8
     for found in minidist.run(traffic_of_parts, ranks):
         assert found == {
             "attention forward": one,
@@ -354,8 +399,11 @@ def test_one_all_reduce_forward_and_one_backward_per_attention_and_mlp(ranks: in
 def test_shared_key_value_heads_are_summed_among_those_who_share_them() -> None:
     plain = minidist.run(traffic_of_parts, 4)[0]
     shared = minidist.run(lambda comm: traffic_of_parts(comm, key_value_heads=2), 4)[0]
-    differing = {name: [b - a for a, b in zip(plain[name], shared[name], strict=True)] for name in plain}
-    # Two groups of two ranks exchange two matrices of one head of 8 channels, by doubling: a message a rank each.
+    differing = {
+        name: [b - a for a, b in zip(plain[name], shared[name], strict=True)] for name in plain
+    }
+    # Two groups of two ranks exchange two matrices of one head of 8 channels, by doubling: a
+    # message a rank each.
     assert differing.pop("attention backward") == [2 * 4, 2 * 4 * 8 * 32 * 8]
     assert not any(number for pair in differing.values() for number in pair)
 
@@ -365,7 +413,9 @@ def test_shared_key_value_heads_are_summed_among_those_who_share_them() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bytes_held(ranks: int) -> None:
-    """Parameters, gradients and AdamW's states: all matrices cut, norms whole, a key-value head on several ranks."""
+    """Parameters, gradients and AdamW's states: all matrices cut, norms whole, a key-value head on
+    several ranks.
+    """
     sizes = config(vocabulary=64, intermediate=24, key_value_heads=2)
     head, copies = 16 * 4, ranks // 2
     norms, matrices = (2 * 2 + 1) * 16, build(sizes, 0).config.parameter_count - (2 * 2 + 1) * 16
@@ -379,7 +429,9 @@ def test_bytes_held(ranks: int) -> None:
         loss_of(model, comm).backward()
         optimizer.step()
         states = [t for state in optimizer.state.values() for t in state.values() if t.numel() > 1]
-        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+        storages = {
+            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()
+        }
         return (
             sum(storages.values()),
             sum(p.grad.numel() * 8 for p in model.parameters() if p.grad is not None),
@@ -397,7 +449,9 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):
@@ -470,7 +524,11 @@ PLANS: dict[str, Plan] = {
     "as few as can be": INNER,
     "a region": INNER | {"blocks.*.inner": ParallelRegion()},
     "all": INNER
-    | {"blocks.*.inner": ParallelRegion(), "words": VocabularyParallel(), "out": ColumnParallel(gather=True)},
+    | {
+        "blocks.*.inner": ParallelRegion(),
+        "words": VocabularyParallel(),
+        "out": ColumnParallel(gather=True),
+    },
 }
 
 
@@ -481,7 +539,9 @@ def gradients_of_mine(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_plan(comm: Communicator, plan: Plan, sequence: bool = False) -> None:
-    """Assert that gradients of all parameters are slices of the serial ones, those between two cuts included."""
+    """Assert that gradients of all parameters are slices of the serial ones, those between two cuts
+    included.
+    """
     expected, model = Mine(0), Mine(comm.rank)
     if not any(isinstance(style, ParallelRegion) for style in plan.values()):
         for block in (*expected.blocks, *model.blocks):
@@ -518,8 +578,12 @@ def test_logits_can_be_gathered() -> None:
 # ---------------------------------------------------------------- mistakes
 
 
-def refused(plan: Plan | None, ranks: int = 2, sizes: GPTConfig | None = None, sequence: bool = False) -> str:
-    """Return the sentence, which all ranks must get before anything is sent, the model being what it was."""
+def refused(
+    plan: Plan | None, ranks: int = 2, sizes: GPTConfig | None = None, sequence: bool = False
+) -> str:
+    """Return the sentence, which all ranks must get before anything is sent, the model being what
+    it was.
+    """
 
     def program(comm: Communicator) -> str:
         model = build(sizes or config(), 0)
@@ -537,14 +601,16 @@ def refused(plan: Plan | None, ranks: int = 2, sizes: GPTConfig | None = None, s
 
 def test_mistakes_are_told_in_a_sentence() -> None:
     assert refused(None, 3) == (
-        "layers.0.attention.query: 4 heads cannot be dealt out to 3 ranks: choose a number of ranks that divides 4"
+        "layers.0.attention.query: 4 heads cannot be dealt out to 3 ranks: choose a number of "
+        "ranks that divides 4"
     )
-    assert "key: 2 heads cannot be dealt out to 3 ranks: choose a number of ranks that divides 2, or one that 2" in (
-        refused(None, 3, config(heads=6, hidden=24))
-    )
+    assert (
+        "key: 2 heads cannot be dealt out to 3 ranks: choose a number of ranks that divides 2, or "
+        "one that 2"
+    ) in (refused(None, 3, config(heads=6, hidden=24)))
     assert refused({"layers.*.attention.qury": ColumnParallel()}) == (
-        "the plan names 'layers.*.attention.qury', which no module of the model has: the names are such as embedding, "
-        "layers, layers.0, ..., head"
+        "the plan names 'layers.*.attention.qury', which no module of the model has: the names "
+        "are such as embedding, layers, layers.0, ..., head"
     )
     assert refused({"embedding": ColumnParallel()}) == (
         "embedding is of kind Embedding, but ColumnParallel splits Linear: change the plan"
@@ -555,7 +621,9 @@ def test_mistakes_are_told_in_a_sentence() -> None:
     assert refused(None, 4, config(vocabulary=3)) == (
         "embedding has 3 rows or columns to cut, too few for 4 ranks: use at most 3"
     )
-    assert "nothing in the plan splits the sequence" in refused({"head": ColumnParallel()}, sequence=True)
+    assert "nothing in the plan splits the sequence" in refused(
+        {"head": ColumnParallel()}, sequence=True
+    )
 
 
 def test_mistakes_that_are_not_the_plans() -> None:
@@ -571,8 +639,12 @@ def test_mistakes_that_are_not_the_plans() -> None:
         with pytest.raises(MismatchError, match="built different models"):
             parallelize_tensor(build(config(layers=2 + comm.rank), 0), comm)
         tied = build(config(tied=True), 0)
-        with pytest.raises(ValueError, match=r"head\.weight is embedding\.weight, which has been cut otherwise"):
-            parallelize_tensor(tied, comm, {"embedding": VocabularyParallel(), "head": RowParallel()})
+        with pytest.raises(
+            ValueError, match=r"head\.weight is embedding\.weight, which has been cut otherwise"
+        ):
+            parallelize_tensor(
+                tied, comm, {"embedding": VocabularyParallel(), "head": RowParallel()}
+            )
 
     minidist.run(program, 2)
 

@@ -16,11 +16,15 @@ def run_time(tau: float, delta: float, mtbf: float, restart: float) -> float:
 
 
 def best(delta: float, mtbf: float, restart: float = 0.0) -> float:
-    """Find the interval with the least expected time by narrowing down; the curve has one minimum."""
+    """Find the interval with the least expected time by narrowing down; the curve has one
+    minimum.
+    """
     low, high = 1e-9 * mtbf, 5 * mtbf
     for _ in range(300):
         third = (high - low) / 3
-        if run_time(low + third, delta, mtbf, restart) < run_time(high - third, delta, mtbf, restart):
+        if run_time(low + third, delta, mtbf, restart) < run_time(
+            high - third, delta, mtbf, restart
+        ):
             high -= third
         else:
             low += third
@@ -32,7 +36,9 @@ def test_dalys_estimate_is_the_minimum(ratio: float) -> None:
     mtbf = 36000.0
     tau = daly(ratio * mtbf, mtbf)
     assert tau == pytest.approx(best(ratio * mtbf, mtbf), rel=0.002 if ratio < 0.1 else 0.02)
-    assert run_time(tau, ratio * mtbf, mtbf, 0) <= 1.0002 * run_time(best(ratio * mtbf, mtbf), ratio * mtbf, mtbf, 0)
+    assert run_time(tau, ratio * mtbf, mtbf, 0) <= 1.0002 * run_time(
+        best(ratio * mtbf, mtbf), ratio * mtbf, mtbf, 0
+    )
 
 
 def test_restarting_does_not_move_the_minimum() -> None:
@@ -42,7 +48,8 @@ def test_restarting_does_not_move_the_minimum() -> None:
 def test_youngs_estimate_is_dalys_to_first_order() -> None:
     assert young(50, 10000) == 1000
     assert young(1e-4, 1e4) == pytest.approx(daly(1e-4, 1e4), rel=1e-3)
-    assert young(3000, 10000) > 1.2 * daly(3000, 10000)  # it forgets that writing takes time in which to fail
+    # it forgets that writing takes time in which to fail
+    assert young(3000, 10000) > 1.2 * daly(3000, 10000)
 
 
 def test_writing_takes_longer_than_two_failures_are_apart() -> None:
@@ -64,7 +71,9 @@ def test_shares_add_up_and_are_those_of_a_simulated_run() -> None:
             elapsed += failure  # while restarting
         elapsed += restart
     found = shares(tau, delta, mtbf, restart)
-    assert sum(found) == pytest.approx(1) and found.training == pytest.approx(1 / run_time(tau, delta, mtbf, restart))
+    assert sum(found) == pytest.approx(1) and found.training == pytest.approx(
+        1 / run_time(tau, delta, mtbf, restart)
+    )
     assert found.training == pytest.approx(kept * tau / elapsed, rel=0.01)
     assert found.writing == pytest.approx(kept * delta / elapsed, rel=0.01)
     assert found.lost == pytest.approx(1 - kept * (tau + delta) / elapsed, rel=0.03)
@@ -79,18 +88,18 @@ def test_nothing_is_ever_finished_if_failures_come_too_fast() -> None:
     [
         (
             (30, 2.0, 24.0),
-            "save every 1128 steps (37.6 min): with a failure every 24 h on average, 1.3% of the time then goes into "
-            "writing and 1.3% is lost by failures",
+            "save every 1128 steps (37.6 min): with a failure every 24 h on average, 1.3% of the "
+            "time then goes into writing and 1.3% is lost by failures",
         ),
         (
             (30, 20.0, 5.0),
-            "save every 51 steps (17 min): with a failure every 5 h on average, 2.8% of the time then goes into "
-            "writing and 2.9% is lost by failures",
+            "save every 51 steps (17 min): with a failure every 5 h on average, 2.8% of the time "
+            "then goes into writing and 2.9% is lost by failures",
         ),
         (
             (0, 100.0, 1.0),
-            "save every 1 step (100 s): with a failure every 60 min on average, 0.0% of the time then goes into "
-            "writing and 1.4% is lost by failures",
+            "save every 1 step (100 s): with a failure every 60 min on average, 0.0% of the time "
+            "then goes into writing and 1.4% is lost by failures",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""Checkpoints: a run that was killed, at whatever moment, ends with the bits of one that never was."""
+"""Checkpoints: a run that was killed, at whatever moment, ends with the bits of one that never
+was.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ RUN = f"{BASE} --keep 9"
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return short_text(tmp_path_factory.mktemp("text"), 700)  # 41 samples: an epoch ends within 6 steps of 8
+    # 41 samples: an epoch ends within 6 steps of 8
+    return short_text(tmp_path_factory.mktemp("text"), 700)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +72,27 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert same_bits(stopped / "step-00000006", finished / "step-00000006")
     assert losses(stopped / "metrics.jsonl") == losses(finished / "metrics.jsonl")
     assert [step for step, _ in losses(finished / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-    assert sorted(path.name for path in stopped.iterdir()) == sorted(path.name for path in finished.iterdir())
+    assert sorted(path.name for path in stopped.iterdir()) == sorted(
+        path.name for path in finished.iterdir()
+    )
     assert "\nresumed after step 4\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(1, ""), (3, "--strategy naive"), (5, "--accumulate 2")])
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(1, ""), (3, "--strategy naive"), (5, "--accumulate 2")]
+)
 def test_resuming_on_another_number_of_ranks(
-    ranks: int, words: str, stopped: Path, finished: Path, text: Path, capsys: pytest.CaptureFixture[str]
+    ranks: int,
+    words: str,
+    stopped: Path,
+    finished: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train_on(ranks, RUN, words, f"--text {text} --steps 6 --save {stopped} --resume --verify") == 0
+    assert (
+        train_on(ranks, RUN, words, f"--text {text} --steps 6 --save {stopped} --resume --verify")
+        == 0
+    )
     assert "same parameters as the serial run   yes" in capsys.readouterr().out
     ours, theirs = (tensors(folder / "step-00000006") for folder in (stopped, finished))
     assert ours.keys() == theirs.keys()
@@ -101,8 +116,13 @@ def test_resuming_a_run_that_has_finished(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("step*/*")} == before
 
 
-def test_options_may_change_and_are_named(stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--text {text} --steps 7 --save {stopped} --resume --lr 0.02 --batch 4 --strategy naive --keep 2"
+def test_options_may_change_and_are_named(
+    stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        f"--text {text} --steps 7 --save {stopped} --resume --lr 0.02 --batch 4 --strategy naive "
+        "--keep 2"
+    )
     assert train_on(2, RUN, words) == 0
     headline = capsys.readouterr().out.splitlines()[1]
     changed = "batch 8 -> 4, steps 6 -> 7, lr 0.01 -> 0.02"
@@ -113,16 +133,35 @@ def test_options_may_change_and_are_named(stopped: Path, text: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--hidden 32", "belongs to another model: embedding.weight is float64 [256, 16] there and float64 [256, 32]"),
-        ("--layers 2", "belongs to another model: layers.1.attention.key.weight is missing there and float64 [16, 16]"),
+        (
+            "--hidden 32",
+            "belongs to another model: embedding.weight is float64 [256, 16] there and float64 "
+            "[256, 32]",
+        ),
+        (
+            "--layers 2",
+            "belongs to another model: layers.1.attention.key.weight is missing there and float64 "
+            "[16, 16]",
+        ),
         ("--no-tied", "belongs to another model: head.weight is missing there"),
-        ("--precision float32", "embedding.weight is float64 [256, 16] there and float32 [256, 16] here: use"),
-        ("--heads 4", "belongs to another model: heads is 2 there and 4 here: use the options it was trained with"),
+        (
+            "--precision float32",
+            "embedding.weight is float64 [256, 16] there and float32 [256, 16] here: use",
+        ),
+        (
+            "--heads 4",
+            "belongs to another model: heads is 2 there and 4 here: use the options it was "
+            "trained with",
+        ),
         ("--sequence 8", "belongs to another model: sequence is 16 there and 8 here"),
         ("--held-out 0.5", "cannot be continued: the saved position belongs to other samples"),
         ("--seed 1", "cannot be continued: the saved sampler dealt with"),
         ("--by-length", "cannot be continued: "),
-        ("--steps 3", "step-00000004 has 4 steps behind it, more than --steps 3: use --steps 4 to look at it, or more"),
+        (
+            "--steps 3",
+            "step-00000004 has 4 steps behind it, more than --steps 3: use --steps 4 to look at "
+            "it, or more",
+        ),
     ],
 )
 def test_what_does_not_fit_the_checkpoint_is_named(
@@ -145,7 +184,9 @@ def test_a_new_run_does_not_touch_the_checkpoints_of_another(
 ) -> None:
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     assert train_on(2, RUN, f"--text {text} --steps 6 --save {stopped}") == 2
-    assert "holds step-00000004: add --resume to go on, or save to another folder" in sentence(capsys)
+    assert "holds step-00000004: add --resume to go on, or save to another folder" in sentence(
+        capsys
+    )
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
@@ -162,7 +203,9 @@ def test_a_second_run_in_the_same_folder_is_refused_before_it_writes(
     with hold(stopped):
         before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
         assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 2
-        assert sentence(capsys).startswith(f"--save {stopped} is in use by another run: let it end, or save elsewhere")
+        assert sentence(capsys).startswith(
+            f"--save {stopped} is in use by another run: let it end, or save elsewhere"
+        )
         assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 0
 
@@ -185,16 +228,25 @@ def test_a_file_system_without_locks_is_said_and_is_no_reason_to_stop(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     assert train_on(2, RUN, f"--steps 1 --save {tmp_path / 'a'}") == 0
-    assert sentence(capsys) == f"{tmp_path / 'a'} cannot be locked (No locks available): let no other run save there"
+    assert (
+        sentence(capsys)
+        == f"{tmp_path / 'a'} cannot be locked (No locks available): let no other run save there"
+    )
 
 
 # ---------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("name", ["rank-0000.safetensors", "index.json", "state.json", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["rank-0000.safetensors", "index.json", "state.json", "SHA256SUMS"]
+)
 @pytest.mark.parametrize("harm", [cut, flip, empty, Path.unlink])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_named(
-    name: str, harm: Callable[[Path], None], stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    harm: Callable[[Path], None],
+    stopped: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     harm(stopped / "step-00000004" / name)
     words = f"--text {text} --steps 4 --save {stopped} --resume"
@@ -203,7 +255,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_named(
         return
     assert train_on(2, RUN, words) == 2
     message = sentence(capsys)
-    assert "step-00000004" in message and message.endswith("remove step-00000004 to resume from step-00000003")
+    assert "step-00000004" in message and message.endswith(
+        "remove step-00000004 to resume from step-00000003"
+    )
     assert name in message or name == "SHA256SUMS"
     shutil.rmtree(stopped / "step-00000004")
     assert train_on(2, RUN, words) == 0
@@ -259,7 +313,9 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     message = sentence(capsys)
     last = complete(stopped)[-1].name  # the fifth, if it was written before the disk was full
     assert last in ("step-00000004", "step-00000005") and "cannot be written (" in message
-    assert "File too large" in message and message.endswith(f"{last} is intact: --resume continues from it")
+    assert "File too large" in message and message.endswith(
+        f"{last} is intact: --resume continues from it"
+    )
     assert not list(stopped.glob(".unfinished*"))
 
 

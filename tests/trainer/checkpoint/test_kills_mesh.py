@@ -1,6 +1,8 @@
-"""A rank of a pipeline that is killed under `mpirun`, at any moment, or interrupted, or broken, or merely slow.
+"""A rank of a pipeline that is killed under `mpirun`, at any moment, or interrupted, or broken, or
+merely slow.
 
-Of a killed one nothing is lost but the steps since the last save: see `kill_ranks.py`, which says what is checked.
+Of a killed one nothing is lost but the steps since the last save: see `kill_ranks.py`, which says
+what is checked.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def test_ranks_killed_at_fifty_moments(ranks: int, count: int, tmp_path: Path) -
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the group that it shows."""
     short_text(tmp_path, 700)
-    job = Job(2, tmp_path / "run", FAULTY.replace("FAULT", "time.sleep(60)") + PROGRAM, [sys.executable])
+    job = Job(
+        2, tmp_path / "run", FAULTY.replace("FAULT", "time.sleep(60)") + PROGRAM, [sys.executable]
+    )
     assert job.trains()
     while not complete(job.folder):
         assert job.process.poll() is None, job.log.read_text()
@@ -76,7 +80,12 @@ def test_a_slow_rank_only_makes_the_others_wait(tmp_path: Path) -> None:
     text = short_text(tmp_path, 700)
     slow = Job(2, tmp_path / "slow", FAULTY.replace("FAULT", "time.sleep(3)") + PROGRAM)
     assert slow.end() == 0, slow.log.read_text()
-    assert train_on(2, RUN, SIZES, LAYOUTS[2], f"--steps {STEPS} --text {text} --save {tmp_path / 'calm'}") == 0
+    assert (
+        train_on(
+            2, RUN, SIZES, LAYOUTS[2], f"--steps {STEPS} --text {text} --save {tmp_path / 'calm'}"
+        )
+        == 0
+    )
     recorded = metrics(slow.folder / "metrics.jsonl")
     assert recorded[4]["seconds"] > 3 > recorded[5]["seconds"]
     for ours, theirs in zip(recorded, metrics(tmp_path / "calm" / "metrics.jsonl"), strict=True):

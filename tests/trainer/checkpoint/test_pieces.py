@@ -1,4 +1,6 @@
-"""Pieces: whatever cut a tensor, any other cut of it can be put together, from no more than is needed."""
+"""Pieces: whatever cut a tensor, any other cut of it can be put together, from no more than is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def grid(draw: random.Random, shape: tuple[int, ...]) -> list[Extent]:
     for first, last in blocks:
         size = Extent.of(shape, dim, first, last).count
         extents += [
-            Extent(shape, dim, first, last, start, stop) for start, stop in marks(draw, size, draw.randint(1, 4))
+            Extent(shape, dim, first, last, start, stop)
+            for start, stop in marks(draw, size, draw.randint(1, 4))
         ]
     return extents
 
@@ -52,7 +55,11 @@ class Shelf:
 
     def __init__(self, whole: Tensor, extents: Iterable[Extent]) -> None:
         self.read: list[tuple[Extent, int]] = []
-        self.pieces = [(extent, self._reader(extent, take(whole, extent))) for extent in extents if extent.count]
+        self.pieces = [
+            (extent, self._reader(extent, take(whole, extent)))
+            for extent in extents
+            if extent.count
+        ]
 
     def _reader(self, extent: Extent, values: Tensor) -> Reader:
         def read(start: int, stop: int) -> Tensor:
@@ -76,7 +83,10 @@ def test_cutting_pasting_and_putting_together(seed: int) -> None:
         assert torch.equal(again, whole)
         for extent in wanted:
             shelf = Shelf(whole, stored)
-            assert torch.equal(assemble(extent, shelf.pieces, whole.dtype), take(whole, extent)), (extent, stored)
+            assert torch.equal(assemble(extent, shelf.pieces, whole.dtype), take(whole, extent)), (
+                extent,
+                stored,
+            )
             assert all(touching(used, extent) for used, _ in shelf.read)
             assert len({used for used, _ in shelf.read}) == len(shelf.read)  # at most once
 
@@ -105,7 +115,11 @@ def test_what_a_strided_tensor_has_is_cut_from_it_too() -> None:
 
 def test_the_same_layout_reads_its_own_piece_only() -> None:
     whole = torch.randn(6, 8)
-    layout = [Extent((6, 8), 1, first, first + 4, start, start + 12) for first in (0, 4) for start in (0, 12)]
+    layout = [
+        Extent((6, 8), 1, first, first + 4, start, start + 12)
+        for first in (0, 4)
+        for start in (0, 12)
+    ]
     for extent in layout:
         shelf = Shelf(whole, layout)
         assemble(extent, shelf.pieces, whole.dtype)
@@ -115,7 +129,11 @@ def test_the_same_layout_reads_its_own_piece_only() -> None:
 @pytest.mark.parametrize("dim", [None, 0, 1])
 def test_other_flat_shards_of_the_same_blocks_read_just_their_elements(dim: int | None) -> None:
     whole = torch.randn(4, 30)
-    blocks = [Extent.of((4, 30))] if dim is None else [Extent.of((4, 30), dim, first, first + 2) for first in (0, 2)]
+    blocks = (
+        [Extent.of((4, 30))]
+        if dim is None
+        else [Extent.of((4, 30), dim, first, first + 2) for first in (0, 2)]
+    )
     if dim == 1:
         blocks = [Extent.of((4, 30), 1, 0, 13), Extent.of((4, 30), 1, 13, 30)]
 
@@ -141,9 +159,14 @@ def test_rows_on_other_numbers_of_ranks_read_just_their_elements() -> None:
 
 def test_columns_on_other_numbers_of_ranks_read_the_blocks_that_they_meet() -> None:
     whole = torch.randn(6, 12)
-    stored = [Extent((6, 12), 1, first, first + 3, start, start + 9) for first in range(0, 12, 3) for start in (0, 9)]
+    stored = [
+        Extent((6, 12), 1, first, first + 3, start, start + 9)
+        for first in range(0, 12, 3)
+        for start in (0, 9)
+    ]
     shelf = Shelf(whole, stored)
-    assemble(Extent((6, 12), 1, 4, 8, 0, 8), shelf.pieces, whole.dtype)  # of columns 4 to 8 the upper two rows
+    # of columns 4 to 8 the upper two rows
+    assemble(Extent((6, 12), 1, 4, 8, 0, 8), shelf.pieces, whole.dtype)
     assert [extent.block for extent, _ in shelf.read] == [(1, 3, 6), (1, 6, 9)]
     assert all(extent.start == 0 for extent, _ in shelf.read)
 
@@ -172,8 +195,12 @@ def test_an_extent_says_what_it_is() -> None:
         (1, 0, 2, 0, 9),
     ],
 )
-def test_elements_that_there_are_not_are_refused(fields: tuple[int | None, int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"there are no such elements in a tensor \[4, 6\]: Extent"):
+def test_elements_that_there_are_not_are_refused(
+    fields: tuple[int | None, int, int, int, int],
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"there are no such elements in a tensor \[4, 6\]: Extent"
+    ):
         Extent((4, 6), *fields)  # type: ignore[arg-type]
 
 
@@ -202,17 +229,32 @@ def test_a_flaw_is_found_and_none_is_made_up(seed: int) -> None:
 @pytest.mark.parametrize(
     ("extents", "words"),
     [
-        ([Extent.of((4, 6), 1, 0, 2), Extent.of((4, 6), 1, 3, 6)], "along dim 1, 2 to 3 are missing"),
-        ([Extent.of((4, 6), 1, 0, 4), Extent.of((4, 6), 1, 3, 6)], "along dim 1, 3 to 4 are there twice"),
+        (
+            [Extent.of((4, 6), 1, 0, 2), Extent.of((4, 6), 1, 3, 6)],
+            "along dim 1, 2 to 3 are missing",
+        ),
+        (
+            [Extent.of((4, 6), 1, 0, 4), Extent.of((4, 6), 1, 3, 6)],
+            "along dim 1, 3 to 4 are there twice",
+        ),
         ([Extent.of((4, 6), 0, 0, 3)], "along dim 0, 3 to 4 are missing"),
         ([Extent((4, 6), None, 0, 0, 2, 24)], "of [4, 6], elements 0 to 2 are missing"),
         (
             [Extent((4, 6), 1, 0, 6, 0, 20), Extent((4, 6), 1, 0, 6, 15, 24)],
             "of [4, 6], dim 1 from 0 to 6, elements 15 to 20 are there twice",
         ),
-        ([Extent((9,), None, 0, 0, 0, 9), Extent((9,), None, 0, 0, 2, 5)], "of [9], elements 2 to 5 are there twice"),
-        ([Extent.of((4, 6), 1, 0, 6), Extent.of((4, 6), 0, 0, 4)], "its pieces are cut along different dims"),
-        ([Extent.of((4, 6)), Extent.of((6, 4))], "its pieces are cut along different dims, or from different shapes"),
+        (
+            [Extent((9,), None, 0, 0, 0, 9), Extent((9,), None, 0, 0, 2, 5)],
+            "of [9], elements 2 to 5 are there twice",
+        ),
+        (
+            [Extent.of((4, 6), 1, 0, 6), Extent.of((4, 6), 0, 0, 4)],
+            "its pieces are cut along different dims",
+        ),
+        (
+            [Extent.of((4, 6)), Extent.of((6, 4))],
+            "its pieces are cut along different dims, or from different shapes",
+        ),
     ],
 )
 def test_a_flaw_is_named(extents: list[Extent], words: str) -> None:

@@ -1,4 +1,6 @@
-"""The plain page of checkpoints: any ranks load what any have saved, each writes its own, and no kill leaves half."""
+"""The plain page of checkpoints: any ranks load what any have saved, each writes its own, and no
+kill leaves half.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,28 @@ def save(folder: Path, step: int, held: list[list[Piece]]) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_any_ranks_load_what_any_others_have_saved_and_each_writes_its_own(seed: int, tmp_path: Path) -> None:
+def test_any_ranks_load_what_any_others_have_saved_and_each_writes_its_own(
+    seed: int, tmp_path: Path
+) -> None:
     draw, tensors = random.Random(seed), model(seed)
     held = dealt(draw, tensors, draw.randint(4, 16))
     path, fast = save(tmp_path / "plain", 3, held), save_fast(tmp_path / "fast", 3, held)
     for rank, pieces in enumerate(held):
         file = path / f"rank-{rank:04d}.safetensors"
-        own = {name: (tensor.dtype, extent.count) for name, extent, tensor in pieces if extent.count}
+        own = {
+            name: (tensor.dtype, extent.count) for name, extent, tensor in pieces if extent.count
+        }
         assert file.exists() == bool(own)
         if own:
-            assert {name: (tensor.dtype, tensor.numel()) for name, tensor in load_file(file).items()} == own
+            assert {
+                name: (tensor.dtype, tensor.numel()) for name, tensor in load_file(file).items()
+            } == own
     pairs: list[tuple[Any, Path]] = [(plain.load, path), (plain.load, fast), (restore.read, path)]
     for read, there in pairs:
         asked = [piece for pieces in dealt(draw, tensors, draw.randint(4, 16)) for piece in pieces]
-        blanks = [Piece(name, extent, blank(extent, tensor.dtype)) for name, extent, tensor in asked]
+        blanks = [
+            Piece(name, extent, blank(extent, tensor.dtype)) for name, extent, tensor in asked
+        ]
         read(there, blanks)
         for name, extent, tensor in blanks:
             assert torch.equal(tensor, take(tensors[name], extent)), name
@@ -65,7 +75,9 @@ def value_of(path: Path) -> float:
 
 
 def killed(folder: Path, step: int, touch: int) -> int:
-    """Save on three ranks in a child killed before its n-th touch of a file; return how many it took, or -9."""
+    """Save on three ranks in a child killed before its n-th touch of a file; return how many it
+    took, or -9.
+    """
     child = os.fork()
     if child == 0:
         left = touch
@@ -93,14 +105,20 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new(tmp_path: Path) -> N
     while (end := killed(tmp_path, last + 1, kills + 1)) < 0:
         kills += 1
         found = [int(value_of(path)) for path in complete(tmp_path)]
-        assert found in (list(range(1, last + 1)), list(range(1, last + 2))), f"killed before touch {kills}"
+        assert found in (list(range(1, last + 1)), list(range(1, last + 2))), (
+            f"killed before touch {kills}"
+        )
         last = found[-1]
-    assert kills >= end >= 11, "a folder, a file of each rank, index and state, flushes of all six, a rename"
+    assert kills >= end >= 11, (
+        "a folder, a file of each rank, index and state, flushes of all six, a rename"
+    )
     assert value_of(newest(tmp_path)) == last + 1
     assert not list(tmp_path.glob(".*")), "what killed runs left is gone"
 
 
-def test_the_disk_holds_everything_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_holds_everything_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -116,7 +134,9 @@ def test_the_disk_holds_everything_before_it_gets_its_name(tmp_path: Path, monke
     monkeypatch.setattr(os, "rename", renamed)
     path = save(tmp_path, 1, simple())
     at = done.index("rename")
-    assert sorted(done[:at]) == sorted([*(file.name for file in path.iterdir()), ".unfinished-00000001"])
+    assert sorted(done[:at]) == sorted(
+        [*(file.name for file in path.iterdir()), ".unfinished-00000001"]
+    )
     assert done[at - 1 :] == [".unfinished-00000001", "rename", tmp_path.name]
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints of meshes: whatever layout goes on from them ends with the numbers of the run that nothing disturbed."""
+"""Checkpoints of meshes: whatever layout goes on from them ends with the numbers of the run that
+nothing disturbed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ Finished: TypeAlias = Callable[[Layout, str], Path]
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return short_text(tmp_path_factory.mktemp("text"), 700)  # 41 samples: an epoch ends within 6 steps of 8
+    # 41 samples: an epoch ends within 6 steps of 8
+    return short_text(tmp_path_factory.mktemp("text"), 700)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +50,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Finished:
 
 
 def go_on(layout: Layout, options: str, folder: Path, text: Path) -> int:
-    """Train up to the last step, from the newest checkpoint if there is one; return the exit status."""
+    """Train up to the last step, from the newest checkpoint if there is one; return the exit
+    status.
+    """
     ranks, words = layout
     resume = "--resume" if complete(folder) else ""
-    return train_on(ranks, MESH, options, words, f"--steps {STEPS} --text {text} --save {folder} {resume}")
+    return train_on(
+        ranks, MESH, options, words, f"--steps {STEPS} --text {text} --save {folder} {resume}"
+    )
 
 
 def interrupted(folder: Path, there: Path) -> Path:
@@ -65,7 +72,9 @@ def worst(ours: Path, theirs: Path) -> float:
     """Return the largest max|a - b| / max|b| of all tensors of two checkpoints."""
     a, b = tensors(ours), tensors(theirs)
     assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name]).abs().max() / b[name].double().abs().max()) for name in b)
+    return max(
+        float((a[name].double() - b[name]).abs().max() / b[name].double().abs().max()) for name in b
+    )
 
 
 # ---------------------------------------------------------------- from one layout to another
@@ -90,17 +99,23 @@ def worst(ours: Path, theirs: Path) -> float:
 def test_resuming_on_another_layout(
     before: Layout, after: Layout, tied: str, finished: Finished, text: Path, tmp_path: Path
 ) -> None:
-    """Dropout, the position in the text over the end of its epoch, both moments: all that a number can depend on."""
+    """Dropout, the position in the text over the end of its epoch, both moments: all that a number
+    can depend on.
+    """
     calm = finished(before, tied)
     folder = interrupted(calm, tmp_path / "run")
     assert go_on(after, tied, folder, text) == 0
     assert worst(folder / LAST, calm / LAST) <= 1e-9
     assert [step for step, _ in losses(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    for (_, ours), (_, theirs) in zip(losses(folder / "metrics.jsonl"), losses(calm / "metrics.jsonl"), strict=True):
+    for (_, ours), (_, theirs) in zip(
+        losses(folder / "metrics.jsonl"), losses(calm / "metrics.jsonl"), strict=True
+    ):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-def test_eight_stages_on_four_ranks_go_on_as_two_replicas(finished: Finished, text: Path, tmp_path: Path) -> None:
+def test_eight_stages_on_four_ranks_go_on_as_two_replicas(
+    finished: Finished, text: Path, tmp_path: Path
+) -> None:
     options = "--layers 8 --tied"
     calm = finished((4, "--pp 4 --schedule zb-v"), options)
     folder = interrupted(calm, tmp_path / "run")
@@ -132,8 +147,12 @@ def test_the_same_layout_ends_with_the_same_bits(
     assert losses(folder / "metrics.jsonl") == losses(calm / "metrics.jsonl")
 
 
-def test_masters_in_32_bits_go_to_another_layout(finished: Finished, text: Path, tmp_path: Path) -> None:
-    """Going on at a rate of almost nothing, they stay what they were; made anew they would be off by a rounding."""
+def test_masters_in_32_bits_go_to_another_layout(
+    finished: Finished, text: Path, tmp_path: Path
+) -> None:
+    """Going on at a rate of almost nothing, they stay what they were; made anew they would be off
+    by a rounding.
+    """
     options = "--precision bfloat16 --tied"
     calm = finished((4, "--zero 1"), options)
     folder = interrupted(calm, tmp_path / "run")
@@ -144,17 +163,23 @@ def test_masters_in_32_bits_go_to_another_layout(finished: Finished, text: Path,
     for name in masters:
         assert before[name].dtype == torch.float32
         assert (after[name] - before[name]).abs().max() <= 1e-9, name
-    rounding = [float((before[name] - before[name.removesuffix("/master")]).abs().max()) for name in masters]
+    rounding = [
+        float((before[name] - before[name.removesuffix("/master")]).abs().max()) for name in masters
+    ]
     assert min(rounding) > 1e-5, "a loss would go unnoticed"
 
 
-def test_the_loss_scale_goes_to_another_layout(finished: Finished, text: Path, tmp_path: Path) -> None:
+def test_the_loss_scale_goes_to_another_layout(
+    finished: Finished, text: Path, tmp_path: Path
+) -> None:
     """The scale starts at 65536, and has been halved by the time of the interruption."""
     options = "--precision float16 --lr 0.001"
     calm = finished((4, "--pp 2 --zero 1"), options)
     folder = interrupted(calm, tmp_path / "run")
     assert go_on((4, "--tp 2"), options, folder, text) == 0
-    ours, theirs = (json.loads((run / LAST / "state.json").read_text())["scaler"] for run in (folder, calm))
+    ours, theirs = (
+        json.loads((run / LAST / "state.json").read_text())["scaler"] for run in (folder, calm)
+    )
     assert ours == theirs
 
 
@@ -188,7 +213,9 @@ def test_what_is_kept(text: Path, tmp_path: Path) -> None:
 
 
 class Slow:
-    """In place of `store.write_shard`: the first checkpoint is not written before training has begun some step."""
+    """In place of `store.write_shard`: the first checkpoint is not written before training has
+    begun some step.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int, rank: int) -> None:
         self.until, self.rank, self.write, self.take = until, rank, store.write_shard, Trainer.step
@@ -224,15 +251,21 @@ class Slow:
 def test_training_goes_on_and_the_next_checkpoint_waits(
     rank: int, finished: Finished, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps 3, 4 and 5 are taken while the checkpoint of step 2 is written: with the numbers of step 2 all the same."""
+    """Steps 3, 4 and 5 are taken while the checkpoint of step 2 is written: with the numbers of
+    step 2 all the same.
+    """
     layout = (4, "--pp 2 --tp 2")
     calm = finished(layout, "")
     slow = Slow(monkeypatch, until=4, rank=rank)
     words = f"--save-every 2 --steps {STEPS} --text {text} --save {tmp_path}"
     assert train_on(layout[0], MESH.replace("--save-every 1", ""), layout[1], words) == 0
     order = {event: at for at, event in enumerate(slow.events)}
-    assert order["begin to write 2"] < order["step 4"] < order["wrote 2"] < order["begin to write 4"]
-    assert order["wrote 2"] < order["step 5"], "the checkpoint of step 4 was copied before that of step 2 was written"
+    assert (
+        order["begin to write 2"] < order["step 4"] < order["wrote 2"] < order["begin to write 4"]
+    )
+    assert order["wrote 2"] < order["step 5"], (
+        "the checkpoint of step 4 was copied before that of step 2 was written"
+    )
     for step in (2, 4, 6):
         assert same_bits(tmp_path / f"step-{step:08d}", calm / f"step-{step:08d}")
 
@@ -248,7 +281,9 @@ def test_what_goes_wrong_in_the_background_reaches_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One sentence and status 2; what was written before is untouched, and the run can go on from it."""
+    """One sentence and status 2; what was written before is untouched, and the run can go on from
+    it.
+    """
     layout, write = (4, "--pp 2 --zero 1"), store.write_shard
     calm = finished(layout, "")
     folder = interrupted(calm, tmp_path / "run")
@@ -264,7 +299,9 @@ def test_what_goes_wrong_in_the_background_reaches_all_ranks(
     assert go_on(layout, "", folder, text) == 2
     assert capsys.readouterr().err == f"minidist train: the disk of rank {failing} is full\n"
     assert {path: path.read_bytes() for path in before} == before
-    assert complete(folder)[-1].name == f"step-{at - 1:08d}" and not list(folder.glob(".unfinished*"))
+    assert complete(folder)[-1].name == f"step-{at - 1:08d}" and not list(
+        folder.glob(".unfinished*")
+    )
     monkeypatch.undo()
     assert go_on(layout, "", folder, text) == 0
     assert same_bits(folder / LAST, calm / LAST)

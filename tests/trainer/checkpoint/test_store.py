@@ -1,4 +1,6 @@
-"""Checkpoints of many ranks: any layout writes, any other reads, and no moment of being killed leaves half of one."""
+"""Checkpoints of many ranks: any layout writes, any other reads, and no moment of being killed
+leaves half of one.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,15 @@ def model(seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(4, 6), (7,), (), (3, 4, 5), (12, 2), (1, 9)]
     tensors = {
-        f"layers.{number}.{str(dtype).removeprefix('torch.')}": (torch.randn(shape, generator=generator) * 50).to(dtype)
+        f"layers.{number}.{str(dtype).removeprefix('torch.')}": (
+            torch.randn(shape, generator=generator) * 50
+        ).to(dtype)
         for number, (dtype, shape) in enumerate(itertools.product(DTYPES, shapes))
     }
-    return tensors | {"layers.0.weight/exp_avg": torch.randn(5, 3, generator=generator), "step": torch.tensor(3.0)}
+    return tensors | {
+        "layers.0.weight/exp_avg": torch.randn(5, 3, generator=generator),
+        "step": torch.tensor(3.0),
+    }
 
 
 def dealt(draw: random.Random, tensors: dict[str, Tensor], ranks: int) -> list[list[Piece]]:
@@ -73,7 +80,9 @@ def dealt(draw: random.Random, tensors: dict[str, Tensor], ranks: int) -> list[l
     return held
 
 
-def save(folder: Path, step: int, held: list[list[Piece]], state: dict[str, Any] | None = None) -> Path:
+def save(
+    folder: Path, step: int, held: list[list[Piece]], state: dict[str, Any] | None = None
+) -> Path:
     """Do what the ranks do, one after the other."""
     unfinished = begin(folder, step)
     written = [write_shard(unfinished, rank, pieces) for rank, pieces in enumerate(held)]
@@ -90,8 +99,14 @@ def simple(value: float = 1.0, size: int = 10) -> list[list[Piece]]:
     weight, norm = torch.arange(size * 6.0).view(size, 6) * value, torch.full((5,), value)
     half, parts = Extent.of((size, 6), 1, 0, 3), Extent.of((size, 6), 1, 3, 6)
     return [
-        [Piece("weight", half, weight[:, :3]), Piece("norm", Extent((5,), None, 0, 0, 0, 2), norm[:2])],
-        [Piece("weight", parts, weight[:, 3:]), Piece("norm", Extent((5,), None, 0, 0, 2, 5), norm[2:])],
+        [
+            Piece("weight", half, weight[:, :3]),
+            Piece("norm", Extent((5,), None, 0, 0, 0, 2), norm[:2]),
+        ],
+        [
+            Piece("weight", parts, weight[:, 3:]),
+            Piece("norm", Extent((5,), None, 0, 0, 2, 5), norm[2:]),
+        ],
         [Piece("norm", Extent((5,), None, 0, 0, 5, 5), norm[5:])],
     ]
 
@@ -123,13 +138,18 @@ def test_any_layout_reads_what_any_other_wrote(seed: int, tmp_path: Path) -> Non
     path = save(tmp_path, 7, dealt(draw, whole, draw.randint(1, 6)), {"note": [1, None, "ä"]})
     verify(path)
     assert read_state(path) == {"step": 7, "note": [1, None, "ä"]}
-    assert names(path) == {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in whole.items()}
+    assert names(path) == {
+        name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in whole.items()
+    }
     for pieces in dealt(draw, whole, draw.randint(1, 6)):
         asked = [piece._replace(tensor=torch.zeros_like(piece.tensor)) for piece in pieces]
         read(path, asked)
         for piece, got in zip(pieces, asked, strict=True):
             assert torch.equal(piece.tensor, got.tensor), piece.name
-    everything = [Piece(name, Extent.of(tensor.shape), torch.zeros_like(tensor)) for name, tensor in whole.items()]
+    everything = [
+        Piece(name, Extent.of(tensor.shape), torch.zeros_like(tensor))
+        for name, tensor in whole.items()
+    ]
     read(path, everything)
     assert all(torch.equal(piece.tensor, whole[piece.name]) for piece in everything)
 
@@ -139,7 +159,9 @@ def test_tensors_are_filled_in_place_whatever_they_look_like(tmp_path: Path) -> 
     wide = torch.zeros(10, 9)
     parameter = torch.nn.Parameter(torch.zeros(5))
     read(path, [Piece("weight", Extent.of((10, 6), 1, 2, 5), wide[:, ::3])])
-    assert torch.equal(wide[:, ::3], torch.arange(60.0).view(10, 6)[:, 2:5]) and not wide[:, 1].any()
+    assert (
+        torch.equal(wide[:, ::3], torch.arange(60.0).view(10, 6)[:, 2:5]) and not wide[:, 1].any()
+    )
     read(path, [Piece("norm", Extent.of((5,)), parameter)])
     assert bool((parameter == 1).all()) and parameter.is_leaf
 
@@ -152,7 +174,8 @@ def test_slices_of_one_buffer_and_strided_blocks_are_written(tmp_path: Path) -> 
         Piece("c", Extent.of((2, 3)), torch.nn.Parameter(torch.ones(2, 3))),
     ]
     path = save(tmp_path, 1, [pieces])
-    found = load_file(path / "rank-0000.safetensors")  # anybody's reader will do; what is whole has its shape
+    # anybody's reader will do; what is whole has its shape
+    found = load_file(path / "rank-0000.safetensors")
     assert torch.equal(found["a"], flat[:4]) and torch.equal(found["b"], flat[4:].view(3, 2).t())
 
 
@@ -163,7 +186,11 @@ def test_the_files_are_what_they_are_said_to_be(tmp_path: Path) -> None:
     assert [line.split()[1] for line in (path / "SHA256SUMS").read_text().splitlines()] == summed
     assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=path).returncode == 0
     entry = json.loads((path / "index.json").read_text())["tensors"]["weight"]
-    assert entry["pieces"][1] == {"file": "rank-0001.safetensors", "block": [3, 6], "elements": [0, 30]}
+    assert entry["pieces"][1] == {
+        "file": "rank-0001.safetensors",
+        "block": [3, 6],
+        "elements": [0, 30],
+    }
     assert (entry["dtype"], entry["shape"], entry["dim"]) == ("float32", [10, 6], 1)
     assert not list(tmp_path.glob(".*"))
 
@@ -179,15 +206,23 @@ def test_the_same_layout_needs_its_own_file_only(tmp_path: Path) -> None:
             shutil.copy(path / name, alone)
         asked = [piece._replace(tensor=torch.zeros_like(piece.tensor)) for piece in pieces]
         read(alone, asked)
-        assert all(torch.equal(piece.tensor, got.tensor) for piece, got in zip(pieces, asked, strict=True))
+        assert all(
+            torch.equal(piece.tensor, got.tensor) for piece, got in zip(pieces, asked, strict=True)
+        )
 
 
 def resident(which: str) -> int:
-    """Return the memory of this process in MiB: VmRSS is now, VmHWM the most since it was last reset."""
-    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith(which))
+    """Return the memory of this process in MiB: VmRSS is now, VmHWM the most since it was last
+    reset.
+    """
+    return next(
+        int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith(which)
+    )
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was mapped at most")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was mapped at most"
+)
 def test_no_more_comes_from_the_disk_than_is_asked_for(tmp_path: Path) -> None:
     size = 16 << 20  # elements: 64 MiB
     path = save(tmp_path, 1, [[Piece("a", Extent.of((size,)), torch.ones(size))]])
@@ -221,18 +256,24 @@ def test_the_newest_are_kept_and_every_so_many_steps_one(tmp_path: Path) -> None
 
 
 def test_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"--resume finds no checkpoint in .*: start without it"):
+    with pytest.raises(
+        CheckpointError, match=r"--resume finds no checkpoint in .*: start without it"
+    ):
         newest(tmp_path / "nowhere")
 
 
 def test_a_complete_one_is_never_overwritten(tmp_path: Path) -> None:
     path = save(tmp_path, 3, simple(2.0))
-    with pytest.raises(CheckpointError, match=r"step-00000003 is there already and is not overwritten: save to"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003 is there already and is not overwritten: save to"
+    ):
         begin(tmp_path, 3)
     unfinished = begin(tmp_path, 4)
     written = [write_shard(unfinished, rank, pieces) for rank, pieces in enumerate(simple(5.0))]
     shutil.copytree(path, tmp_path / "step-00000004")  # by another run, meanwhile
-    with pytest.raises(CheckpointError, match=r"step-00000004 cannot be written \(.*\); step-00000003 is intact"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004 cannot be written \(.*\); step-00000003 is intact"
+    ):
         commit(tmp_path, 4, written, {})
     assert value_of(path) == value_of(tmp_path / "step-00000004") == 2.0
     assert not list(tmp_path.glob(".*"))
@@ -261,7 +302,10 @@ def test_an_element_written_never_or_twice_is_our_mistake(tmp_path: Path) -> Non
         ([zero, two], "each element of weight once: along dim 1, 3 to 6 are missing"),
         ([zero, one, zero], "each element of weight once: of .* elements 0 to 30 are there twice"),
         ([zero, [one[0]], two], "each element of norm once: of .* elements 2 to 5 are missing"),
-        ([zero, [one[0], one[1]._replace(tensor=one[1].tensor.double())]], "written norm with different dtypes"),
+        (
+            [zero, [one[0], one[1]._replace(tensor=one[1].tensor.double())]],
+            "written norm with different dtypes",
+        ),
     ]
     for held, words in cases:
         with pytest.raises(AssertionError, match=words):
@@ -285,9 +329,13 @@ def two(tmp_path: Path) -> Path:
     return save(tmp_path, 5, simple(5.0))
 
 
-@pytest.mark.parametrize("name", ["rank-0000.safetensors", "index.json", "state.json", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["rank-0000.safetensors", "index.json", "state.json", "SHA256SUMS"]
+)
 @pytest.mark.parametrize("harm", [cut, flip, empty, Path.unlink])
-def test_damage_is_found_by_the_checksums(name: str, harm: Callable[[Path], None], two: Path) -> None:
+def test_damage_is_found_by_the_checksums(
+    name: str, harm: Callable[[Path], None], two: Path
+) -> None:
     harm(two / name)
     if name == "SHA256SUMS" and harm is cut:  # the last line has lost its end: nothing that matters
         verify(two)
@@ -309,7 +357,9 @@ def test_ranks_share_the_verifying(two: Path) -> None:
         except CheckpointError as error:
             damaged.append(str(error))
     assert len(damaged) == 1
-    assert "rank-0001.safetensors is truncated or damaged: its checksum is not the one in SHA256SUMS: " in damaged[0]
+    assert (
+        "rank-0001.safetensors is truncated or damaged: its checksum is not the one in SHA256SUMS: "
+    ) in damaged[0]
     verify(two, slice(0))
 
 
@@ -318,7 +368,10 @@ def test_ranks_share_the_verifying(two: Path) -> None:
     [
         (cut, r"rank-0001.safetensors cannot be read \(.*incomplete metadata"),
         (empty, r"rank-0001.safetensors cannot be read \(.*\): remove step"),
-        (Path.unlink, r"rank-0001.safetensors cannot be read \(No such file or directory.*\): remove step"),
+        (
+            Path.unlink,
+            r"rank-0001.safetensors cannot be read \(No such file or directory.*\): remove step",
+        ),
         (
             lambda file: save_file({"weight": torch.zeros(30)}, file),
             r"rank-0001.safetensors lacks float32 \[3\] of norm, which index.json says it has: remove",
@@ -328,7 +381,9 @@ def test_ranks_share_the_verifying(two: Path) -> None:
             r"rank-0001.safetensors lacks float32 \[30\] of weight, which index.json says it has: remove",
         ),
         (
-            lambda file: save_file({"weight": torch.zeros(30), "norm": torch.zeros(3).half()}, file),
+            lambda file: save_file(
+                {"weight": torch.zeros(30), "norm": torch.zeros(3).half()}, file
+            ),
             r"rank-0001.safetensors lacks float32 \[3\] of norm, which index.json says it has: remove",
         ),
     ],
@@ -340,10 +395,14 @@ def test_a_damaged_shard_is_named_and_nothing_is_changed(
     asked = wanted()
     with pytest.raises(CheckpointError, match=words) as caught:
         read(two, asked)
-    assert str(caught.value).endswith("to resume from step-00000004") and str(two) in str(caught.value)
+    assert str(caught.value).endswith("to resume from step-00000004") and str(two) in str(
+        caught.value
+    )
     assert not any(piece.tensor.any() for piece in asked)
     shutil.rmtree(tmp_path / "step-00000004")
-    with pytest.raises(CheckpointError, match=r"there is no earlier one: start afresh, with another --save$"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no earlier one: start afresh, with another --save$"
+    ):
         read(two, asked)
 
 
@@ -360,7 +419,10 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
             lambda t: t["norm"]["pieces"].pop(),
             r"each element of norm is: of \[5\], elements 2 to 5 are missing: remove",
         ),
-        (lambda t: t["weight"]["pieces"].pop(0), "each element of weight is: along dim 1, 0 to 3 are missing: remove"),
+        (
+            lambda t: t["weight"]["pieces"].pop(0),
+            "each element of weight is: along dim 1, 0 to 3 are missing: remove",
+        ),
         (
             lambda t: t["norm"]["pieces"].append(
                 {"file": "rank-0002.safetensors", "block": [0, 0], "elements": [1, 3]}
@@ -371,12 +433,23 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
             lambda t: t["norm"]["pieces"][1].update(file="rank-0007.safetensors"),
             r"rank-0007.safetensors cannot be read \(No such file",
         ),
-        (lambda t: t["norm"].update(shape=[6]), r"norm is float32 \[6\] there and float32 \[5\] here: use the options"),
-        (lambda t: t["norm"].update(dtype="float64"), r"another model: norm is float64 \[5\] there and float32 \[5\]"),
-        (lambda t: t.pop("norm"), r"belongs to another model: norm is missing there and float32 \[5\] here: use the"),
+        (
+            lambda t: t["norm"].update(shape=[6]),
+            r"norm is float32 \[6\] there and float32 \[5\] here: use the options",
+        ),
+        (
+            lambda t: t["norm"].update(dtype="float64"),
+            r"another model: norm is float64 \[5\] there and float32 \[5\]",
+        ),
+        (
+            lambda t: t.pop("norm"),
+            r"belongs to another model: norm is missing there and float32 \[5\] here: use the",
+        ),
     ],
 )
-def test_an_index_that_does_not_fit_is_named(edit: Callable[[Any], object], words: str, two: Path) -> None:
+def test_an_index_that_does_not_fit_is_named(
+    edit: Callable[[Any], object], words: str, two: Path
+) -> None:
     change(two, edit)
     asked = wanted()
     with pytest.raises(CheckpointError, match=words):
@@ -410,7 +483,10 @@ def test_an_index_that_does_not_fit_is_named(edit: Callable[[Any], object], word
 def test_what_is_no_index_is_refused(edit: Callable[[Any], object], two: Path) -> None:
     change(two, edit)
     for act in (names, verify, lambda path: read(path, wanted())):
-        with pytest.raises(CheckpointError, match=r"index.json is damaged: it is not what was written: remove step-0"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"index.json is damaged: it is not what was written: remove step-0",
+        ):
             act(two)
 
 
@@ -420,23 +496,30 @@ NO_INDEX = [*NO_TREE, "{}", '{"tensors": 3}', '{"tensors": [{}]}']
 
 @pytest.mark.parametrize(
     ("name", "act", "text"),
-    [("index.json", names, text) for text in NO_INDEX] + [("state.json", read_state, text) for text in NO_TREE],
+    [("index.json", names, text) for text in NO_INDEX]
+    + [("state.json", read_state, text) for text in NO_TREE],
 )
 def test_what_is_no_json_of_ours_is_refused(
     name: str, act: Callable[[Path], object], text: str, two: Path, tmp_path: Path
 ) -> None:
     (two / name).write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=rf"{name} is damaged: it is not what was written: remove step-00000005"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{name} is damaged: it is not what was written: remove step-00000005",
+    ):
         act(two)
 
 
 def test_another_models_tensors_are_refused(two: Path) -> None:
-    read(two, [Piece("gone", Extent((3,), None, 0, 0, 1, 1), torch.zeros(0))])  # nothing is asked for
+    # nothing is asked for
+    read(two, [Piece("gone", Extent((3,), None, 0, 0, 1, 1), torch.zeros(0))])
     words = r"step-00000005 belongs to another model: norm is float32 \[5\] there and float32 \[5, 1\] here: use the"
     with pytest.raises(CheckpointError, match=words):
         read(two, [Piece("norm", Extent.of((5, 1)), torch.zeros(5))])
     half = Piece("norm", Extent.of((5,)), torch.zeros(5).half())
-    with pytest.raises(CheckpointError, match=r"norm is float32 \[5\] there and float16 \[5\] here"):
+    with pytest.raises(
+        CheckpointError, match=r"norm is float32 \[5\] there and float16 \[5\] here"
+    ):
         read(two, [half])
 
 
@@ -444,7 +527,9 @@ def test_a_checkpoint_without_an_index_or_a_folder(tmp_path: Path) -> None:
     (tmp_path / "step-00000001").mkdir()
     for path in (tmp_path / "step-00000001", tmp_path / "elsewhere"):
         for act in (verify, names, read_state, lambda path: read(path, wanted())):
-            with pytest.raises(CheckpointError, match=r"cannot be read \(No such file or directory\): "):
+            with pytest.raises(
+                CheckpointError, match=r"cannot be read \(No such file or directory\): "
+            ):
                 act(path)
 
 
@@ -459,13 +544,16 @@ def small_files() -> Iterator[Callable[[], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, small_files: Callable[[], None]) -> None:
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, small_files: Callable[[], None]
+) -> None:
     save(tmp_path, 4, simple(4.0))
     small_files()
     unfinished = begin(tmp_path, 5)
     write_shard(unfinished, 0, simple()[0])
     words = (
-        r"the checkpoint .*step-00000005 cannot be written \(.*File too large.*\); step-00000004 is intact: --resume"
+        r"the checkpoint .*step-00000005 cannot be written \("
+        r".*File too large.*\); step-00000004 is intact: --resume"
     )
     with pytest.raises(CheckpointError, match=words):
         write_shard(unfinished, 1, simple(size=10_000)[1])
@@ -486,15 +574,22 @@ def test_a_shard_that_the_disk_may_not_hold_is_not_taken_for_written(
 
     unfinished = begin(tmp_path, 1)
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(CheckpointError, match=r"step-00000001 cannot be written \(Input/output error\); none was"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000001 cannot be written \(Input/output error\); none was"
+    ):
         write_shard(unfinished, 0, simple()[0])
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"cannot be written \(Not a directory\); none was written before"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written \(Not a directory\); none was written before"
+    ):
         begin(tmp_path / "file" / "run", 1)
-    with pytest.raises(CheckpointError, match=r"cannot be written \(.*No such file or directory.*\); none was written"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be written \(.*No such file or directory.*\); none was written",
+    ):
         write_shard(tmp_path / ".unfinished-00000001", 0, simple()[0])
 
 
@@ -514,7 +609,9 @@ def test_ranks_that_do_not_share_the_folder_are_told(two: Path) -> None:
 def test_a_failure_at_any_touch_of_the_disk_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each flush, rename and opening of a file in turn is refused; what is complete then can be read."""
+    """Each flush, rename and opening of a file in turn is refused; what is complete then can be
+    read.
+    """
     touches, refused = 0, 0
 
     def refusing(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -551,8 +648,12 @@ def test_a_failure_at_any_touch_of_the_disk_leaves_what_was_there(
     assert 20 < failures < 190
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux says which file a descriptor is of")
-def test_the_disk_holds_everything_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="only Linux says which file a descriptor is of"
+)
+def test_the_disk_holds_everything_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     fsync, rename = os.fsync, os.rename
 

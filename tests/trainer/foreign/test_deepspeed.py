@@ -59,7 +59,8 @@ def refused(file: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")]
+    ("kind", "shape"),
+    [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")],
 )
 def test_the_rate_goes_on_as_the_scheduler_says(kind: str, shape: str, write: Write) -> None:
     sections, _ = read_deepspeed(write({"scheduler": {"type": kind, "params": {}}}), {}, {})
@@ -93,11 +94,22 @@ def test_every_key_without_effect_has_a_note_that_says_why(write: Write) -> None
     assert len(notes) == 23
 
 
-SAMPLES = {int: 1, float: 0.5, str: "x", bool: True, dict: {"any": ["thing"]}, object: {"any": ["thing"]}}
+SAMPLES = {
+    int: 1,
+    float: 0.5,
+    str: "x",
+    bool: True,
+    dict: {"any": ["thing"]},
+    object: {"any": ["thing"]},
+}
 
 
-@pytest.mark.parametrize("row", [row for row in DEEPSPEED if row.note and not row.to], ids=lambda row: row.name)
-def test_a_key_without_effect_changes_nothing_and_has_a_note_or_is_refused(row: Row, write: Write) -> None:
+@pytest.mark.parametrize(
+    "row", [row for row in DEEPSPEED if row.note and not row.to], ids=lambda row: row.name
+)
+def test_a_key_without_effect_changes_nothing_and_has_a_note_or_is_refused(
+    row: Row, write: Write
+) -> None:
     content = SAMPLES[row.kind]
     for key in reversed(row.name.split(".")):
         content = {key: content}
@@ -112,8 +124,12 @@ def test_a_key_without_effect_changes_nothing_and_has_a_note_or_is_refused(row: 
 def test_rows_name_options_that_exist_once() -> None:
     names = [row.name for row in DEEPSPEED]
     assert len(names) == len(set(names))
-    options = {f"{section}.{name}" for section, values in Config().sections().items() for name in values}
-    assert {row.to for row in DEEPSPEED} - {""} <= options and set(classes()) == set(Config().sections())
+    options = {
+        f"{section}.{name}" for section, values in Config().sections().items() for name in values
+    }
+    assert {row.to for row in DEEPSPEED} - {""} <= options and set(classes()) == set(
+        Config().sections()
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,16 +139,36 @@ def test_rows_name_options_that_exist_once() -> None:
         ({"train_batch_size": 24, "gradient_accumulation_steps": 3}, "", 24, 3, 0),
         ({"gradient_accumulation_steps": 3}, "", 16, 3, 0),
         ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4}, "--dp 2", 24, 3, 2),
-        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}, "--dp 2", 24, 3, 2),
+        (
+            {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3},
+            "--dp 2",
+            24,
+            3,
+            2,
+        ),
         ({"train_micro_batch_size_per_gpu": 4}, "--dp 2", 8, 1, 2),
-        ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}, "", 24, 3, 2),
+        (
+            {
+                "train_batch_size": 24,
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 3,
+            },
+            "",
+            24,
+            3,
+            2,
+        ),
     ],
 )
 def test_the_batch_is_solved_for_what_is_missing(
     content: dict[str, int], words: str, batch: int, accumulate: int, dp: int, write: Write
 ) -> None:
     config = parse(["--deepspeed", str(write(content)), *words.split()])
-    assert (config.data.batch, config.parallel.accumulate, config.parallel.dp) == (batch, accumulate, dp)
+    assert (config.data.batch, config.parallel.accumulate, config.parallel.dp) == (
+        batch,
+        accumulate,
+        dp,
+    )
 
 
 def test_a_pipeline_counts_its_microbatches(write: Write) -> None:
@@ -141,8 +177,12 @@ def test_a_pipeline_counts_its_microbatches(write: Write) -> None:
     assert sections["parallel"] == {"microbatches": 6}
 
 
-@pytest.mark.parametrize(("precision", "bytes"), [("fp16", 2), ("bf16", 2), ("bfloat16", 2), ("", 4)])
-def test_buckets_are_counted_in_elements_there_and_bytes_here(precision: str, bytes: int, write: Write) -> None:
+@pytest.mark.parametrize(
+    ("precision", "bytes"), [("fp16", 2), ("bf16", 2), ("bfloat16", 2), ("", 4)]
+)
+def test_buckets_are_counted_in_elements_there_and_bytes_here(
+    precision: str, bytes: int, write: Write
+) -> None:
     content: dict[str, Any] = {"zero_optimization": {"reduce_bucket_size": 2**20}}
     content |= {precision: {"enabled": True}} if precision else {}
     assert parse(["--deepspeed", str(write(content))]).parallel.bucket_mib == bytes
@@ -150,12 +190,17 @@ def test_buckets_are_counted_in_elements_there_and_bytes_here(precision: str, by
 
 def test_a_path_without_nvme_is_refused(write: Write) -> None:
     offload = {"device": "cpu", "nvme_path": "/x"}
-    with pytest.raises(ConfigError, match="--offload-folder /x is for runs with --offload disk: add that"):
+    with pytest.raises(
+        ConfigError, match="--offload-folder /x is for runs with --offload disk: add that"
+    ):
         parse(["--deepspeed", str(write({"zero_optimization": {"offload_optimizer": offload}}))])
 
 
 def test_flags_win_over_deepspeed_and_deepspeed_over_toml(tmp_path: Path, write: Write) -> None:
-    toml, file = tmp_path / "x.toml", write({"train_batch_size": 4, "optimizer": {"params": {"lr": 0.25}}})
+    toml, file = (
+        tmp_path / "x.toml",
+        write({"train_batch_size": 4, "optimizer": {"params": {"lr": 0.25}}}),
+    )
     toml.write_text("[data]\nbatch = 3\nsequence = 32\n[optimizer]\nlr = 0.5\n")
     config = parse(["--lr", "0.125", "--deepspeed", str(file), "--config", str(toml)])
     assert (config.data.batch, config.data.sequence, config.optimizer.lr) == (4, 32, 0.125)

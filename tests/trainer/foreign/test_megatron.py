@@ -1,4 +1,6 @@
-"""Megatron's flags beside our own: what is translated, what is noted, and what is refused, in one sentence."""
+"""Megatron's flags beside our own: what is translated, what is noted, and what is refused, in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,13 @@ def test_every_flag_without_effect_has_a_note_that_says_why() -> None:
 def test_rows_name_options_that_exist_and_flags_that_are_not_ours() -> None:
     names = [row.name for row in MEGATRON]
     assert len(names) == len(set(names))
-    options = {f"{section}.{name}" for section, values in Config().sections().items() for name in values}
+    options = {
+        f"{section}.{name}" for section, values in Config().sections().items() for name in values
+    }
     assert {row.to for row in MEGATRON} - {""} <= options
-    assert not set(names) & {string for action in build_parser("x")._actions for string in action.option_strings}
+    assert not set(names) & {
+        string for action in build_parser("x")._actions for string in action.option_strings
+    }
 
 
 def test_help_shows_the_flags_only_if_they_are_asked_for() -> None:
@@ -76,13 +82,22 @@ def test_without_megatron_its_flags_are_unknown() -> None:
 
 def test_our_flags_win_and_files_lose(tmp_path: Path) -> None:
     toml, json = tmp_path / "x.toml", tmp_path / "x.json"
-    toml.write_text("[model]\nlayers = 3\nheads = 2\n[parallel]\npp = 2\n[memory]\nrecompute = 'sqrt'\n")
+    toml.write_text(
+        "[model]\nlayers = 3\nheads = 2\n[parallel]\npp = 2\n[memory]\nrecompute = 'sqrt'\n"
+    )
     json.write_text('{"gradient_clipping": 0.25, "optimizer": {"params": {"lr": 0.25}}}')
-    words = f"--num-layers 5 --layers 6 --pipeline-model-parallel-size 1 --clip-grad 0.5 --config {toml} "
+    words = (
+        "--num-layers 5 --layers 6 --pipeline-model-parallel-size 1 --clip-grad 0.5 --config "
+        f"{toml} "
+    )
     words += f"--deepspeed {json} --checkpoint-activations"
     config = read(words)
     assert (config.model.layers, config.model.heads, config.parallel.pp) == (6, 2, 1)
-    assert (config.optimizer.clip, config.optimizer.lr, config.memory.recompute) == (0.5, 0.25, "full")
+    assert (config.optimizer.clip, config.optimizer.lr, config.memory.recompute) == (
+        0.5,
+        0.25,
+        "full",
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,14 +120,19 @@ def test_the_batch_is_solved_for_what_is_missing(words: str, batch: int, accumul
         ("--recompute-activations", "selective"),
         ("--recompute-granularity selective", "selective"),
         ("--recompute-granularity full", "full"),
-        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "full",
+        ),
     ],
 )
 def test_recomputation(words: str, policy: str) -> None:
     assert read(words).memory.recompute == policy
 
 
-@pytest.mark.parametrize(("words", "stage"), [("--use-distributed-optimizer", 1), ("--zero-stage 2", 2)])
+@pytest.mark.parametrize(
+    ("words", "stage"), [("--use-distributed-optimizer", 1), ("--zero-stage 2", 2)]
+)
 def test_sharding(words: str, stage: int) -> None:
     assert read(words).parallel.zero == stage
 
@@ -132,7 +152,7 @@ def test_switches_and_spelling() -> None:
         ("--num-layers", "--num-layers: expected one argument; see --help"),
         ("--num-layers 0", "--layers 0 is not a whole number of at least 1: give one."),
         ("--global-batch-size 64 --micro-batch-size 3 --dp 2",
-         "--global-batch-size 64 is not --micro-batch-size 3 * N microbatches * --dp 2: change one of them"),
+         "--global-batch-size 64 is not --micro-batch-size 3 * N microbatches * --dp 2: change " "one of them"),
         ("--global-batch-size 64 --micro-batch-size 4",
          "--micro-batch-size 4 needs the number of ranks of the data axis: add --dp RANKS"),
         ("--micro-batch-size 0 --dp 2", "--micro-batch-size 0 cannot be: it must be at least 1"),

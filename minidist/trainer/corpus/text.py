@@ -6,14 +6,17 @@
     sample 0    t0 t1 t2 t3 t4                inputs t0..t3, targets t1..t4
     sample 1                t4 t5 t6 t7 t8    inputs t4..t7, targets t5..t8
 
-With no file given, the text is the documentation that every Python carries for its `help()`: 0.45 MB of English that
-needs no download. It is the same on every run of one Python version, not between versions.
+With no file given, the text is the documentation that every Python carries for its `help()`: 0.45
+MB of English that needs no download. It is the same on every run of one Python version, not between
+versions.
 
-A text is read, turned into tokens and kept piece by piece, so it may be larger than memory. Between documents, those of
-`.jsonl` and `.parquet`, stands the tokenizer's end of text, or else a blank line.
+A text is read, turned into tokens and kept piece by piece, so it may be larger than memory. Between
+documents, those of `.jsonl` and `.parquet`, stands the tokenizer's end of text, or else a blank
+line.
 
-The default token is the byte: no vocabulary to train, nothing unknown, every file readable. A tokenizer of Hugging
-Face's library packs about four bytes of English into a token, for the price of a larger embedding.
+The default token is the byte: no vocabulary to train, nothing unknown, every file readable. A
+tokenizer of Hugging Face's library packs about four bytes of English into a token, for the price of
+a larger embedding.
 """
 
 import re
@@ -21,20 +24,18 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from minidist.parallel.data.sampler import Indices
-from minidist.trainer.config import DataOptions
 from minidist.trainer.corpus.sources import Piece, read_pieces
 from minidist.trainer.corpus.sources import TextError as TextError
 from minidist.trainer.corpus.token_file import TokenFile
-from minidist.trainer.files import FileError, check_regular, read_tree, retold
+from minidist.trainer.corpus.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, Tokens
+from minidist.trainer.files import retold
+from minidist.trainer.options import DataOptions
 
-ON_BYTES = "train on bytes (no --tokenizer)"
-Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, Indices, list[Tokens])
 
 
@@ -59,19 +60,27 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(options: DataOptions) -> Corpus:
-    """Read the text of a run, cut it into samples, and hold some of it out, or read that from files of its own.
+    """Read the text of a run, cut it into samples, and hold some of it out, or read that from files
+    of its own.
 
     Raises
     ------
     TextError
         If a file cannot be read, or the text is too short for one sample.
     """
-    tokenizer, name = load_tokenizer(options.tokenizer or None), " ".join(options.text) or "the built-in text"
+    tokenizer, name = (
+        load_tokenizer(options.tokenizer or None),
+        " ".join(options.text) or "the built-in text",
+    )
     training = tokenized(
-        read_pieces(options.text, options.text_field) if options.text else _built_in(), tokenizer, options
+        read_pieces(options.text, options.text_field) if options.text else _built_in(),
+        tokenizer,
+        options,
     )
     if options.eval_text:
-        held_out = tokenized(read_pieces(options.eval_text, options.text_field, "--eval-text"), tokenizer, options)
+        held_out = tokenized(
+            read_pieces(options.eval_text, options.text_field, "--eval-text"), tokenizer, options
+        )
     else:
         training, held_out = training.split(options.held_out)
     samples = training.samples(options.sequence, name)
@@ -85,7 +94,9 @@ def read_corpus(options: DataOptions) -> Corpus:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Tokens, and how many of them each document has; `sizes` is None if nobody asks for documents."""
+    """Tokens, and how many of them each document has; `sizes` is None if nobody asks for
+    documents.
+    """
 
     tokens: Tokens
     sizes: Indices | None
@@ -101,7 +112,9 @@ class Text:
     def samples(self, T: int, name: str) -> "Samples":
         """Return what to train on, or to measure on."""
         return (
-            sequences(self.tokens, T, name) if self.sizes is None else cut_documents(self.tokens, self.sizes, T, name)
+            sequences(self.tokens, T, name)
+            if self.sizes is None
+            else cut_documents(self.tokens, self.sizes, T, name)
         )
 
     def beginning(self) -> Tokens:
@@ -124,7 +137,10 @@ def tokenized(pieces: Iterable[Piece], tokenizer: "Tokenizer", options: DataOpti
     sizes: list[int] = []
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
     full = "the tokens do not fit on the disk ("
-    with TokenFile(dtype) as file, retold(TextError, OSError, before=full, after="): set TMPDIR to a larger one"):
+    with (
+        TokenFile(dtype) as file,
+        retold(TextError, OSError, before=full, after="): set TMPDIR to a larger one"),
+    ):
         for text, document in pieces:
             parts = paragraphs(text) if options.by_length and not document else [text]
             for part in parts:
@@ -135,7 +151,8 @@ def tokenized(pieces: Iterable[Piece], tokenizer: "Tokenizer", options: DataOpti
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:
-    """Return the contents of the files, one after the other; without files, Python's own documentation.
+    """Return the contents of the files, one after the other; without files, Python's own
+    documentation.
 
     Raises
     ------
@@ -151,21 +168,24 @@ def load_tokenizer(file: str | Path | None = None) -> "Tokenizer":
     Raises
     ------
     TextError
-        If the file cannot be read, is not a tokenizer, or the library `tokenizers` is not installed.
+        If the file cannot be read, is not a tokenizer, or the library `tokenizers` is not
+        installed.
     """
     return ByteTokenizer() if file is None else FileTokenizer(file)
 
 
 def paragraphs(text: bytes) -> list[bytes]:
-    """Cut a text after its blank lines. Each paragraph keeps the one that ends it: a model can learn when to stop."""
+    """Cut a text after its blank lines. Each paragraph keeps the one that ends it: a model can
+    learn when to stop.
+    """
     return re.findall(rb"(?s).+?(?:\n\s*\n|\Z)", text)
 
 
 def split(parts: Parts, held_out: float = 0.1) -> tuple[Parts, Parts]:
     """Cut tokens, or a list of documents, into a part to train on and a part to measure on.
 
-    The held-out part is the end, not a random choice: neighbouring lines often repeat each other, so lines drawn at
-    random would have been seen in training, almost word for word.
+    The held-out part is the end, not a random choice: neighbouring lines often repeat each other,
+    so lines drawn at random would have been seen in training, almost word for word.
 
     Parameters
     ----------
@@ -179,7 +199,8 @@ def split(parts: Parts, held_out: float = 0.1) -> tuple[Parts, Parts]:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples as spans of one long array of tokens: sample i is tokens[starts[i] : starts[i] + lengths[i]].
+    """Samples as spans of one long array of tokens: sample i is tokens[starts[i] : starts[i] +
+    lengths[i]].
 
     Attributes
     ----------
@@ -196,7 +217,9 @@ class Samples:
         return len(self.starts)
 
     def rows(self, indices: Indices, width: int, padding: int) -> Indices:
-        """Return the tokens [len(indices), width] of some samples, shorter ones padded on the right."""
+        """Return the tokens [len(indices), width] of some samples, shorter ones padded on the
+        right.
+        """
         columns = np.arange(width)
         real = columns < self.lengths[indices][:, None]  # [b, width]
         places = np.where(real, self.starts[indices][:, None] + columns, 0)
@@ -213,8 +236,8 @@ class Samples:
 def sequences(tokens: Tokens, T: int, name: str = "the text") -> Samples:
     """Cut a text into samples of T inputs each.
 
-    Samples have T + 1 tokens and begin T apart, so every token but the first is a target once. What is left at the
-    end, fewer than T targets, is left out.
+    Samples have T + 1 tokens and begin T apart, so every token but the first is a target once. What
+    is left at the end, fewer than T targets, is left out.
 
     Raises
     ------
@@ -240,8 +263,8 @@ def cut_documents(tokens: Tokens, sizes: Indices, T: int, name: str = "the text"
     Parameters
     ----------
     tokens, sizes
-        Of all documents, one after the other, and how many tokens each has. A document of a single token has no target
-        and is left out.
+        Of all documents, one after the other, and how many tokens each has. A document of a single
+        token has no target and is left out.
 
     Raises
     ------
@@ -254,105 +277,17 @@ def cut_documents(tokens: Tokens, sizes: Indices, T: int, name: str = "the text"
         spans += [(first + start, min(T + 1, size - start)) for start in range(0, size - 1, T)]
         first += size
     if not spans:
-        raise TextError(f"{name} has {len(sizes)} documents, none with two tokens or more: give more text")
+        raise TextError(
+            f"{name} has {len(sizes)} documents, none with two tokens or more: give more text"
+        )
     starts, lengths = np.array(spans).T
     return Samples(tokens, starts, lengths)
 
 
-class ByteTokenizer:
-    """One token for each byte."""
-
-    vocabulary = 256
-
-    def encode(self, text: bytes) -> Tokens:
-        """Return the bytes as numbers, uint8; nothing is copied."""
-        return np.frombuffer(text, dtype=np.uint8)
-
-    def encode_document(self, text: bytes) -> Tokens:
-        """Return the bytes of a document and of the blank line that ends it."""
-        return self.encode(text + b"\n\n")
-
-    def decode(self, tokens: Tokens | Sequence[int]) -> str:
-        """Return the text; bytes that are no UTF-8, common in the output of a young model, become �."""
-        return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")
-
-
-class FileTokenizer:
-    """A tokenizer of Hugging Face's library `tokenizers`, from the `tokenizer.json` that is published with a model.
-
-    Parameters
-    ----------
-    file : path
-        The JSON file.
-
-    Raises
-    ------
-    TextError
-        If the file cannot be read, is not a tokenizer, or the library is not installed.
-    """
-
-    def __init__(self, file: str | Path) -> None:
-        fix = f"): pip install tokenizers, or {ON_BYTES}"
-        with retold(TextError, ImportError, before=f"the tokenizer {file} needs the library `tokenizers` (", after=fix):
-            import tokenizers  # here, because training on bytes must not need it
-        content = _read(Path(file), option="--tokenizer")
-        needed = "): --tokenizer needs the tokenizer.json of a Hugging Face model"
-        with retold(TextError, Exception, before=f"{file} is not a tokenizer (", after=needed):  # it raises any kind
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        # A published file may ask for inputs of one size, and would silently cut a whole corpus down to it.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # Not the number of entries: a vocabulary may have gaps, and the embedding needs a row for the largest token.
-        self.vocabulary = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        self.end = self._end_of_text(Path(file).with_name("tokenizer_config.json"))
-        if self.vocabulary == 0:
-            raise TextError(f"the tokenizer {file} has an empty vocabulary: give one that has been trained")
-
-    def encode(self, text: bytes) -> Tokens:
-        """Return the tokens of a text in UTF-8, without any mark for its beginning or end.
-
-        They have the smallest unsigned type that holds the vocabulary.
-
-        Raises
-        ------
-        TextError
-            If the text is not UTF-8, or holds what the tokenizer has no token for.
-        """
-        with retold(TextError, UnicodeError, before="the text is not UTF-8 (", after=f"): convert it, or {ON_BYTES}"):
-            decoded = text.decode("utf-8")
-        with retold(TextError, Exception, before="the tokenizer refuses the text (", after=f"): {ON_BYTES}"):
-            tokens = self._tokenizer.encode(decoded, add_special_tokens=False).ids
-        return np.array(tokens, dtype=np.min_scalar_type(self.vocabulary - 1))
-
-    def encode_document(self, text: bytes) -> Tokens:
-        """Return the tokens of a document, and behind them the mark for its end, or else a blank line."""
-        if self.end is None:
-            return self.encode(text + b"\n\n")
-        tokens = self.encode(text)
-        return np.append(tokens, tokens.dtype.type(self.end))
-
-    def _end_of_text(self, beside: Path) -> int | None:
-        """Return the token that ends a text, if `tokenizer_config.json` names one; published models have that file."""
-        if not beside.is_file():
-            return None
-        with retold(TextError, FileError, before=f"{beside} "):
-            said = read_tree(beside).get("eos_token")
-        said = said.get("content") if isinstance(said, dict) else said
-        found: int | None = self._tokenizer.token_to_id(said) if isinstance(said, str) else None
-        return found
-
-    def decode(self, tokens: Tokens | Sequence[int]) -> str:
-        """Return the text, special tokens included."""
-        text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
-        return text
-
-
-Tokenizer: TypeAlias = ByteTokenizer | FileTokenizer
-"""Turns text into tokens and back: `encode`, `decode`, and `vocabulary`, the number of tokens, which count from 0."""
-
-
 def _opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
-    """Return 32 tokens of a text from where a paragraph begins, if one does soon: half a table is no opening."""
+    """Return 32 tokens of a text from where a paragraph begins, if one does soon: half a table is
+    no opening.
+    """
     found = re.search(r"\n\n([A-Z][^\n]{40}.{200})", tokenizer.decode(tokens[:8000]), re.DOTALL)
     return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
@@ -361,17 +296,13 @@ def _built_in() -> Iterator[Piece]:
     yield Piece(_python_documentation(), document=False)
 
 
-def _read(path: Path, option: str) -> bytes:
-    with retold(TextError, OSError, before=f"cannot read {path} (", after=f"): check the path given to {option}"):
-        check_regular(path)
-        content = path.read_bytes()
-    if not content:
-        raise TextError(f"{path} is empty: give {option} a file with something in it")
-    return content
-
-
 def _python_documentation() -> bytes:
-    with retold(TextError, ImportError, before="this Python lacks its documentation (", after="): give --text FILE"):
+    with retold(
+        TextError,
+        ImportError,
+        before="this Python lacks its documentation (",
+        after="): give --text FILE",
+    ):
         from pydoc_data.topics import topics
     # Sorted: the order in the source of one Python version is an accident.
     return "\n\n".join(topics[name].strip("\n") for name in sorted(topics)).encode("utf-8")
