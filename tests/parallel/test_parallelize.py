@@ -46,7 +46,14 @@ def test_parity_on_every_layout(layout: Layout, zero: int) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=3), Layout(dp=3, pp=2), Layout(pp=4, tp=2), Layout(dp=4, tp=2), Layout(pp=3)],
+    [
+        Layout(dp=3, pp=2),
+        Layout(pp=4, tp=2),
+        *(
+            pytest.param(each, marks=pytest.mark.soak)
+            for each in (Layout(dp=3), Layout(dp=4, tp=2), Layout(pp=3))
+        ),
+    ],
     ids=str,
 )
 def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:

@@ -147,16 +147,8 @@ LAYOUTS = {
 
 
 OFTEN = (
-    *(
-        "dp 4",
-        "zero 1",
-        "zero 2, accumulated",
-        "zero 3",
-        "hsdp",
-        "tp 2, sp, recomputed",
-        "pp 2, interleaved",
-    ),
-    *("pp 2, zb-h1", "pp 2 x tp 2, sp", "dp 2 x pp 2 x tp 2", "cp 4, recomputed", "dp 2 x cp 2"),
+    *("dp 4", "zero 2, accumulated", "zero 3", "hsdp", "tp 2, sp, recomputed"),
+    *("pp 2, interleaved", "dp 2 x pp 2 x tp 2", "cp 4, recomputed"),
 )
 
 

@@ -58,24 +58,28 @@ REPEATED = [  # in soak: each option stands in another mesh as well
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (4, "--tp 2 --dropout 0.1"),
+        pytest.param(4, "--tp 2 --dropout 0.1", marks=pytest.mark.soak),
         (4, "--tp 2 --zero 3 --accumulate 2"),
         (4, "--pp 2 --tp 2 --sp --dropout 0.1 --tied"),
-        (4, "--pp 2 --zero 1 --schedule zb-h1"),
+        pytest.param(4, "--pp 2 --zero 1 --schedule zb-h1", marks=pytest.mark.soak),
         (4, "--pp 2 --zero 3 --hsdp 1"),
-        (4, "--pp 2 --strategy server --batch 9"),  # 5 and 4 rows
-        (3, "--pp 3 --tied --dropout 0.1"),
+        pytest.param(
+            4, "--pp 2 --strategy server --batch 9", marks=pytest.mark.soak
+        ),  # 5 and 4 rows
+        pytest.param(3, "--pp 3 --tied --dropout 0.1", marks=pytest.mark.soak),
         (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
         (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
         (8, "--pp 2 --tp 2 --sp --schedule dualpipe-v --zero 1 --tied --dropout 0.1 --steps 4"),
         (4, "--pp 2 --plan {plan} --dropout 0.1 --tied"),
-        (4, "--pp 2 --tp 2 --sp --recompute 'every 2' --dropout 0.1"),
+        pytest.param(
+            4, "--pp 2 --tp 2 --sp --recompute 'every 2' --dropout 0.1", marks=pytest.mark.soak
+        ),
         (4, "--pp 2 --offload disk --zero 3 --offload-folder {folder}"),
         (4, "--pp 2 --tp 2 --sp --by-length --sequence 40 --batch 7 --dropout 0.1 --text {uneven}"),
         # channels 3, 2, 2
         (3, "--tp 3 --hidden 12 --heads 3 --key-value-heads 1 --intermediate 7"),
         (4, "--tp 2 --pp 2 --debug"),
-        (4, "--cp 2 --zero 3 --dropout 0.1"),
+        pytest.param(4, "--cp 2 --zero 3 --dropout 0.1", marks=pytest.mark.soak),
         (
             4,
             "--cp 2 --tp 2 --sp --cp-order striped --cp-comm all_gather --by-length --sequence 40 "

@@ -79,7 +79,11 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("kind", (TakeGradient, sgd, adamw), ids=("gradients", "sgd", "adamw"))
+@pytest.mark.parametrize(
+    "kind",
+    (TakeGradient, sgd, pytest.param(adamw, marks=pytest.mark.soak)),
+    ids=("gradients", "sgd", "adamw"),
+)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_parity(name: str, kind: Callable[..., Any]) -> None:
     """SGD, and the gradients themselves: Adam hides a constant factor, such as a sum that counts ep
