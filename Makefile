@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Some images set it, and each rank would then compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-gpu soak mutants lint
+.PHONY: setup demo test suite test-gpu soak mutants lint
 
 setup: .venv/installed
 
@@ -23,7 +23,11 @@ demo: setup
 	python -m minidist picture --losses runs/demo/losses.jsonl runs/demo/losses.serial.jsonl \
 		--stages runs/demo/stages.jsonl --to runs/demo/demo.png
 
-test: setup lint
+# The suite leaves a part of the cores idle: lint takes that.
+test: setup
+	$(MAKE) --jobs 2 lint suite
+
+suite: setup
 	python -m pytest --numprocesses 3 --dist loadfile
 
 # With the Python at hand: it needs pytest, numpy, torch and safetensors, and installs nothing.

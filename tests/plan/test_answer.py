@@ -89,7 +89,7 @@ def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFi
     itself.
     """
     taken = refused = 0
-    for seed in range(16):
+    for seed in range(30):
         words, planned = drawn(seed, tmp_path)
         if main(words) != 0:
             assert "no layout fits" in capsys.readouterr().err

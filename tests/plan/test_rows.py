@@ -137,7 +137,7 @@ def test_one_bad_row_never_ends_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generator = random.Random(5)
-    rows = [spoiled(generator.choice([*ROWS, row()]), generator) for _ in range(200)]
+    rows = [spoiled(generator.choice([*ROWS, row()]), generator) for _ in range(400)]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows))
     assert main(["check", "--rows", str(path), "--format", "json"]) == 0
