@@ -139,12 +139,8 @@ def task_of(lesson: str, mistake: str) -> int:
 
 @pytest.fixture(scope="module")
 def reference(graded: Grader) -> Callable[[str], list[Graded]]:
-    """Return what grades a lesson's solution, once: the first case of each check, all of them in
-    the long run.
-    """
-    return functools.cache(
-        lambda name: graded(name, reference_answer(load(name)), brief=name not in BOARDS)
-    )
+    """Return what grades a lesson's solution, once."""
+    return functools.cache(lambda name: graded(name, reference_answer(load(name))))
 
 
 @EACH
