@@ -252,6 +252,11 @@ class SpreadParameter(nn.Parameter):
         """Put another gradient in its place."""
         self._grad = gradient
 
+    @grad.deleter
+    def grad(self) -> None:
+        """Forget the gradient, as `del` does with torch's parameters."""
+        self._grad = None
+
 
 def mark_gradients(parameter: Tensor) -> None:
     """Let the gradients of a parameter know that they are parts, if its records say that it is

@@ -418,6 +418,21 @@ def test_a_gradient_that_somebody_else_has_put_there_is_a_part_too(way: str) -> 
     assert minidist.run(program, 2) == pytest.approx([norm(net())] * 2, rel=1e-12)
 
 
+@pytest.mark.parametrize("way", ("ZeRO1", "FSDP", "tensor parallel"))
+def test_del_forgets_a_gradient_as_with_torchs_parameters(way: str) -> None:
+    ranks, _, make = WAYS[way]
+
+    def program(comm: Communicator) -> bool:
+        model, called, own = make(comm)
+        called(rows(0, own)).square().sum().backward()
+        there = [parameter.grad is not None for parameter in model.parameters()]
+        for parameter in model.parameters():
+            del parameter.grad
+        return any(there) and all(parameter.grad is None for parameter in model.parameters())
+
+    assert all(minidist.run(program, ranks))
+
+
 def test_marks_keep_nothing_alive() -> None:
     def program(comm: Communicator) -> list[weakref.ref[Any]]:
         model, called, own = cut(comm, lambda model, dp: FSDP(model, dp, op="sum"))

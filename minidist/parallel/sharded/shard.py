@@ -159,6 +159,11 @@ class ShardedParameter(nn.Parameter):
                 ".copy_(...)), or set it to None"
             )
 
+    @grad.deleter
+    def grad(self) -> None:
+        """Forget the gradient, as `del` does with torch's parameters."""
+        self.grad = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """Return a copy that no strategy has sharded."""
         copied = deepcopy(self.unlinked(), memo)
