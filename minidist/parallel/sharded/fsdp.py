@@ -48,10 +48,11 @@ class FSDP(ShardedModel):
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices,
     ...)`, or with torch's `clip_grad_norm_(model.parameters(), ...)`: `parameter.grad` is the
-    gradient of this rank's slice. Outside of their units parameters are NaN: read them in
-    `gathered`, or from `full_state_dict`. Layers that are called there say so; for methods that are
-    not `forward` there is `register_fsdp_forward_method`. All ranks must call the same units in the
-    same order; if they do not, a `MismatchError` says where they differ.
+    gradient of this rank's slice. Outside of their units parameters are freed: read them in
+    `gathered`, or from `full_state_dict`. Whoever reads them elsewhere, or writes into them, gets a
+    RuntimeError; for methods that are not `forward` there is `register_fsdp_forward_method`. All
+    ranks must call the same units in the same order; if they do not, a `MismatchError` says where
+    they differ.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ class ShardedModel(Whole):
         self.shard_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.entered: dict[Unit, None] = {}  # in order, by any forward of this step
-        for module in model.modules():  # a part's own state has NaN in it, as the whole has
+        for module in model.modules():  # a part's own state lacks values, as the whole one does
             self.hooks.append(module.register_state_dict_pre_hook(Hook(self._refuse_reading)))  # type: ignore[no-untyped-call]
             self.hooks.append(module.register_load_state_dict_pre_hook(Hook(self._refuse_writing)))  # type: ignore[no-untyped-call]
         self.guard(self.names)

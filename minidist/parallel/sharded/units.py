@@ -1,6 +1,6 @@
 """Units of ZeRO-3: parameters that are gathered together.
 
-between uses    shard 0 │ shard 1 │ shard 2        each rank has its own; the parameters are NaN, and cost no memory
+between uses    shard 0 │ shard 1 │ shard 2        each rank has its own; parameters are freed
 in use          ─────────── whole ───────────      on every rank; the parameters are views into it
 """
 
