@@ -149,6 +149,7 @@ LAYOUTS = {
 OFTEN = (
     *("dp 4", "zero 2, accumulated", "zero 3", "hsdp", "tp 2, sp, recomputed"),
     *("pp 2, interleaved", "dp 2 x pp 2 x tp 2", "cp 4, recomputed"),
+    *("zero 1", "pp 4", "cp 2"),  # those by which `make mutants` finds slips
 )
 
 

@@ -70,7 +70,7 @@ def test_it_is_the_loss_of_the_model_that_was_saved(serial: Path) -> None:
     [
         (2, "dense", "--strategy server"),
         (3, "dense", "--accumulate 2"),
-        pytest.param(2, "dense", "--zero 2 --recompute full", marks=pytest.mark.soak),
+        (2, "dense", "--zero 2 --recompute full"),
         (4, "dense", "--zero 3 --hsdp 2"),
         pytest.param(4, "dense", "--tp 2 --sp --zero 1", marks=pytest.mark.soak),
         pytest.param(2, "dense", "--cp 2 --zero 3", marks=pytest.mark.soak),
