@@ -84,7 +84,7 @@ class Shard:
         wanted.
         """
         shard = shard.to(self.values)
-        # whoever loops over an optimizer's groups forgets slices, not parameters
+        # What was forgotten, by parameter or by slice, is known by the slice alone.
         if self.gradient is not None:
             for parameter, piece in self.slices.items():
                 if piece._grad is None:
@@ -104,9 +104,7 @@ class Shard:
         """Forget the gradients of these parameters, as far as they are in this shard."""
         for parameter, piece in self.slices.items():
             if parameter in parameters:
-                piece.grad = None
-                if self.gradient is not None:
-                    self.gradient[self.held[parameter]].zero_()
+                piece.grad = None  # `add_gradient` then begins anew
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
