@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.parallel import Recipe
+from minidist.comm.job.number import flags_of
+from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
-from minidist.plan.held import GB, held
+from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 
@@ -36,6 +37,26 @@ def combinations() -> str:
             f"|{'|'.join(' yes ' if column in offered else ' ' for column in columns)}|"
         )
     return "\n".join(rows)
+
+
+def options() -> str:
+    """Return the options of each strategy as the package declares them, without what no command
+    line can say.
+    """
+    rows = ["| option | default | | declared in `minidist/parallel/` |", "|---|---|---|---|"]
+    for option in sorted(flags_of(Recipe), key=lambda option: home(option.name)):
+        said = option.metadata["help"]
+        default = option.default if option.default is not False else "no"
+        rows.append(f"| `{option.name}` | {default} | {said} | `{home(option.name)}` |")
+    return "\n".join(rows)
+
+
+def home(name: str) -> str:
+    """Return the file that declares an option of a recipe."""
+    declaring = next(
+        base for base in reversed(Recipe.__mro__) if name in vars(base).get("__annotations__", {})
+    )
+    return declaring.__module__.removeprefix("minidist.parallel.").replace(".", "/") + ".py"
 
 
 # ---------------------------------------------------------------- published models at usual layouts
@@ -90,7 +111,7 @@ def markdown_table(
     lines.append("|---" * (len(kinds) + 6) + "|")
     for name, sequence, layout in rows:
         run = setup(name, sequence, layout)
-        bytes = held(run)
+        bytes = bytes_held(run)
         axes = " ".join(f"{axis}={layout[axis]}" for axis in ("tp", "pp", "dp") if axis in layout)
         total = sum(bytes.values())
         parts = " | ".join(f"{bytes[kind] / GB:.1f}" for kind in kinds)
@@ -101,7 +122,7 @@ def markdown_table(
     return "\n".join(lines)
 
 
-TABLES = {"combinations": combinations, "fit": markdown_table}
+TABLES = {"combinations": combinations, "options": options, "fit": markdown_table}
 
 
 def with_tables(text: str) -> str:

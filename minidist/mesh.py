@@ -83,7 +83,10 @@ class Layout:
                 "among the ranks of the data axes"
             )
         known = sorted(self.order) == sorted(AXES)
-        if not known or (self.dp > 1 < self.cp and self.order.index("cp") < self.order.index("dp")):
+        misplaced = False
+        if known and self.dp > 1 and self.cp > 1:
+            misplaced = self.order.index("cp") < self.order.index("dp")
+        if not known or misplaced:
             raise ValueError(
                 f"order={','.join(self.order)} must name dp, pp, cp and tp once each, cp "
                 f"after dp: as {','.join(AXES)}"
@@ -104,13 +107,15 @@ class Layout:
     @property
     def ranks(self) -> Ranks:
         """The ranks as an array. Its axes are `AXES`: [dp, pp, cp, tp]."""
-        ranks = np.arange(self.size).reshape([getattr(self, axis) for axis in self.order])
-        return ranks.transpose([self.order.index(axis) for axis in AXES])
+        sizes = [getattr(self, axis) for axis in self.order]
+        places = [self.order.index(axis) for axis in AXES]
+        return np.arange(self.size).reshape(sizes).transpose(places)
 
     @property
     def expert_ranks(self) -> Ranks:
         """The ranks as the experts see them. Its axes are `EXPERT_AXES`: [edp, ep, pp, tp]."""
-        return self.ranks.transpose(0, 2, 1, 3).reshape(self.edp, self.ep, self.pp, self.tp)
+        data_first = self.ranks.transpose(0, 2, 1, 3)  # [dp, cp, pp, tp]
+        return data_first.reshape(self.edp, self.ep, self.pp, self.tp)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an
@@ -120,9 +125,11 @@ class Layout:
             raise ValueError(
                 f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}"
             )
-        dp, pp, cp, tp = (int(index) for index in np.argwhere(self.ranks == rank)[0])
-        edp, ep = divmod(dp * self.cp + cp, self.ep)
-        return {"dp": dp, "pp": pp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
+        place = np.argwhere(self.ranks == rank)[0]
+        found = {axis: int(index) for axis, index in zip(AXES, place, strict=True)}
+        among_data = found["dp"] * self.cp + found["cp"]
+        edp, ep = divmod(among_data, self.ep)
+        return found | {"ep": ep, "edp": edp}
 
     # ---------------------------------------------------------------- groups
 
@@ -147,9 +154,12 @@ class Layout:
         """
         axes, names = _known(axes)
         array = self.ranks if names == AXES else self.expert_ranks
+        # Move the asked axes to the end, so that a group becomes a row.
         inside = [names.index(axis) for axis in axes]
-        array = np.moveaxis(array, inside, range(-len(inside), 0))
-        rows = array.reshape(-1, math.prod(array.shape[len(names) - len(inside) :])).tolist()
+        last = range(-len(inside), 0)
+        array = np.moveaxis(array, inside, last)
+        outside = array.shape[: len(names) - len(inside)]
+        rows = array.reshape(math.prod(outside), -1).tolist()
         return sorted(tuple(sorted(row)) for row in rows)
 
     def links(self, cluster: Cluster) -> dict[str, str]:
@@ -160,7 +170,8 @@ class Layout:
         one, so hierarchical collectives pay.
         """
         cluster.check(self.size)
-        return self.links_between([cluster.node_of(rank) for rank in range(self.size)])
+        node_of = [cluster.node_of(rank) for rank in range(self.size)]
+        return self.links_between(node_of)
 
     def links_between(self, node_of: Sequence[object]) -> dict[str, str]:
         """Return the same for ranks whose nodes are known: `node_of[rank]` is a name of the rank's
@@ -172,14 +183,14 @@ class Layout:
         groups = self.groups(axis)
         if len(groups[0]) == 1:
             return "none"
-        nodes = [{node_of[rank] for rank in group} for group in groups]
-        if all(len(found) == 1 for found in nodes):
+        inside = across = True
+        for group in groups:
+            nodes = {node_of[rank] for rank in group}
+            inside = inside and len(nodes) == 1
+            across = across and len(nodes) == len(group)
+        if inside:
             return "inside"
-        return (
-            "across"
-            if all(len(found) == len(group) for found, group in zip(nodes, groups, strict=True))
-            else "both"
-        )
+        return "across" if across else "both"
 
     # ---------------------------------------------------------------- words
 
@@ -192,11 +203,11 @@ class Layout:
         fixes = [f"mpirun -n {self.size}"]
         for axis, size in sizes.items():
             others = self.size // size
-            fits_experts = (
-                axis in ("pp", "tp") or self.dp * self.cp // size * (ranks // others) % self.ep == 0
-            )
+            needed = ranks // others
+            data_ranks = self.dp * self.cp // size * needed  # if this axis is one of the data's
+            fits_experts = axis in ("pp", "tp") or data_ranks % self.ep == 0
             if ranks % others == 0 and fits_experts and len(fixes) == 1:
-                fixes.append(f"--{axis} {ranks // others}")
+                fixes.append(f"--{axis} {needed}")
         started = f"{ranks} rank was" if ranks == 1 else f"{ranks} ranks were"
         raise ValueError(
             f"{'*'.join(named)} = {self.size}, but {started} started: use {', or '.join(fixes)}"
@@ -206,15 +217,16 @@ class Layout:
         """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks
         for each `cp`.
         """
-        sizes = " × ".join(f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1)
-        cells = [["".join(map(_bracket, stage)) for stage in replica] for replica in self.ranks]
-        width = max(len(cell) for row in cells for cell in row)
-        lines = [f"{self.size} ranks: {sizes}" if sizes else "1 rank"]
-        lines.append(" " * 8 + "  ".join(f"pp {stage}".ljust(width) for stage in range(self.pp)))
-        lines += [
-            f"dp {dp}".ljust(8) + "  ".join(cell.ljust(width) for cell in row)
-            for dp, row in enumerate(cells)
-        ]
+        sizes = [f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1]
+        lines = [f"{self.size} ranks: {' × '.join(sizes)}" if sizes else "1 rank"]
+        rows = [[f"pp {stage}" for stage in range(self.pp)]]
+        for replica in self.ranks:
+            rows.append(["".join(map(_bracket, stage)) for stage in replica])
+        width = max(len(cell) for row in rows[1:] for cell in row)
+        names = ["", *(f"dp {dp}" for dp in range(self.dp))]
+        for name, row in zip(names, rows, strict=True):
+            cells = [cell.ljust(width) for cell in row]
+            lines.append(name.ljust(8) + "  ".join(cells))
         if self.ep > 1:
             lines.append(f"ep={self.ep}".ljust(8) + " ".join(map(_bracket, self.groups("ep"))))
         return "\n".join(line.rstrip() for line in lines)
@@ -246,14 +258,17 @@ class Mesh:
         self.world, self.layout = comm, layout
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}
-        self.dp, self.pp, self.cp, self.tp, self.ep = (
-            self.over(axis) for axis in ("dp", "pp", "cp", "tp", "ep")
-        )
-        # A communicator of its own, not `cp` where dp=1: what is sent along an axis is counted by
-        # communicator.
-        self.data = (
-            self.dp if layout.cp == 1 else comm.split(layout.group(("dp", "cp"), comm.rank)[0])
-        )
+        self.dp = self.over("dp")
+        self.pp = self.over("pp")
+        self.cp = self.over("cp")
+        self.tp = self.over("tp")
+        self.ep = self.over("ep")
+        self.data = self.dp
+        if layout.cp > 1:
+            # A communicator of its own, even where dp=1 and `cp` has the same ranks: what is sent
+            # along an axis is counted by communicator.
+            first = layout.group(("dp", "cp"), comm.rank)[0]
+            self.data = comm.split(first)
 
     def over(self, *axes: str) -> Communicator:
         """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective

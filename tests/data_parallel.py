@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.data import PlainDataParallel
-from minidist.parallel.data.data_parallel import Bucketed
+from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer, ZeRO1
+from minidist.parallel.data.after_backward import PlainDataParallel
 from minidist.parallel.data.sampler import share
-from minidist.parallel.sharded.shard import Sharded
 
 VARIANTS: tuple[type[DataParallel], ...] = (
     DDP,
@@ -89,7 +87,7 @@ def build(config: GPTConfig, seed: int) -> GPT:
 
 def wrap(model: nn.Module, comm: Communicator, case: Case, **options: object) -> DataParallel:
     """Apply the strategy, with small buckets where it has any."""
-    if issubclass(case.variant, Bucketed):
+    if issubclass(case.variant, DDP | ZeRO1):
         options |= {"bucket_bytes": case.bucket_bytes, "first_bucket_bytes": case.bucket_bytes // 4}
     elif case.variant is PlainDataParallel:
         options |= {"bucket_bytes": case.bucket_bytes}
@@ -100,7 +98,7 @@ def train(model: nn.Module, case: Case, ranks: int, rank: int) -> None:
     """Take one AdamW step per entry of `ROWS`."""
     options = {"lr": 0.02, "weight_decay": 0.1}
     trained = [p for p in model.parameters() if p.requires_grad]
-    sharded = isinstance(model, Sharded)
+    sharded = isinstance(model, ZeRO1 | FSDP)
     optimizer = (
         model.optimizer(torch.optim.AdamW, **options)
         if sharded

@@ -16,11 +16,12 @@ from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.moe import rebalance
+from minidist.parallel.apply import parallelize
 from minidist.parallel.context.order import positions
 from minidist.parallel.data.sampler import share
-from minidist.parallel.parallelize import Parallel, parallelize
+from minidist.parallel.layers.adapters import adapt
 from minidist.parallel.recipe import Recipe
-from minidist.parallel.steps import adapt
+from minidist.parallel.strategy import Parallel
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 SMALL = GPTConfig(
@@ -143,11 +144,11 @@ def spread(comm: Communicator, case: Case) -> Parallel:
         )
 
     def carried(inputs: Tensor) -> Tensor:
-        time = inputs.shape[1] // (mesh.tp.size if recipe.sequence else 1)
+        time = inputs.shape[1] // (mesh.tp.size if recipe.sp else 1)
         return torch.empty(len(inputs), time, config.hidden, dtype=case.dtype, device="meta")
 
     model = build(config, comm.rank, case.dtype, case.frozen)
-    return parallelize(model, mesh, recipe, loss, carried, costs=case.costs)
+    return parallelize(model, mesh, replace(recipe, costs=case.costs), loss, carried)
 
 
 def one_step(parallel: Parallel, case: Case, step: int, scale: float = 1.0) -> float:
@@ -156,9 +157,7 @@ def one_step(parallel: Parallel, case: Case, step: int, scale: float = 1.0) -> f
     The `scale` is that of the losses of layers alone.
     """
     mesh = parallel.mesh
-    microbatches = (
-        parallel.pipeline.plan.microbatches if parallel.pipeline else case.recipe.microbatches
-    )
+    microbatches = parallel.recipe.microbatches
     rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
     mine = tokens(case, step)[rows]
     cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]

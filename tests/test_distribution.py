@@ -80,7 +80,7 @@ def test_a_wheel_says_what_it_is_and_leads_nowhere_that_is_not_there(site: Path)
     assert {path.name for path in site.iterdir()} == {"minidist", notes.name}
     assert {path.name for path in (site / "minidist/plan/published").glob("*.*")} > {
         "sources.toml",
-        "some.json",
+        "tested_rows.json",
     }
     assert said["Version"] == minidist.__version__ and said["Keywords"]
     assert (

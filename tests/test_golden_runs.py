@@ -76,7 +76,7 @@ def laid_out(schedule: str = "gpipe", **axes: int) -> tuple[int, Callable[[Commu
     recipe = Recipe(
         schedule=schedule,
         microbatches=4,
-        sequence="tp" in axes,
+        sp="tp" in axes,
         chunks=2 if schedule == "zb-v" else 1,
     )
     return layout.size, lambda comm: trained(comm, Case(layout, recipe, batch=8, steps=1))

@@ -48,7 +48,8 @@ class BucketedGradients(DDP):
         super().__init__(model, comm, op="sum", bucket_bytes=limit, first_bucket_bytes=limit)
         self.stream = stream
 
-    def _launch(self, bucket: Bucket) -> Any:
+    def launch(self, bucket: Bucket) -> Any:
+        """Begin a ring all-reduce."""
         assert isinstance(bucket, FlatBucket)
         return self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op, "ring")
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.parallel import FSDP
-from minidist.parallel.data import buckets
+from minidist.parallel.data import flatten
 from minidist.parallel.sharded import PlainUnit, PlainZeRO
-from minidist.parallel.sharded.shard import Shard
+from minidist.parallel.sharded.flat import Shard
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
@@ -30,7 +30,7 @@ def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[
 
 def views_into(whole: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
     """Return for each parameter a tensor of its shape that lies in the memory of `whole`."""
-    return buckets.views_into(whole, list(parameters))
+    return flatten.views_into(whole, list(parameters))
 
 
 class ShardedUnit:
@@ -85,7 +85,7 @@ class HybridModel:
     ) -> None:
         options |= {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
         self.model = FSDP(nn.Sequential(*modules), comm, op, **options)
-        self.shards = [flat.values for flat in self.model.flats]
+        self.shards = [flat.shard.values for flat in self.model.flats]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the modules make of this rank's `x`."""
@@ -97,7 +97,7 @@ class HybridModel:
         """Return this rank's shard of each module's gradients."""
         self.output.backward(gradient)  # type: ignore[no-untyped-call]
         self.model.stepped()
-        return [flat.gradient for flat in self.model.flats if flat.gradient is not None]
+        return [flat.shard.gradient for flat in self.model.flats if flat.shard.gradient is not None]
 
 
 def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from minidist import Communicator
 from minidist.collectives import all_reduce
 from minidist.memory.adapters import lora, nf4
 from minidist.memory.offload import OffloadedOptimizer
-from minidist.parallel.data.buckets import flat_buffer, views_into
+from minidist.parallel.data.flatten import flat_buffer, views_into
 
 Packed: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
 

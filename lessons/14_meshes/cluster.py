@@ -83,7 +83,10 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     mesh, dp = Mesh(comm, Layout(dp=comm.size // TP, tp=TP)), comm.size // TP
     plan = {"*.up": ColumnParallel(), "*.down": RowParallel()}
     parallel = parallelize(
-        build(device), mesh, Recipe(zero=3), lambda y, x: (y - x).square().mean() / dp, None, plan
+        build(device),
+        mesh,
+        Recipe(zero=3, tensor_plan=plan),
+        lambda y, x: (y - x).square().mean() / dp,
     )
     optimizer = parallel.optimizer(
         torch.optim.SGD, [{"params": list(parallel.model.parameters())}], lr=RATE

@@ -7,7 +7,7 @@
     dp 1     [4 5]    [6 7]
 
 Fill in the functions; their docstrings are the contract. You are building what `minidist.mesh` does
-and the parts of the package that use it (`minidist.parallel.parallelize`, DDP, tensor plans,
+and the parts of the package that use it (`minidist.parallel.apply`, DDP, tensor plans,
 clipping), so calling these scores nothing. You may use functions of earlier lessons: `all_reduce`
 (lesson 02), `copy_to` and `reduce_from` (lesson 07).
 

@@ -112,7 +112,7 @@ def replicas(machine: Machine, tp: int, pp: int) -> int:
 def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     """Say what a GPU holds."""
     how = {"v": layout.chunks, "zero": layout.zero, "sp": layout.sp, "recompute": layout.recompute}
-    found = plain.held(*asked(model, layout, batch), **how)
+    found = plain.bytes_held(*asked(model, layout, batch), **how)
     several = batch > layout.dp * layout.microbatch
     return found | {"gradients": (2 if several else 1) * found["gradients"]}
 

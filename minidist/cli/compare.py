@@ -23,6 +23,7 @@ from minidist.trainer.corpus.text import Samples, read_corpus
 from minidist.trainer.files import retold
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Sent, Trainer
+from minidist.trainer.start import start_of
 from minidist.trainer.verify import largest_difference, serial_run
 
 NOTE = (
@@ -117,7 +118,7 @@ def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
     """Train, and account for the memory of the last step."""
     comm = run.mesh.world
     account = Account(comm)
-    trainer = together(comm, lambda: Trainer(run, samples))
+    trainer = together(comm, lambda: Trainer(run, start_of(run, samples)))
     outcome = together(comm, lambda: trainer.run(account=account))
     peaks, sent = comm.roll_call(account.peaks), comm.roll_call(outcome.sent)
     steps = outcome.history[:-1] or outcome.history  # the last was watched, and slow

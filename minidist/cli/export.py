@@ -34,11 +34,10 @@ from minidist.launch.parser import Parser
 from minidist.memory.adapters import merge
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
-from minidist.parallel.steps import adapt
-from minidist.trainer.agreement import fingerprint
+from minidist.parallel.layers.adapters import adapt
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.checkpoint.resume import check_base, load_initial
+from minidist.trainer.checkpoint.resume import check_base, fingerprint, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError, in_flags
 from minidist.trainer.files import retold

@@ -127,7 +127,7 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     recipe, layout, sizes = trainer.recipe, trainer.mesh.layout, trainer.model.config
     if not (recipe.lora or recipe.fp8) or layout.tp * layout.pp > 1 or trainer.config.offload_to:
         return []
-    bytes, ranks = trainer.dtype.itemsize, recipe.shard_ranks or trainer.mesh.data.size
+    bytes, ranks = trainer.dtype.itemsize, recipe.hsdp or trainer.mesh.data.size
     each = MIXED_PRECISION_ADAM if bytes == 2 else ModelStates(bytes, bytes, 2 * bytes)
     if recipe.lora:
         said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from minidist.comm import Communicator, LaunchError, init
+from minidist.comm.agree import Ready, all_or_none
 from minidist.comm.start import launched_rank
-from minidist.trainer.agreement import Ready, all_or_none
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.corpus.text import TextError

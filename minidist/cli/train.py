@@ -20,16 +20,16 @@ from minidist.draw.table import time_table
 from minidist.mesh import AXES, Mesh
 from minidist.model import generate
 from minidist.trace import Trace
-from minidist.trainer.agreement import fingerprint
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.checkpoint.resume import sizes_of
+from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
 from minidist.trainer.config import Config
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.options import ParallelOptions
+from minidist.trainer.options import SpreadOptions
+from minidist.trainer.start import start_of
 from minidist.trainer.verify import compare
 
 
@@ -57,7 +57,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
-    if config.parallel.order != ParallelOptions.order:
+    if config.parallel.order != SpreadOptions.order:
         together(comm, lambda: check_order(mesh.layout, nodes))
     corpus = together(comm, lambda: read_corpus(config.data))
     vocabulary = corpus.tokenizer.vocabulary
@@ -70,7 +70,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
 def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
     """Train, and report on rank 0."""
     config, comm, samples = run.config, run.mesh.world, corpus.samples
-    trainer = together(comm, lambda: Trainer(run, samples, corpus.held_out))
+    trainer = together(comm, lambda: Trainer(run, start_of(run, samples, corpus.held_out)))
     trainer.planned_seconds = predicted_seconds(run)
     # on every rank: who shares a node is for all to find out
     reporter, line = None, headline(trainer, samples)
@@ -111,7 +111,7 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{len(samples):,} samples of up to {config.data.sequence} tokens; {ranks} on the "
         f"{comm.wire.kind} wire, {spreading(trainer)}"
     )
-    memory, resumed = config.memory, trainer.resumed
+    memory, resumed = config.memory, trainer.start.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
     asked = {
         f"adapters of rank {config.adapter_rank}{' beside matrices in 4 bits' * config.run.qlora}": config.adapter_rank,

@@ -3,13 +3,18 @@
     rank 0: all_reduce(float32, 1000, sum, auto)        ─┐
     rank 1: all_reduce(float32, 1001, sum, auto)        ─┴▶ MismatchError on both, with these words
 
-Every call that all ranks must make together is compared here first.
+Every call that all ranks must make together is compared here first. `all_or_none` has ranks go on
+together, or stop together with one sentence.
 """
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from minidist.comm.errors import MismatchError
 from minidist.comm.ledger import Ranks
+
+Ready = TypeVar("Ready")
 
 
 def debug_mode(wanted: bool | None) -> bool:
@@ -37,6 +42,26 @@ def agree(comm: Ranks, operation: str, *details: object, **named: object) -> Non
     if any(other != calls[0] for other in calls):
         everyones = "; ".join(f"rank {rank} calls {other}" for rank, other in enumerate(calls))
         raise MismatchError(f"the ranks of {comm.name!r} do not make the same call: {everyones}")
+
+
+def all_or_none(comm: Ranks, work: Callable[[], Ready], *refused: type[Exception]) -> Ready:
+    """Do `work` and return this rank's result. Collective: `work` sends nothing, or fails on all
+    ranks alike.
+
+    Raises
+    ------
+    Exception
+        If `work` raises one of the kinds `refused` on any rank: every rank raises what the first of
+        these ranks did.
+    """
+    problem = None
+    try:
+        result = work()
+    except refused as error:
+        problem = type(error), str(error)
+    for kind, sentence in filter(None, comm.roll_call(problem)):
+        raise kind(sentence)
+    return result
 
 
 def _word(detail: object) -> str:

@@ -1,11 +1,12 @@
 """Floor 5: pictures and tables of what was traced, measured and planned.
 
-Of a run: read `recording.py`, what each buffer held after each event, with `observer.py`, one
-rank's part of that. Then `player.py`, which steps through it, and `filmstrip.py`, for places
-without scripts. `pipeline.py` draws a plan in time, `memory.py` the bytes that were held, `plan.py`
-the bytes and seconds of layouts that were predicted. `attention.py` records whose queries meet
-whose keys. `notebook.py` shows any of these in a notebook.
+To see a run, read `recording.py`, which notes the contents of each buffer after each event, and
+`observer.py`, one rank's part of it. Then read `player.py`, which steps through a recording, and
+`filmstrip.py`, for places without scripts. `attention.py` records whose queries meet whose keys.
 
-Of a trace: `table.py`, where each rank's time went; `perfetto.py`, a file that
-https://ui.perfetto.dev opens, and `gather_trace.py`, which joins the ranks' traces for that.
+`pipeline.py` draws a schedule in time, `memory.py` the bytes of an account, and `plan.py` the bytes
+and seconds of predicted layouts. `notebook.py` shows any of these in a notebook.
+
+To see a trace, read `table.py`, which tells where each rank's time went, and `perfetto.py`, which
+writes a file that https://ui.perfetto.dev opens. `gather_trace.py` joins the ranks' traces for that.
 """

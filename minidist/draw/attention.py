@@ -6,9 +6,9 @@
     rank 1  query 2  . . 1           these two wait for the keys of rank 0
             query 3  . . 1 1
 
-Nothing tells a recording who meets whom: it is read off what the real code computes. Queries are
-zero, so that all keys weigh the same, and the value of token t is the t-th unit vector, so that an
-output is its query's weights themselves.
+A recording reads off the real code's results who meets whom. Queries are zero, so that all keys
+weigh the same. The value of token t is the t-th unit vector, so that an output is its query's
+weights themselves.
 """
 
 from collections.abc import Callable
@@ -39,23 +39,24 @@ def record_attention(
     Parameters
     ----------
     tokens : int
-        How many each rank has.
+        The number of tokens of each rank.
     block, output : str
         The name of the variable, or of a variable and its attribute. Without a name it is not
         shown.
     order : {"contiguous", "zigzag", "striped"}
-        In which all tokens lie.
+        The order in which the ranks have the tokens.
 
     Raises
     ------
     ValueError
-        If there is nothing to show: no output is there, or it stays zero.
+        If there is nothing to show: the output is missing, or it stays zero.
     """
     time = tokens * ranks
-    places = tuple(tuple(positions(order, ranks, rank, time).tolist()) for rank in range(ranks))
-    owners = tuple(
-        next(rank for rank in range(ranks) if token in places[rank]) for token in range(time)
-    )
+    places = [tuple(positions(order, ranks, rank, time).tolist()) for rank in range(ranks)]
+    owners = [0] * time
+    for rank, mine in enumerate(places):
+        for token in mine:
+            owners[token] = rank
 
     def program(comm: Watching) -> None:
         # [1, 1, tokens, T]
@@ -68,7 +69,8 @@ def record_attention(
 
     n = 2 * tokens * time * 8  # bytes of a rank's keys and values
     sent = {"bytes sent": f"(P − 1) n = {ranks - 1} · {n} = {(ranks - 1) * n}"}
-    recording = record(program, ranks, formulas=sent, meetings=Meetings(places, owners))
+    meetings = Meetings(tuple(places), tuple(owners))
+    recording = record(program, ranks, formulas=sent, meetings=meetings)
     if not recording.deadlock and not any(step.kind == Does.MEETS for step in recording.steps):
         raise ValueError(
             "no query met a key: keep what the queries have gathered in a local variable, "

@@ -5,8 +5,7 @@
     rank 1 [ 1 ]    rank 1 [01 ]    rank 1 [012]
     rank 2 [  2]    rank 2 [ 12]    rank 2 [012]
 
-A frame shows the ranks when all of them have come equally far: after the last step of one moment of
-Lamport's clock.
+A frame shows all ranks at one moment of Lamport's clock, after its last step.
 """
 
 from pathlib import Path
@@ -27,7 +26,10 @@ from minidist.draw.player import (
     words,
 )
 
-INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
+INK = "#1f2328"
+FAINT = "#59636e"
+MARK = "#0550ae"
+BAD = "#b42318"
 INCH = 100  # pixels of the grid
 MARGIN = 20
 TOWARDS = {Does.SENDS: "to", Does.RECEIVES: "from", Does.WAITS: "for"}
@@ -61,7 +63,7 @@ def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 
 
 
 def in_words(recording: Recording, frames: int = 6) -> str:
-    """Return what a filmstrip shows: the event of each frame, and what every rank holds at the
+    """Return a filmstrip in words: the event of each frame, and the contents of every rank at the
     end.
     """
     counts = key_frames(recording, frames)
@@ -165,7 +167,7 @@ def _square(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
 
 
 def _place(panel: Any, x: float, y: float, width: int, rank: int, shown: str) -> None:
-    """Draw that something is from a rank: its colour, and what is to be read on it."""
+    """Draw a place in the colour of the rank that it is from, with a text on it."""
     from matplotlib.patches import Rectangle
 
     colour, ink = COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]

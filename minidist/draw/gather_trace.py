@@ -1,13 +1,13 @@
-"""One trace of all ranks, where each recorded its own: on the `mpi` and `torch` wires `comm.trace`
-is this process's.
+"""Join the ranks' traces into one. On the `mpi` and `torch` wires each process records a trace of its
+own.
 
     trace = gather_trace(comm)                  # on every rank
     if comm.rank == 0:
         write(trace.events, "step.json")        # of `perfetto.py`
 
 The processes of one host read one clock. Clocks of different hosts begin anywhere, so hosts are
-aligned at a barrier: they leave it within about the time of a message, and by so much may two of
-them be drawn too early or too late.
+aligned at a barrier. They leave it within about the time of a message; a host may be drawn too early
+or too late by that time.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The account as a picture: what was held, stacked over time, a panel for each rank.
+"""The account as a picture: the bytes of each category, stacked over time, a panel for each rank.
 
 bytes │      ▗▄▟█▙▄▖
       │   ▗▟███████▙▖        each category lies on those below it: the upper edge is the total
@@ -23,6 +23,9 @@ STACK = {
     "activations": "#E69F00",
 }
 
+SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+BYTES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+
 
 def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> None:
     """Draw the timelines of ranks 0, 1, ... to a file whose suffix tells the format (png, pdf,
@@ -45,16 +48,17 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
 
     begin = min(timeline[0][0] for timeline in timelines)
     end = max(timeline[-1][0] for timeline in timelines)
-    seconds, scale = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
-    top = max(total(held) for timeline in timelines for _, held in timeline)
-    prefix, bytes = _unit(
-        top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
-    )
-    figure = Figure(figsize=(7.5, 1.2 + 1.9 * len(timelines)), layout="constrained")
-    panels = figure.subplots(len(timelines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
-        _stack(panel, timeline, begin, end, scale, bytes)
-        panel.set_ylabel(f"rank {rank}\n{prefix}" if len(timelines) > 1 else prefix)
+    seconds, scale = _unit(end - begin, SECONDS)
+    top = 0
+    for timeline in timelines:
+        top = max(top, *(total(sample) for _, sample in timeline))
+    prefix, bytes = _unit(top, BYTES)
+    ranks = len(timelines)
+    figure = Figure(figsize=(7.5, 1.2 + 1.9 * ranks), layout="constrained")
+    panels = figure.subplots(ranks, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for rank, timeline in enumerate(timelines):
+        _stack(panels[rank], timeline, begin, end, scale, bytes)
+        panels[rank].set_ylabel(f"rank {rank}\n{prefix}" if ranks > 1 else prefix)
     panels[-1].set(ylim=(0, 1.15 * top / bytes or 1), xlabel=f"time ({seconds})")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
@@ -67,9 +71,11 @@ def _stack(
     panel: Any, timeline: Timeline, begin: float, end: float, scale: float, bytes: float
 ) -> None:
     """Draw one rank. What a sample found counts until the next sample."""
-    times = [(moment - begin) / scale for moment, _ in timeline] + [(end - begin) / scale]
-    held = [each for _, each in timeline] + [timeline[-1][1]]
-    layers = [[each[name] / bytes for each in held] for name in STACK]
+    samples = [*timeline, (end, timeline[-1][1])]
+    times = [(moment - begin) / scale for moment, _ in samples]
+    layers = []
+    for name in STACK:
+        layers.append([found[name] / bytes for _, found in samples])
     panel.stackplot(
         times,
         layers,
@@ -79,7 +85,9 @@ def _stack(
         edgecolor="white",
         linewidth=0.3,
     )
-    when, peak = max(zip(times, map(total, held), strict=True), key=lambda sample: sample[1])
+    totals = [total(found) for _, found in samples]
+    peak = max(totals)
+    when = times[totals.index(peak)]
     panel.annotate(
         f"peak {format_bytes(peak)}",
         (when, peak / bytes),
@@ -93,4 +101,7 @@ def _stack(
 
 def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """Return the first unit whose size is at most `largest`, or else the last unit."""
-    return next((unit for unit in units if largest >= unit[1]), units[-1])
+    for unit in units:
+        if largest >= unit[1]:
+            return unit
+    return units[-1]

@@ -26,23 +26,26 @@ def show(recording: Recording, frames: int = 6) -> None:
     """Show key frames of a recording, and below them the player that steps through all of it."""
     from IPython.display import HTML, display
 
-    display(picture(lambda file: filmstrip(recording, file, frames), in_words(recording, frames)))
+    def draw(file: IO[bytes]) -> None:
+        filmstrip(recording, file, frames)
+
+    display(picture(draw, in_words(recording, frames)))
     display(HTML(player(recording)))
 
 
 def picture(draw: Callable[[IO[bytes]], object], alt: str) -> Shown:
     """Return what `draw(file)` draws, as a PNG of 64 colours, which takes a third of the bytes.
 
-    `alt` says in words what it shows.
+    `alt` says in words what the picture shows.
     """
     from PIL import Image as Pixels
 
-    drawn, small = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
     draw(drawn)
+    small = io.BytesIO()
     with Pixels.open(drawn) as pixels:
-        pixels.convert("RGB").quantize(64, dither=Pixels.Dither.NONE).save(
-            small, "png", optimize=True
-        )
+        few_colours = pixels.convert("RGB").quantize(64, dither=Pixels.Dither.NONE)
+        few_colours.save(small, "png", optimize=True)
     return Shown("image/png", small.getvalue(), alt)
 
 
@@ -53,7 +56,8 @@ def schedules(*timelines: Timeline) -> None:
     from minidist.draw.pipeline import draw_svg, draw_text
 
     for timeline in timelines:
-        alt = f"Pipeline schedule {timeline.plan.name}\n{draw_text(timeline)}"
+        name = timeline.plan.name
+        alt = f"Pipeline schedule {name}\n{draw_text(timeline)}"
         display(Shown("image/svg+xml", draw_svg(timeline), alt))
 
 
@@ -64,4 +68,6 @@ class Shown:
         self.kind, self.data, self.alt = kind, data, alt
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {self.kind: self.data, "text/plain": self.alt}, {self.kind: {"alt": self.alt}}
+        data = {self.kind: self.data, "text/plain": self.alt}
+        metadata = {self.kind: {"alt": self.alt}}
+        return data, metadata

@@ -1,7 +1,8 @@
-"""One rank's part of a recording: what its buffers held at each of its own events."""
+"""One rank's part of a recording: the contents of its buffers at each of its own events."""
 
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
@@ -46,11 +47,13 @@ class Observer:
     def __init__(
         self, rank: int, ranks: int, timed: bool, moments: dict[str, int], meetings: Meetings
     ) -> None:
-        self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
+        self.rank = rank
+        self.ranks = ranks
+        self.timed = timed
+        self.bits = min(8, 52 // ranks)
         self.meetings = meetings
-        self.contents = (
-            meetings.contents if meetings.tokens else partial(contents, ranks=ranks, bits=self.bits)
-        )
+        of_ranks = partial(contents, ranks=ranks, bits=self.bits)
+        self.contents = meetings.contents if meetings.tokens else of_ranks
         self.comm: Communicator | None = None
         # what calls the program: below it no line is the program's
         self.root: CodeType | None = None
@@ -60,7 +63,8 @@ class Observer:
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
-        self.moments, self.moment = moments, 0
+        self.moments = moments
+        self.moment = 0
         self.cells: dict[str, list[np.ndarray[Any, Any]]] = {}
         # what each buffer shows, if it is not the buffer itself
         self.variables: dict[str, str] = {}
@@ -78,14 +82,12 @@ class Observer:
     def step(self, kind: Does, text: str, line: Line | None = None, **more: Any) -> Step:
         """Return the step that would be noted now."""
         assert self.comm is not None
-        traffic, held = (
-            self.comm.traffic,
-            sum(cell.nbytes for cells in self.cells.values() for cell in cells),
-        )
+        traffic = self.comm.traffic
+        shown = sum(cell.nbytes for _, _, cell in self._every_cell())
         line = line or line_of(sys._getframe(1), self.root)
         seconds = self.comm.clock() if self.timed else 0.0
         idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
-        counters = (traffic.messages_sent, traffic.bytes_sent, held, idle)
+        counters = (traffic.messages_sent, traffic.bytes_sent, shown, idle)
         return Step(
             self.rank,
             kind,
@@ -111,8 +113,8 @@ class Observer:
         self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def follow(self, frame: FrameType, event: str, _: object) -> Any:
-        """Note what the last line changed, before the next one runs: a trace function, such as a
-        debugger sets.
+        """Note what the last line changed, before the next one runs. It is a trace function, such as
+        a debugger sets.
         """
         if not followed(frame):
             return None
@@ -123,7 +125,8 @@ class Observer:
         if cells:
             text = words(cells, now, self.ranks)
             if cells[0][0] == MET:
-                kind, text = Does.MEETS, self.meetings.words(self.rank, now[MET], self.shown[MET])
+                kind = Does.MEETS
+                text = self.meetings.words(self.rank, now[MET], self.shown[MET])
             self.note(kind, f"{kind}: {text}", line=self.here, cells=cells)
         self.here = line_of(frame.f_back if event == "return" else frame, self.root)
         if not self.start.line[1]:
@@ -141,57 +144,69 @@ class Observer:
             self.shown = self.start.buffers
 
     def _bind(self, name: str, variable: str, frame: FrameType) -> None:
-        """Let a buffer show the tensor that a variable of this function holds, if it does; it is no
-        temporary then.
+        """Let a buffer show the tensor of a variable, if this function has one. The tensor is then
+        not a temporary any more.
         """
         first, _, attribute = variable.partition(".")
         value = frame.f_locals.get(first)
-        value = getattr(value, attribute, None) if attribute else value
+        if attribute:
+            value = getattr(value, attribute, None)
         if is_tensor(value):
             array = flatten(value)
-            self.cells[name] = Chunks(array, cut(len(array), len(self.cells[name])))
-            self.cells.pop(self.temporaries.pop(address(array), ""), None)
+            chunks = cut(len(array), len(self.cells[name]))
+            self.cells[name] = Chunks(array, chunks)
+            temporary = self.temporaries.pop(address(array), "")
+            self.cells.pop(temporary, None)
 
     def expect(self, array: Array) -> None:
-        """Note that a receive into `array` is posted. An array that lies in no shown buffer is
-        shown as a temporary.
+        """Note that a receive into `array` is posted.
 
-        So is none of another dtype than what is shown: counts of rows, say, which are no
-        contributions.
+        An array that lies outside all shown buffers is shown as a temporary, if it has their dtype:
+        counts of rows, say, are not contributions.
         """
-        if self.cells and array.dtype not in (
-            cell.dtype for cells in self.cells.values() for cell in cells
-        ):
+        dtypes = {cell.dtype for _, _, cell in self._every_cell()}
+        if dtypes and array.dtype not in dtypes:
             return
         shown = sum(len(self.cells[name][number]) for name, number in self._overlapping(array))
         if len(array) > shown and (not shown or address(array) in self.temporaries):
-            name = self.temporaries.setdefault(
-                address(array), f"temporary {len(self.temporaries) + 1}"
-            )
-            width = max(1, len(next(iter(self.cells.values()), [array])[0]))
-            self.cells[name] = Chunks(array, cut(len(array), max(1, round(len(array) / width))))
-            if len(self.shown.get(name, ())) != len(self.cells[name]):
-                self.shown = self.shown | {name: ("",) * len(self.cells[name])}
+            self._show_temporary(array)
         self.expected.append(array)
+
+    def _show_temporary(self, array: Array) -> None:
+        """Show an array, in cells as wide as those of the first buffer."""
+        next_name = f"temporary {len(self.temporaries) + 1}"
+        name = self.temporaries.setdefault(address(array), next_name)
+        first_cells = next(iter(self.cells.values()), [array])
+        width = max(1, len(first_cells[0]))
+        count = max(1, round(len(array) / width))
+        self.cells[name] = Chunks(array, cut(len(array), count))
+        cells = len(self.cells[name])
+        if len(self.shown.get(name, ())) != cells:
+            self.shown = self.shown | {name: ("",) * cells}
+
+    def _every_cell(self) -> Iterator[tuple[str, int, Array]]:
+        """Yield each cell, after its buffer's name and its number."""
+        for name, cells in self.cells.items():
+            for number, cell in enumerate(cells):
+                yield name, number, cell
 
     def _overlapping(self, array: Array) -> tuple[Cell, ...]:
         """Return the cells that an array lies in."""
-        every = (
-            (name, number, cell)
-            for name, cells in self.cells.items()
-            for number, cell in enumerate(cells)
-        )
-        return tuple(
-            (name, number) for name, number, cell in every if np.may_share_memory(cell, array)
-        )
+        found = []
+        for name, number, cell in self._every_cell():
+            if np.may_share_memory(cell, array):
+                found.append((name, number))
+        return tuple(found)
 
     def _read(self) -> Buffers:
-        """Return what all buffers hold."""
-        held = {name: [self.contents(cell) for cell in cells] for name, cells in self.cells.items()}
+        """Return the contents of all buffers."""
+        found = {}
+        for name, cells in self.cells.items():
+            found[name] = [self.contents(cell) for cell in cells]
         for array in self.expected:
             for name, number in self._overlapping(array):
-                held[name][number] = self.shown[name][number]
-        return {name: tuple(cells) for name, cells in held.items()}
+                found[name][number] = self.shown[name][number]
+        return {name: tuple(cells) for name, cells in found.items()}
 
     def _words(self, array: Array) -> str:
         return words(self._overlapping(array), self._read(), self.ranks) or f"{array.nbytes} bytes"
@@ -207,16 +222,14 @@ def line_of(frame: FrameType | None, root: CodeType | None) -> Line:
     """
     while frame is not None and frame.f_code is not root and not followed(frame):
         frame = frame.f_back
-    return (
-        NO_LINE
-        if frame is None or frame.f_code is root
-        else (frame.f_code.co_filename, frame.f_lineno)
-    )
+    if frame is None or frame.f_code is root:
+        return NO_LINE
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def followed(frame: FrameType) -> bool:
-    """Tell whether to follow the lines of this code: the package's algorithms, and the program, but
-    no library.
+    """Tell whether to follow the lines of this code: those of the package's algorithms and of the
+    program, not those of libraries.
     """
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("minidist."):
@@ -231,24 +244,33 @@ def contents(cell: np.ndarray[Any, Any], ranks: int, bits: int) -> Contents:
     """Return how often each rank's contribution is in a cell, as its digits of `bits` bits tell, or
     else words.
     """
-    if not len(cell) or (cell != cell[0]).any():
-        return "mixed" if len(cell) else "empty"
+    if not len(cell):
+        return "empty"
+    if (cell != cell[0]).any():
+        return "mixed"
     value = float(cell[0])
     if not (value.is_integer() and 0 <= value < 1 << bits * ranks):
         return f"{value:.3g}"
-    return tuple(int(cell[0]) >> bits * rank & (1 << bits) - 1 for rank in range(ranks))
+    number = int(cell[0])
+    digit = (1 << bits) - 1
+    return tuple(number >> bits * rank & digit for rank in range(ranks))
 
 
 def changes(new: Buffers, old: Buffers) -> tuple[Does, tuple[Cell, ...]]:
     """Return which cells differ, and what was done to them: `adds` if contributions joined others,
     else `writes`.
     """
-    every = [(name, number) for name, cells in new.items() for number in range(len(cells))]
-    cells = tuple(
-        (name, number) for name, number in every if new[name][number] != old[name][number]
-    )
-    joined = any(_joined(new[name][number], old[name][number]) for name, number in cells)
-    return Does.ADDS if joined else Does.WRITES, cells
+    changed = []
+    kind = Does.WRITES
+    for name, cells in new.items():
+        for number, after in enumerate(cells):
+            before = old[name][number]
+            if after == before:
+                continue
+            changed.append((name, number))
+            if _joined(after, before):
+                kind = Does.ADDS
+    return kind, tuple(changed)
 
 
 def _joined(new: Contents, old: Contents) -> bool:

@@ -26,15 +26,27 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.trace.events import Event, EventKind, messages
 
 Entry = dict[str, Any]  # one entry of the file
 Arrow = tuple[int, float]  # the number of a message, and when its send began
+RowKey = tuple[int, str, int]  # a rank, a track, and a number in ROWS
+
+
+class Lane(NamedTuple):
+    """A part of a row: its slices, and the ends of those that are open, the outermost first."""
+
+    members: list[Event]
+    ends: list[float]
+
 
 ROWS = ("compute", "communication", "sends", "receives")
-COMPUTE, COMMUNICATION, SENDS, RECEIVES = range(4)
+COMPUTE = 0
+COMMUNICATION = 1
+SENDS = 2
+RECEIVES = 3
 # The row of each kind; any other is communication.
 ROW_OF_KIND = {EventKind.COMPUTE: COMPUTE, EventKind.SEND: SENDS, EventKind.RECEIVE: RECEIVES}
 
@@ -54,78 +66,85 @@ def entries(events: Iterable[Event]) -> list[Entry]:
     events = list(events)
     begin = min((event.start for event in events), default=0.0)
     ranks = sorted({event.rank for event in events})
-    names = [
-        entry for rank in ranks for entry in _names("process", {"pid": rank}, f"rank {rank}", rank)
-    ]
+    names: list[Entry] = []
+    for rank in ranks:
+        names += _names("process", {"pid": rank}, f"rank {rank}", rank)
     happened = [_counter(event, begin) for event in events if event.kind == EventKind.HELD]
     received: list[Entry] = []
-    arrows, rows = _arrows(events), _rows(events)
-    # No row bears a rank's number: viewers take the thread that has the number of its process for
-    # the main one.
+    arrows = _arrows(events)
+    rows = _rows(events)
+    # Viewers take a thread that has the number of its process for the main one, so rows are
+    # numbered above all ranks.
     numbers = itertools.count(max(ranks, default=0) + 1)
-    for rank, track, row in sorted(
-        rows, key=lambda key: (key[0], key[1] != "main", key[1], key[2])
-    ):
-        for lane, members in enumerate(_lanes(rows[rank, track, row], may_nest=row < SENDS)):
+    for rank, track, row in sorted(rows, key=_main_first):
+        name = ROWS[row] if track == "main" else f"stream {track}: {ROWS[row]}"
+        lanes = _lanes(rows[rank, track, row], may_nest=row < SENDS)
+        for lane, members in enumerate(lanes, start=1):
             where: Entry = {"pid": rank, "tid": next(numbers)}
-            name = ROWS[row] if track == "main" else f"stream {track}: {ROWS[row]}"
-            names += _names("thread", where, name + f" {lane + 1}" * (lane > 0), where["tid"])
-            slices = [
-                entry
-                for event in members
-                for entry in _slices(event, begin, where, arrows.get(id(event)))
-            ]
-            (received if row == RECEIVES else happened).extend(slices)
-    # Sorting is stable, and what is received comes last: of two ends at the same moment, an arrow's
-    # start is first.
+            shown = name if lane == 1 else f"{name} {lane}"
+            names += _names("thread", where, shown, where["tid"])
+            slices = received if row == RECEIVES else happened
+            for event in members:
+                slices += _slices(event, begin, where, arrows.get(id(event)))
+    # Sorting is stable, and what is received comes last. So if an arrow starts and ends at the same
+    # moment, its start is first.
     return names + sorted(happened + received, key=lambda entry: entry["ts"])
 
 
 # ---------------------------------------------------------------- rows
 
 
-def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
+def _rows(events: list[Event]) -> dict[RowKey, list[Event]]:
     """Sort events into rows, by rank, track and kind."""
-    rows: dict[tuple[int, str, int], list[Event]] = defaultdict(list)
+    rows: dict[RowKey, list[Event]] = defaultdict(list)
     for event in events:
         if event.kind != EventKind.HELD:
-            rows[event.rank, event.track, ROW_OF_KIND.get(event.kind, COMMUNICATION)].append(event)
+            row = ROW_OF_KIND.get(event.kind, COMMUNICATION)
+            rows[event.rank, event.track, row].append(event)
     return rows
 
 
+def _main_first(row: RowKey) -> tuple[int, bool, str, int]:
+    """Return a key to sort rows by: a rank's main thread comes before its streams."""
+    rank, track, kind = row
+    return rank, track != "main", track, kind
+
+
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
-    """Divide a row, first fit, into few lanes. In a lane no two slices cross, and none overlap
-    unless they may nest.
+    """Divide a row, first fit, into few lanes. In a lane no two slices cross, and only slices that
+    may nest overlap.
     """
-    # the longer one, and of two alike the one that was recorded last
+    # If slices nest, the outer ones come first: the longer, and of two alike the one that was
+    # recorded last.
     outer_first = -1 if may_nest else 1
-    # slices, and the ends of the open ones, the outermost first
-    lanes: list[tuple[list[Event], list[float]]] = []
-    for event in sorted(
-        events[::outer_first], key=lambda event: (event.start, outer_first * event.end)
-    ):
+    ordered = sorted(events[::outer_first], key=lambda one: (one.start, outer_first * one.end))
+    lanes: list[Lane] = []
+    for event in ordered:
         for lane in lanes:
-            ends = lane[1]
+            ends = lane.ends
             while ends and ends[-1] <= event.start:
                 ends.pop()
             if not ends or (may_nest and event.end <= ends[-1]):
                 break
         else:
-            lane = ([], [])
+            lane = Lane([], [])
             lanes.append(lane)
-        lane[0].append(event)
-        lane[1].append(event.end)
-    return [members for members, _ in lanes]
+        lane.members.append(event)
+        lane.ends.append(event.end)
+    return [lane.members for lane in lanes]
 
 
 def _arrows(events: list[Event]) -> dict[int, Arrow]:
-    """Number the messages, by the identity of the event at either end. Clocks of two hosts may lie:
-    none runs back.
+    """Number the messages, by the identity of the event at either end.
+
+    The clocks of two hosts may differ, so a message may seem to run back in time: it gets no arrow.
     """
     arrows = {}
     for number, (send, receive) in enumerate(messages(events)):
         if send.start <= receive.end:
-            arrows[id(send)] = arrows[id(receive)] = number, send.start
+            arrow = number, send.start
+            arrows[id(send)] = arrow
+            arrows[id(receive)] = arrow
     return arrows
 
 
@@ -142,22 +161,23 @@ def _names(what: str, where: Entry, name: str, place: int) -> list[Entry]:
 
 def _slices(event: Event, begin: float, where: Entry, arrow: Arrow | None) -> Iterator[Entry]:
     """Yield an event's slice, and its end of an arrow."""
-    start, end = _nanoseconds(event.start - begin), _nanoseconds(event.end - begin)
-    details = {"bytes": event.bytes, "line": event.line}
-    yield _slice(event.name, event.kind, start, end, where) | {
-        "args": {k: v for k, v in details.items() if v != ""}
-    }
+    start = _nanoseconds(event.start - begin)
+    end = _nanoseconds(event.end - begin)
+    details: Entry = {"bytes": event.bytes}
+    if event.line != "":
+        details["line"] = event.line
+    yield _slice(event.name, event.kind, start, end, where) | {"args": details}
     if arrow is None:
         return
     number, sent = arrow
     flow: Entry = {"name": "message", "cat": "message", "id": number, **where}
     if event.kind == EventKind.SEND:
         yield {"ph": "s", **flow, "ts": start / 1000}
-    else:
-        arriving = max(start, _nanoseconds(sent - begin))
-        if arriving > start:
-            yield _slice("arriving", event.kind, arriving, end, where)
-        yield {"ph": "f", "bp": "e", **flow, "ts": arriving / 1000}
+        return
+    arriving = max(start, _nanoseconds(sent - begin))
+    if arriving > start:
+        yield _slice("arriving", event.kind, arriving, end, where)
+    yield {"ph": "f", "bp": "e", **flow, "ts": arriving / 1000}
 
 
 def _slice(name: str, kind: str, start: int, end: int, where: Entry) -> Entry:
@@ -172,12 +192,12 @@ def _slice(name: str, kind: str, start: int, end: int, where: Entry) -> Entry:
 
 
 def _counter(event: Event, begin: float) -> Entry:
-    when = _nanoseconds(event.start - begin) / 1000
+    microseconds = _nanoseconds(event.start - begin) / 1000
     return {
         "ph": "C",
         "name": "memory",
         "pid": event.rank,
-        "ts": when,
+        "ts": microseconds,
         "args": {event.name: event.bytes},
     }
 

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from minidist.parallel.pipeline.actions import Action, Kind
+from minidist.parallel.pipeline.actions import Action, Kind, Plan
 from minidist.parallel.pipeline.simulate import Timeline
 
 # Okabe & Ito 2008: told apart by the colour-blind. Red, green, blue.
@@ -25,8 +25,11 @@ KINDS = {
     Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
 }
 MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # a wider drawing is scaled down to this, without labels
-# pixels: a row, from row to row, the margins, the width of a digit
-ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7
+# pixels
+ROW = 26  # height of a row
+STEP = 32  # from row to row
+LEFT, TOP = 62, 12  # margins
+DIGIT = 7  # width
 
 
 def draw_text(timeline: Timeline) -> str:
@@ -37,23 +40,30 @@ def draw_text(timeline: Timeline) -> str:
     several (`4F0`). Dashes fill the time that it takes; dots are idle time.
     """
     plan = timeline.plan
-    several = plan.stages > plan.ranks
-    labels = [
-        [str(each) if several else str(each)[len(str(each.stage)) :] for each in row]
-        for row in plan.actions
-    ]
-    room = 1 + max((len(label) for row in labels for label in row), default=0)
+    longest = 0
+    for row in plan.actions:
+        for action in row:
+            longest = max(longest, len(_label(action, plan)))
+    room = longest + 1
     scale = min(room / _shortest(timeline), MOST_COLUMNS / (timeline.length or 1.0))
+    margin = len(f"rank {plan.ranks - 1}")
     lines = []
-    for rank, row in enumerate(labels):
+    for rank in range(plan.ranks):
         line = ["."] * round(timeline.length * scale)
-        for label, (_, start, end) in zip(row, timeline.spans(rank), strict=True):
+        for action, start, end in timeline.spans(rank):
             first, last = round(start * scale), round(end * scale)
-            line[first:last] = label.ljust(last - first - 1, "-").ljust(last - first)[
-                : last - first
-            ]
-        lines.append(f"{f'rank {rank}':<{len(f'rank {plan.ranks - 1}')}}  {''.join(line)}".rstrip())
+            width = last - first
+            dashed = _label(action, plan).ljust(width - 1, "-")
+            line[first:last] = dashed.ljust(width)[:width]
+        name = f"rank {rank}".ljust(margin)
+        lines.append(f"{name}  {''.join(line)}".rstrip())
     return "\n".join([*lines, _summary(timeline)])
+
+
+def _label(action: Action, plan: Plan) -> str:
+    """Return an action's name, without its stage if each rank has only one."""
+    name = str(action)
+    return name if plan.stages > plan.ranks else name[len(str(action.stage)) :]
 
 
 def draw_svg(timeline: Timeline) -> str:
@@ -64,11 +74,14 @@ def draw_svg(timeline: Timeline) -> str:
     """
     plan = timeline.plan
     digits = len(str(plan.microbatches - 1))
-    scale = min((DIGIT * digits + 9) / _shortest(timeline), MOST_PIXELS / (timeline.length or 1.0))
-    right, bottom = LEFT + timeline.length * scale, TOP + plan.ranks * STEP
+    room = DIGIT * digits + 9
+    scale = min(room / _shortest(timeline), MOST_PIXELS / (timeline.length or 1.0))
+    right = LEFT + timeline.length * scale
+    bottom = TOP + plan.ranks * STEP
     parts = []
     for rank in range(plan.ranks):
-        top, chunks = TOP + rank * STEP, plan.stages_of(rank)
+        top = TOP + rank * STEP
+        chunks = plan.stages_of(rank)
         parts.append(f'<text class="ink" x="8" y="{top + ROW / 2}">rank {rank}</text>')
         parts.append(
             f'<rect class="idle" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{ROW}"/>'
@@ -94,7 +107,8 @@ def _box(action: Action, left: float, right: float, top: int, chunks: list[int])
     room.
     """
     fill, ink = _colours(action.kind, chunks.index(action.stage), len(chunks))
-    wide, number = right - left, "R" if action.kind == Kind.REDUCE else str(action.microbatch)
+    wide = right - left
+    number = "R" if action.kind == Kind.REDUCE else str(action.microbatch)
     box = (
         f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" '
         f'rx="2" fill="{fill}"/>'
@@ -116,23 +130,21 @@ def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
 def _legend(timeline: Timeline, y: int) -> str:
     """Return the legend: each kind of action that takes time, with a square for each chunk."""
     plan = timeline.plan
-    used = {
-        action.kind
-        for rank in range(plan.ranks)
-        for action, start, end in timeline.spans(rank)
-        if end > start
-    }
+    used = set()
+    for rank in range(plan.ranks):
+        used |= {action.kind for action, start, end in timeline.spans(rank) if end > start}
     chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
-    x, parts = LEFT, []
+    x = LEFT
+    parts = []
     for kind, (name, _) in KINDS.items():
-        if kind in used:
-            for fill in (_colours(kind, chunk, chunks)[0] for chunk in range(chunks)):
-                parts.append(
-                    f'<rect x="{x}" y="{y - 7}" width="14" height="14" rx="2" fill="{fill}"/>'
-                )
-                x += 16
-            parts.append(f'<text class="ink" x="{x + 3}" y="{y}">{name}</text>')
-            x += 22 + 7 * len(name)
+        if kind not in used:
+            continue
+        for chunk in range(chunks):
+            fill, _ = _colours(kind, chunk, chunks)
+            parts.append(f'<rect x="{x}" y="{y - 7}" width="14" height="14" rx="2" fill="{fill}"/>')
+            x += 16
+        parts.append(f'<text class="ink" x="{x + 3}" y="{y}">{name}</text>')
+        x += 22 + 7 * len(name)
     return "".join(parts)
 
 
@@ -144,5 +156,7 @@ def _shortest(timeline: Timeline) -> float:
     """Return the length of the shortest action that takes any time: it gets just the room that its
     label needs.
     """
-    spans = (span for rank in range(timeline.plan.ranks) for span in timeline.spans(rank))
-    return min((end - start for _, start, end in spans if end > start), default=1.0)
+    lengths = []
+    for rank in range(timeline.plan.ranks):
+        lengths += [end - start for _, start, end in timeline.spans(rank) if end > start]
+    return min(lengths, default=1.0)

@@ -1,4 +1,4 @@
-"""A plan as a picture: what a GPU holds, and a step as a line of time, a bar for each layout.
+"""A plan as a picture: a GPU's memory, and a step as a line of time, with a bar for each layout.
 
 tp=4 pp=4 dp=4    ▐ parameters ▌ gradients ▌ optimizer ▌ activations ▌   ┊ 80 GB
 tp=8 pp=2 dp=4    ▐ computing            ▌ recomputing ▌ tensor ▌ bubble ▌ data ▌
@@ -19,7 +19,7 @@ class Look(NamedTuple):
 # A kind has the same look in every picture, however many show. Colours of Okabe & Ito 2008 are told
 # apart by the colour-blind; there are eight, so some that are rarely seen have the dark ones of Tol
 # 2021, or a grey.
-HELD = {
+BYTES = {
     "parameters": Look("#0072B2"),
     "gradients": Look("#009E73", "||"),
     "optimizer": Look("#56B4E9", "//"),
@@ -49,7 +49,7 @@ COLUMNS = 7  # of a legend
 
 def draw_plan(
     names: Sequence[str],
-    held: Sequence[Mapping[str, float]],
+    bytes: Sequence[Mapping[str, float]],
     steps: Sequence[Mapping[str, float]],
     room: float,
     path: str | Path,
@@ -66,8 +66,10 @@ def draw_plan(
     panels = figure.subplots(2, 1)
     if title:
         figure.suptitle(title, fontsize=11)
-    gigabytes = [{kind: bytes / 1e9 for kind, bytes in each.items()} for each in held]
-    _bars(panels[0], names, gigabytes, HELD, "GB of a GPU", room / 1e9)
+    gigabytes = []
+    for each in bytes:
+        gigabytes.append({category: count / 1e9 for category, count in each.items()})
+    _bars(panels[0], names, gigabytes, BYTES, "GB of a GPU", room / 1e9)
     panels[0].axvline(room / 1e9, color="black", linestyle=":", linewidth=1)
     panels[0].annotate(
         f"{room / 1e9:.0f} GB", (room / 1e9, -0.45), ha="right", va="bottom", fontsize=8
@@ -85,7 +87,8 @@ def _bars(
     room: float = 0.0,
 ) -> None:
     totals = [sum(each.values()) for each in values]
-    longest, left = max(*totals, room), [0.0] * len(values)
+    longest = max(*totals, room)
+    left = [0.0] * len(values)
     for kind in values[0]:
         widths = [each[kind] for each in values]
         label = kind if max(widths) > SHOWN * longest else "_"

@@ -5,8 +5,8 @@
            │                                              ▶ 53    comm.exchange(leaving, right, arriving, left)
     rank 2 ◀  [  2 ][  2 ][  2 ][  2 ]  [    ][ 12 ]      ▶ 55    combine(arriving, own, leaving)
 
-A row is a rank. A box is a cell of one of its buffers, with a place for each rank whose
-contribution it may hold. The slider counts events, not seconds. The page is one fragment of HTML
+A row is a rank. A box is a cell of one of its buffers, with a place for the contribution of each
+rank. The slider counts events, not seconds. The page is one fragment of HTML
 that loads nothing else: the events as JSON, where each step says only what changed on its own rank,
 and the script in `player.html` that draws them.
 """
@@ -37,9 +37,12 @@ COUNTERS = ("messages sent", "bytes sent", "bytes held", "bubble")
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
 INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
 PLACES = 4  # side by side in a cell
-# pixels: a place, gaps, margins, a letter
-PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7
+# pixels
+PLACE = 16
 SIDE = PLACE + 2  # a query and a key
+GAP, ROW_GAP = 5, 8
+LEFT, TOP = 165, 26  # margins
+LETTER = 7
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -66,9 +69,9 @@ class Step:
     """One event on one rank, and how it left that rank.
 
     `buffers` are all that the rank shows, `cells` those that the event read or changed. `message`
-    is the same at both ends of a message, `seconds` is virtual time, `moment` Lamport's clock: one
-    more than at the rank's step before, at a receive also more than at its send. (Lamport 1978:
-    "Time, clocks, and the ordering of events".)
+    is the same at both ends of a message. `seconds` is virtual time. `moment` is Lamport's clock: it
+    is one more than at the rank's step before, and at a receive also more than at its send. (Lamport
+    1978: "Time, clocks, and the ordering of events".)
     """
 
     rank: int
@@ -103,8 +106,8 @@ class Meetings:
         """Return which keys a query has met, if the cell is its output, or whose keys and values
         are in the cell.
 
-        Those of a token are its unit vector, so that what is made of them tells which tokens it is
-        made of.
+        The key and the value of a token are its unit vector, so that what is made of them tells
+        which tokens it is made of.
         """
         found = (cell.reshape(-1, len(self.owners)) != 0).any(0)
         if len(cell) == len(found):
@@ -117,8 +120,10 @@ class Meetings:
         """
         told = []
         for query, keys, old in zip(self.tokens[rank], met, before, strict=True):
-            if new := [str(key) for key in range(len(keys)) if keys[key] != old[key]]:
-                told.append(f"query {query} sees key{'s' * (len(new) > 1)} {' + '.join(new)}")
+            new = [str(key) for key in range(len(keys)) if keys[key] != old[key]]
+            if new:
+                plural = "s" if len(new) > 1 else ""
+                told.append(f"query {query} sees key{plural} {' + '.join(new)}")
         return ", ".join(told)
 
 
@@ -137,10 +142,12 @@ class Recording:
 
     def __post_init__(self) -> None:
         # in the order of the first step
-        files = dict.fromkeys(step.line[0] for step in (*self.start, *self.steps))
-        object.__setattr__(
-            self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files}
-        )
+        sources: dict[str, tuple[str, ...]] = {}
+        for step in (*self.start, *self.steps):
+            file, _ = step.line
+            if file not in sources:
+                sources[file] = tuple(map(str.rstrip, getlines(file)))
+        object.__setattr__(self, "sources", sources)
 
     def at(self, count: int) -> tuple[Step, ...]:
         """Return each rank's latest step among the first `count` steps of all ranks."""
@@ -153,12 +160,10 @@ class Recording:
         """Return the sends among the first `count` steps whose messages have not been received by
         then.
         """
-        received = {step.message for step in self.steps[:count] if step.kind == Does.RECEIVES}
-        return [
-            step
-            for step in self.steps[:count]
-            if step.kind == Does.SENDS and step.message not in received
-        ]
+        first = self.steps[:count]
+        sends = [step for step in first if step.kind == Does.SENDS]
+        received = {step.message for step in first if step.kind == Does.RECEIVES}
+        return [step for step in sends if step.message not in received]
 
     @property
     def rounds(self) -> list[int]:
@@ -174,11 +179,13 @@ class Recording:
         ends: list[int] = []
         for count, step in enumerate(self.steps):
             if step.kind == Does.SENDS:
-                sent[step.message] = reached[step.rank] + 1
-                if sent[step.message] > len(ends) + 1:
+                round = reached[step.rank] + 1
+                sent[step.message] = round
+                if round > len(ends) + 1:
                     ends.append(count)
             elif step.kind == Does.RECEIVES:
-                reached[step.rank] = max(reached[step.rank], sent.get(step.message, 0))
+                round = sent.get(step.message, 0)
+                reached[step.rank] = max(reached[step.rank], round)
         return [*ends, len(self.steps)]
 
 
@@ -186,22 +193,27 @@ class Recording:
 
 
 def words(cells: Sequence[Cell], buffers: Mapping[str, Sequence[Contents]], ranks: int) -> str:
-    """Name cells and, if they all hold the same, what: `buffer[2] (ranks 0 + 1)`."""
+    """Return the names of cells and, if all have the same contents, those: `buffer[2] (ranks 0 +
+    1)`.
+    """
     parts: dict[str, list[str]] = {}
     for name, number in cells:
         parts.setdefault(name, []).append(str(number))
-    names = [
-        f"{name}[{', '.join(of)}]" if len(of) < len(buffers[name]) else name
-        for name, of in parts.items()
-    ]
-    held = {buffers[name][number] for name, number in cells}
-    return " and ".join(names) + (
-        f" ({contents_in_words(held.pop(), ranks)})" if len(held) == 1 else ""
-    )
+    names = []
+    for name, numbers in parts.items():
+        all_of_it = len(numbers) == len(buffers[name])
+        names.append(name if all_of_it else f"{name}[{', '.join(numbers)}]")
+    said = " and ".join(names)
+    found = {buffers[name][number] for name, number in cells}
+    if len(found) == 1:
+        said += f" ({contents_in_words(found.pop(), ranks)})"
+    return said
 
 
 def contents_in_words(contents: Contents, ranks: int) -> str:
-    """Say what a cell holds: `ranks 0 + 1`, `2 × rank 0 + 1 × rank 1`, `all ranks`."""
+    """Return the contents of a cell in words: `ranks 0 + 1`, `2 × rank 0 + 1 × rank 1`, `all
+    ranks`.
+    """
     if isinstance(contents, str):
         return contents or "nothing yet"
     if ranks > 1 and contents == (1,) * ranks:
@@ -209,7 +221,10 @@ def contents_in_words(contents: Contents, ranks: int) -> str:
     if max(contents) > 1:
         return " + ".join(f"{count} × rank {rank}" for rank, count in enumerate(contents) if count)
     terms = [str(rank) for rank, count in enumerate(contents) if count]
-    return f"rank{'s' * (len(terms) > 1)} {' + '.join(terms)}" if terms else "zero"
+    if not terms:
+        return "zero"
+    plural = "s" if len(terms) > 1 else ""
+    return f"rank{plural} {' + '.join(terms)}"
 
 
 # ---------------------------------------------------------------- the page
@@ -234,24 +249,29 @@ class Grid:
         self.width = LEFT
         for name, cells in self.columns.items():
             self.left[name] = self.width
-            self.width += max(cells * (self.cell_width + GAP), LETTER * len(name)) + 3 * GAP
-        self.square, tokens = self.width, len(recording.meetings.owners)
-        self.width += max((tokens + 1) * SIDE + GAP, LETTER * len(MET)) + 3 * GAP if tokens else 0
-        self.height = TOP + max(self.ranks * self.row, (tokens + 1) * SIDE + GAP)
+            needed = cells * (self.cell_width + GAP)
+            self.width += max(needed, LETTER * len(name)) + 3 * GAP
+        tokens = len(recording.meetings.owners)
+        side = (tokens + 1) * SIDE + GAP
+        self.square = self.width
+        if tokens:
+            self.width += max(side, LETTER * len(MET)) + 3 * GAP
+        self.height = TOP + max(self.ranks * self.row, side)
 
     def cell(self, rank: int, name: str, number: int) -> tuple[int, int]:
         """Return the upper left corner of a cell."""
-        return self.left[name] + number * (self.cell_width + GAP), self.middle(
-            rank
-        ) - self.cell_height // 2
+        x = self.left[name] + number * (self.cell_width + GAP)
+        y = self.middle(rank) - self.cell_height // 2
+        return x, y
 
     def pair(self, query: int, key: int) -> tuple[int, int]:
-        """Return the upper left corner of a place in the square of queries and keys; of a number
-        before it for -1.
+        """Return the upper left corner of a place in the square of queries and keys.
+
+        A number -1 gives the place before the square, where the numbers stand.
         """
-        return self.square + (key + 1) * SIDE + GAP * (key >= 0), TOP + (query + 1) * SIDE + GAP * (
-            query >= 0
-        )
+        x = self.square + (key + 1) * SIDE + GAP * (key >= 0)
+        y = TOP + (query + 1) * SIDE + GAP * (query >= 0)
+        return x, y
 
     def middle(self, rank: int) -> int:
         """Return the height of the middle of a rank's row."""
@@ -271,48 +291,29 @@ def player(recording: Recording) -> str:
         data = data.replace(mark, f"\\u{ord(mark):04x}")
     count = len(recording.steps)
     label = escape(f"A run of {len(recording.start)} ranks in {count} steps")
-    return (
-        page.replace("{{label}}", label).replace("{{last}}", str(count)).replace("{{data}}", data)
-    )
+    filled = {"{{label}}": label, "{{last}}": str(count), "{{data}}": data}
+    for mark, value in filled.items():
+        page = page.replace(mark, value)
+    return page
 
 
 def _data(recording: Recording) -> dict[str, Any]:
     """Return what the script draws. A step holds only the buffers that it changed."""
     context = 2 if len(recording.start) <= 4 else 1
     grid = Grid(recording, row=40 + 17 * (2 * context + 1))
-    names, paths = list(recording.sources), [_short(file) for file in recording.sources]
-    shown: list[Buffers] = [{} for _ in recording.start]
-    steps = []
-    for step in (*recording.start, *recording.steps):
-        changed = {
-            name: held for name, held in step.buffers.items() if shown[step.rank].get(name) != held
-        }
-        changed |= {name: () for name in shown[step.rank] if name not in step.buffers}
-        shown[step.rank] = step.buffers
-        words = {
-            "rank": step.rank,
-            "kind": step.kind,
-            "text": step.text,
-            "peer": step.peer,
-            "message": step.message,
-        }
-        line = [names.index(step.line[0]), step.line[1]]
-        more = {"line": line, "buffers": changed, "counters": step.counters, "cells": step.cells}
-        steps.append(words | more | ({"seconds": step.seconds} if step.seconds else {}))
-    lines: list[dict[int, str]] = [{} for _ in names]
-    for file, number in {step.line for step in (*recording.start, *recording.steps)}:
-        for each in range(
-            max(1, number - context), min(len(recording.sources[file]), number + context) + 1
-        ):
-            lines[names.index(file)][each] = recording.sources[file][each - 1]
+    colours = []
+    for rank in range(grid.ranks):
+        colours.append([COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]])
+    shown_counters = COUNTERS[: 3 + recording.computes]
     return {
         "ranks": grid.ranks,
         "columns": [[name, cells, grid.left[name]] for name, cells in grid.columns.items()],
         "grid": {
-            name: getattr(grid, name)
-            for name in ("cell_width", "cell_height", "row", "width", "height")
-        }
-        | {
+            "cell_width": grid.cell_width,
+            "cell_height": grid.cell_height,
+            "row": grid.row,
+            "width": grid.width,
+            "height": grid.height,
             "place": PLACE,
             "places": PLACES,
             "gap": GAP,
@@ -320,21 +321,65 @@ def _data(recording: Recording) -> dict[str, Any]:
             "top": TOP,
             "context": context,
         },
-        "colours": [
-            [COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)
-        ],
-        "sources": [
-            {"file": path, "lines": dict(sorted(of.items()))}
-            for path, of in zip(paths, lines, strict=True)
-        ],
-        "counters": [
-            [name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]
-        ],
+        "colours": colours,
+        "sources": _sources(recording, context),
+        "counters": [[name, recording.formulas.get(name, "")] for name in shown_counters],
         "square": {"name": MET, "left": grid.square} | vars(recording.meetings),
-        "steps": steps,
+        "steps": _steps(recording),
         "rounds": recording.rounds,
         "deadlock": recording.deadlock,
     }
+
+
+def _steps(recording: Recording) -> list[dict[str, Any]]:
+    """Return the steps, each with the buffers that it changed; a buffer that is gone has no
+    cells.
+    """
+    files = list(recording.sources)
+    shown: list[Buffers] = [{} for _ in recording.start]
+    steps = []
+    for step in (*recording.start, *recording.steps):
+        before = shown[step.rank]
+        changed: Buffers = {}
+        for name, contents in step.buffers.items():
+            if before.get(name) != contents:
+                changed[name] = contents
+        for name in before:
+            if name not in step.buffers:
+                changed[name] = ()
+        shown[step.rank] = step.buffers
+        file, number = step.line
+        said = {
+            "rank": step.rank,
+            "kind": step.kind,
+            "text": step.text,
+            "peer": step.peer,
+            "message": step.message,
+            "line": [files.index(file), number],
+            "buffers": changed,
+            "counters": step.counters,
+            "cells": step.cells,
+        }
+        if step.seconds:
+            said["seconds"] = step.seconds
+        steps.append(said)
+    return steps
+
+
+def _sources(recording: Recording, context: int) -> list[dict[str, Any]]:
+    """Return for each file the lines that a step points at, with `context` lines around them."""
+    found = []
+    for file, source in recording.sources.items():
+        lines: dict[int, str] = {}
+        for step in (*recording.start, *recording.steps):
+            if step.line[0] != file:
+                continue
+            first = max(1, step.line[1] - context)
+            last = min(len(source), step.line[1] + context)
+            for number in range(first, last + 1):
+                lines[number] = source[number - 1]
+        found.append({"file": _short(file), "lines": dict(sorted(lines.items()))})
+    return found
 
 
 def _short(file: str) -> str:
@@ -342,8 +387,6 @@ def _short(file: str) -> str:
     gives.
     """
     path = Path(file)
-    return (
-        path.relative_to(PACKAGE.parent).as_posix()
-        if path.is_relative_to(PACKAGE)
-        else file_name(file)
-    )
+    if path.is_relative_to(PACKAGE):
+        return path.relative_to(PACKAGE.parent).as_posix()
+    return file_name(file)

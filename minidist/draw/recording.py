@@ -1,11 +1,11 @@
-"""A recording: what every rank's buffers held after each event of a run of the real code.
+"""A recording: the contents of every rank's buffers after each event of a run of the real code.
 
     rank 0   sends ──────────── receives ─ adds ─ ...        a rank's own buffers are read at its own events, on its
     rank 1   sends ─ receives ─ adds ─ ...                   own thread; then all ranks' steps are put in one order
 
-A number tells whose contributions it holds: rank r contributes B^r, so a sum, written in base B,
-has one digit for each rank, which says how often that rank is in it. Nothing is simulated a second
-time: the program runs on a communicator whose wire notes each message and passes it on;
+A number tells whose contributions are in it. Rank r contributes B^r, so a sum, written in base B,
+has one digit for each rank: it says how often that rank is in the sum. Nothing is simulated a second
+time: the program runs on a communicator whose wire notes each message and passes it on, and
 `sys.settrace` tells which line changed a buffer in between.
 """
 
@@ -102,9 +102,7 @@ def record(
 
 
 class Watching(Communicator):
-    """The communicator that a recorded program is given. It shows buffers; its wire shows
-    messages.
-    """
+    """The communicator of a recorded program. It shows buffers; its wire shows messages."""
 
     def __init__(self, wire: Wire, ledger: Ledger, observer: Observer) -> None:
         super().__init__(wire, ledger)
@@ -119,9 +117,9 @@ class Watching(Communicator):
         """Show `buffer`, an int64 or float64 array, from now on, cut into cells by
         `numpy.array_split`. Return it.
 
-        Its place is taken by the tensor that a local `variable` holds, such as `block` or
-        `mine.output`, whenever a line runs in a function of an algorithm, or of the program, that
-        has this variable.
+        With `variable`, the name of a local variable such as `block` or `mine.output`, the buffer
+        shows the tensor of that variable, whenever a line runs in a function of an algorithm or of
+        the program that has the variable.
         """
         if dtype_name(buffer) not in ("int64", "float64"):
             raise TypeError(
@@ -157,7 +155,7 @@ class Watching(Communicator):
 
 @dataclass
 class _AtOnce:
-    """A stream that is no thread."""
+    """A stream without a thread: it works when it is launched."""
 
     comm: Communicator
 

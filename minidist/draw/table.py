@@ -6,7 +6,7 @@
              └────────────────── total ───────────────────────┘
 
 Communication is *exposed* while the rank's own thread only waits for it, and *overlapped* while
-that thread does something else; compute + exposed + other = total. Events nest (a collective spans
+that thread does something else. Compute, exposed and other add up to the total. Events nest (a collective spans
 its sends), so a time is the length of a *union* of intervals, and no moment counts twice.
 """
 
@@ -34,9 +34,9 @@ COLLECTIVES = ("collective", "calls", "bytes", "time", "a call")
 def time_table(events: Iterable[Event]) -> str:
     """Return two tables as text: each rank's time, and the collectives by name.
 
-    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the
-    share of it that is exposed communication; `messages` and `sent` count what left the rank (see
-    `format_sent`). In the second table a call is one rank's part in a collective, its bytes are
+    A rank's `total` is from the first event of the trace to the rank's last. `communicating` is the
+    share of it that is exposed communication. `messages` and `sent` count what left the rank (see
+    `format_sent`). In the second table a call is one rank's part in a collective. Its bytes are
     those of the buffer, and everything is summed over the ranks.
     """
     by_rank: dict[int, list[Event]] = defaultdict(list)
@@ -49,11 +49,11 @@ def time_table(events: Iterable[Event]) -> str:
     if not by_rank:
         return "nothing was recorded"
     begin = min(event.start for mine in by_rank.values() for event in mine)
-    tables = [aligned(RANKS, [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)])]
+    rows = [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)]
+    tables = [aligned(RANKS, rows)]
     if by_name:
-        tables.append(
-            aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)])
-        )
+        rows = [_collective(name, by_name[name]) for name in sorted(by_name)]
+        tables.append(aligned(COLLECTIVES, rows))
     return "\n\n".join(tables)
 
 
@@ -78,9 +78,10 @@ def format_sent(sent: Iterable[int], in_words: Callable[[int], str] = format_byt
     send, by formula.
     """
     counted, engine = sent
-    return in_words(counted) + (
-        f" + {in_words(engine)} by the engine, by formula" if engine else ""
-    )
+    said = in_words(counted)
+    if engine:
+        said += f" + {in_words(engine)} by the engine, by formula"
+    return said
 
 
 def covered(intervals: Iterable[Interval]) -> float:
@@ -107,9 +108,11 @@ def _rank(rank: int, begin: float, events: list[Event]) -> list[str]:
     exposed = covered(blocked)
     compute = covered(computing + blocked) - exposed
     overlapped = covered(under_way + blocked) - exposed
-    seconds = (total, compute, exposed, total - compute - exposed, overlapped)
+    other = total - compute - exposed
+    seconds = (total, compute, exposed, other, overlapped)
     share = exposed / total if total else 0.0
-    sent = format_sent((sum(sends), sum(event.engine_bytes for event in events)))
+    engine = sum(event.engine_bytes for event in events)
+    sent = format_sent((sum(sends), engine))
     return [str(rank), *map(format_seconds, seconds), f"{share:.1%}", str(len(sends)), sent]
 
 
@@ -136,7 +139,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
     columns = []
     for number, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(len, column))
-        columns.append(
-            [cell.ljust(width) if number < left else cell.rjust(width) for cell in column]
-        )
-    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+        align = str.ljust if number < left else str.rjust
+        columns.append([align(cell, width) for cell in column])
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Floor 5: start programs on many ranks, and end them for certain. The programs know nothing of it.
+"""Floor 5: start programs on many ranks, and end them for certain. The programs do not notice.
 
 `mpirun.py` finds the launcher that belongs to this Python's MPI; `jobs.py` runs a command and ends
 it with everything that it started; `marked_output.py` puts the rank in front of each printed line;

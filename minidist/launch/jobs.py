@@ -47,8 +47,8 @@ def run_job(
     """Run `command` in a session of its own until it ends; leave no process of it behind, whatever
     happens.
 
-    Nor does what MPICH keeps in /dev/shm stay behind: a segment that was made meanwhile, that
-    belongs to the job's user and that no process uses any more is removed, of whichever job it was.
+    MPICH keeps segments in /dev/shm. Those that were made meanwhile, belong to the job's user and
+    are used by no process any more are removed, whichever job made them.
 
     Parameters
     ----------
@@ -83,9 +83,11 @@ def run_job(
     finally:
         end_job(process.pid, mark, grace)  # also after Ctrl-C, and for what a rank left running
         segment.remove(segment.left_behind(user_id(user), segments))
-    code = process.wait()
-    # a shell's number for "ended by a signal"
-    status = TIMED_OUT if timed_out else 128 - code if code < 0 else code
+    status = process.wait()
+    if timed_out:
+        status = TIMED_OUT
+    elif status < 0:
+        status = 128 - status  # a shell's number for "ended by a signal"
     return Outcome(status, out or "", error or "", timed_out)
 
 
@@ -136,8 +138,8 @@ def members(root: int, mark: str) -> set[int]:
 
 
 def descendants(root: int, but: Collection[int] = ()) -> set[int]:
-    """Return the running processes that descend from `root`, and itself; but not some, and what
-    descends from those.
+    """Return `root` and the running processes that descend from it, without some processes and
+    their descendants.
     """
     table, found = parents(), {root}
     while (
@@ -171,9 +173,7 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 
 def _read_proc(name: str) -> dict[int, bytes]:
-    """Return what this file of /proc says of each process but those that have ended, or belong to
-    somebody else.
-    """
+    """Return this file of /proc for each process that still runs and may be read."""
     found = {}
     for file in Path("/proc").glob(f"[0-9]*/{name}"):
         with suppress(OSError):

@@ -1,5 +1,5 @@
-"""Find the mpirun of the MPI that this Python speaks. Under another's, ranks start but do not see
-each other.
+"""Find the mpirun of the MPI that this Python loads. Under another MPI's mpirun, ranks start but do
+not see each other.
 """
 
 import os

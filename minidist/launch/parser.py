@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, as argparse does; `error` is to know the words."""
+        """Parse as argparse does, and keep the words for `error`."""
         self.given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
@@ -52,8 +52,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown_flag(word: str, parser: argparse.ArgumentParser) -> str:
-    """Return a sentence on a word that no flag of a parser is, with the nearest flag: by its name,
-    or by its help.
+    """Return a sentence on a word that is not a flag of a parser, with the flag whose name or help
+    is nearest.
     """
     name = word.partition("=")[0]
     if not name.startswith("-"):
@@ -91,6 +91,11 @@ def _alike_in(words: str, help: str) -> float:
     return (
         max((_alike(words, phrase) for phrase in phrases), default=0.0) if len(words) > 2 else 0.0
     )
+
+
+def flag(name: str) -> str:
+    """Return how an option is written on the command line: `save_every` is `--save-every`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:

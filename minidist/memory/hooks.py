@@ -19,11 +19,12 @@ class Hook:
 
     Autograd keeps its hooks where Python's garbage collector cannot see them: a bound method there
     would live for ever. The arguments in `first` belong to the method's object, and live as long as
-    it does.
+    it does. `whose` is the kind of strategy that waits, if it is not the method's own class.
     """
 
-    def __init__(self, method: Callable[..., Any], *first: Any) -> None:
+    def __init__(self, method: Callable[..., Any], *first: Any, whose: str = "") -> None:
         self.method, self.first = weakref.WeakMethod(method), [weakref.ref(it) for it in first]
+        self.whose = whose
 
     def __call__(self, *others: Any) -> Any:
         """Call the method."""
@@ -38,7 +39,7 @@ def waiting_for(parameter: nn.Parameter) -> str:
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         method: Any = hook.method() if isinstance(hook, Hook) else None
         if method is not None:
-            return type(method.__self__).__name__
+            return hook.whose or type(method.__self__).__name__
     return ""
 
 

@@ -1,13 +1,20 @@
 """The serial models: what every strategy must reproduce.
 
 Read `config` for the sizes, `gpt` for the model with `mlp`, then `attention` and `dropout`;
-`generate` samples text. With experts, `moe` takes the place of each MLP: it routes tokens to what
+`sample` generates text. With experts, `moe` takes the place of each MLP: it routes tokens to what
 is in `experts`.
+
+All but `config` need torch, so the names that are exported stand in `exports`, which is imported
+when one of them is asked for.
 """
 
-from minidist.model.config import GPTConfig
-from minidist.model.dropout import Dropout, Where
-from minidist.model.generate import generate
-from minidist.model.gpt import GPT, cross_entropy_sum
+from typing import TYPE_CHECKING
 
-__all__ = ["GPT", "Dropout", "GPTConfig", "Where", "cross_entropy_sum", "generate"]
+from minidist.model.config import GPTConfig as GPTConfig
+
+if TYPE_CHECKING:
+    from minidist.model.exports import *
+else:
+    from minidist.lazy import names_in
+
+    __getattr__ = names_in("minidist.model.exports")

@@ -63,8 +63,10 @@ def cudnn_is_fastest(
 
 
 def capability() -> tuple[int, int]:
-    """Return that of this process's GPU; (0, 0) if its cuDNN is old, or the user wants no cuDNN or
-    bits that repeat.
+    """Return the compute capability of this process's GPU.
+
+    It is (0, 0), so that no rule applies, if cuDNN is old or switched off, or the user wants bits
+    that repeat.
     """
     backends: Any = torch.backends
     wanted = backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()

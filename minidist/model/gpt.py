@@ -42,7 +42,7 @@ d].
 
 
 class GPT(nn.Module):
-    """The whole model.
+    """The serial model, from tokens to logits.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class GPT(nn.Module):
         Draws the weights, on the CPU; the same seed gives the same numbers for every dtype and
         device. Without one, a generator with seed 0.
     dtype, device : optional
-        Of the parameters; by default torch's defaults. On the device `meta` nothing is drawn:
-        shapes only.
+        The dtype and the device of the parameters; by default torch's. On the device `meta`
+        parameters have shapes only, and nothing is drawn.
     """
 
     def __init__(
@@ -65,16 +65,19 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        device = torch.device(device or torch.get_default_device())
+        place = torch.device(device or torch.get_default_device())
         # shapes first: torch's own initialisation would draw from the global generator
         with torch.device("meta"):
             self.embedding = nn.Embedding(config.vocabulary, config.hidden)
-            self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+            self.layers = nn.ModuleList()
+            for index in range(config.layers):
+                self.layers.append(Layer(config, index))
             self.norm = RMSNorm(config.hidden, config.norm_epsilon)
             self.head = linear(config.hidden, config.vocabulary)
-        self.to(dtype).to_empty(device=device)
+        self.to(dtype)
+        self.to_empty(device=place)
         self.tie()
-        if device.type != "meta":
+        if place.type != "meta":
             self.initialize(generator or torch.Generator().manual_seed(0))
 
     def forward(self, tokens: Tensor, where: Where = ORIGIN) -> Tensor:
@@ -92,20 +95,24 @@ class GPT(nn.Module):
         ValueError
             If T is too large.
         """
-        time, most = tokens.shape[1], self.config.sequence
+        time = tokens.shape[1]
+        most = self.config.sequence
         if time > most:
             fix = f"cut the batch, or configure sequence={time}."
             raise ValueError(f"{time} tokens in a row, but the model was made for {most}: {fix}")
         x: Tensor = self.embedding(tokens)  # [B, T, D]
-        rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)
+        positions = where.position_numbers(time, x.device)
+        rotary = self.rotary(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, rotary, where)
-        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
+        normed = self.norm(x)
+        logits: Tensor = self.head(normed)  # [B, T, V]
         return logits
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """Return the rotary table of this model at `positions` [T]."""
-        return rotary_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+        config = self.config
+        return rotary_table(positions, config.head_dim, config.rope_theta, dtype)
 
     def tie(self) -> None:
         """Let a tied head share the embedding's matrix. Call it again after `to_empty`, which
@@ -144,11 +151,13 @@ class GPT(nn.Module):
             If the router of such a model would learn nothing.
         """
         self.config.check_learns()
+        contributions = 2 * self.config.layers
         for name, parameter in self.named_parameters():
             weight = torch.ones(parameter.shape, device="cpu", dtype=torch.float32)
             if weight.dim() > 1:
-                writes_to_residual = name.endswith(("output.weight", "down.weight", "down"))
-                deviation = 0.02 / (2 * self.config.layers) ** 0.5 if writes_to_residual else 0.02
+                deviation = 0.02
+                if name.endswith(("output.weight", "down.weight", "down")):
+                    deviation /= contributions**0.5
                 weight.normal_(0, deviation, generator=generator)
             yield name, weight
 
@@ -171,6 +180,7 @@ class Layer(nn.Module):
         """Map the residual stream [B, T, D] to the next. It is a pure function, so it can be
         recomputed.
         """
+        # No names for what dropout reads: it would live as long as they do.
         attended: Tensor = x + self.attention_dropout(
             self.attention(self.attention_norm(x), rotary), where
         )
@@ -189,26 +199,34 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.query = linear(config.hidden, config.heads * config.head_dim)
-        self.key = linear(config.hidden, config.key_value_heads * config.head_dim)
-        self.value = linear(config.hidden, config.key_value_heads * config.head_dim)
-        self.output = linear(config.heads * config.head_dim, config.hidden)
+        query_channels = config.heads * config.head_dim
+        key_channels = config.key_value_heads * config.head_dim
+        self.query = linear(config.hidden, query_channels)
+        self.key = linear(config.hidden, key_channels)
+        self.value = linear(config.hidden, key_channels)
+        self.output = linear(query_channels, config.hidden)
         self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Let each position of `x` [B, T, D] attend to itself and to earlier positions; return [B,
         T, D].
         """
-        query = rotate(self.split_heads(self.query(x)), rotary)  # [B, H, T, d]
-        key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
+        query = self.split_heads(self.query(x))  # [B, H, T, d]
+        key = self.split_heads(self.key(x))  # [B, H_kv, T, d]
         value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
+        query = rotate(query, rotary)
+        key = rotate(key, rotary)
         found = self.attend(query, key, value)  # [B, H, T, d]
-        mixed: Tensor = self.output(found.transpose(1, 2).flatten(2))  # [B, T, D]
+        side_by_side = found.transpose(1, 2).flatten(2)  # [B, T, H * d]
+        mixed: Tensor = self.output(side_by_side)  # [B, T, D]
         return mixed
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
+        batch, time, channels = x.shape
+        heads = channels // self.head_dim
+        split = x.reshape(batch, time, heads, self.head_dim)
+        return split.transpose(1, 2)
 
 
 class RMSNorm(nn.Module):
@@ -227,7 +245,8 @@ class RMSNorm(nn.Module):
         """
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean_square = wide.square().mean(-1, keepdim=True)
-        return self.weight * (wide * torch.rsqrt(mean_square + self.epsilon)).to(x.dtype)
+        inverse = torch.rsqrt(mean_square + self.epsilon)
+        return self.weight * (wide * inverse).to(x.dtype)
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
@@ -235,8 +254,9 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
 
     The angles are float64: in float32 the angle of position 100,000 can be off by 0.004.
     """
-    pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
-    angles = torch.outer(positions.to(torch.float64), theta ** (-pair / head_dim))
+    channels = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
+    frequencies = theta ** (-channels / head_dim)
+    angles = torch.outer(positions.to(torch.float64), frequencies)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -248,7 +268,9 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """
     cosine, sine = rotary
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    turned_first = first * cosine - second * sine
+    turned_second = second * cosine + first * sine
+    return torch.cat((turned_first, turned_second), dim=-1)
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -264,5 +286,6 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     targets : Tensor
         Token ids, int64 [...]; a target of -100 does not count.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide_dtype = torch.promote_types(logits.dtype, torch.float32)
+    wide = logits.to(wide_dtype)
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")

@@ -22,5 +22,5 @@ class MLP(nn.Module):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Linear map without bias: Llama has none."""
+    """Return a linear map without bias: Llama has none."""
     return nn.Linear(inputs, outputs, bias=False)

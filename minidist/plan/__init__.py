@@ -1,12 +1,18 @@
-"""Floor 5: which layout, how long, how much: said before a run starts, or anything is rented.
+"""Floor 5: the planner. It predicts which layout is fastest, how long it takes and what it costs,
+before a run starts or anything is rented.
 
-Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then `equation.py`, the formulas
-of two papers for bytes; `device.py` and `model.py`, what is computed on what; `compute.py` and
-`links.py`, how long each takes; `run.py`, `step.py`, `sent.py` and `held.py`: a run, its step, what
-that sends, and what a GPU holds; `search.py` and `cost.py`, which run, and for how much. The tables
-beside them (`constants.toml`, `devices.toml`, ...) hold every number with its source, and
-`ranges.toml` says what a number may be. `python -m minidist plan` prints what is predicted, and
-`plan check` compares it with published runs, which is in `published/`.
+Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on in this order:
+
+    equation.py                          the formulas of two papers for bytes
+    device.py, model.py                  what is computed on what
+    compute.py, links.py                 how long a layer computes, and how long messages take
+    run.py                               a run: model, machine, layout and software
+    step.py, traffic.py, memory.py       the seconds of its step, the bytes it sends, the bytes of a GPU
+    search.py, cost.py                   which layout, and what the run costs
+
+The tables beside them (`constants.toml`, `devices.toml`, ...) have every number with its source, and
+`ranges.toml` says what a number may be. `python -m minidist plan` prints the predictions.
+`published/` compares them with published runs (`plan check`).
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

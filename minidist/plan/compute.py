@@ -2,7 +2,7 @@
 bytes.
 
     product     tiles of the result are dealt out to the device's processors, a wave of them at a time; the last wave
-                is as long as a full one. Never faster than its bytes can be read.
+                is as long as a full one. A product is never faster than its bytes can be read.
     attention   a fused kernel at its share of the peak, or products of scores and what is read between them
     the rest    bytes / (bandwidth x `streamed`)
 
@@ -37,10 +37,9 @@ class Share:
     """What one rank computes of a layer: `batch` sequences, 1/cp of the tokens, 1/tp of the heads
     and channels.
 
-    `kernel` of attention: "unfused" (scores are written and read, all of them), "triton" or "flash"
-    (the causal half). `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16
-    bits. An element has `width` bytes, and element-wise work moves `passes` times the bytes of
-    fused kernels.
+    Attention has a `kernel`: "unfused" writes and reads all scores, "triton" and "flash" compute the
+    causal half. `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16 bits. An
+    element has `width` bytes, and element-wise work moves `passes` times the bytes of fused kernels.
     """
 
     device: Device
@@ -64,10 +63,13 @@ class Share:
 
     def product(self, p: Product, batch: int = 1, bits8: float = 0.0) -> float:
         """Return the seconds of a product, or of `batch` of them at once."""
-        rate = (self.device.peak8 * bits8 if bits8 else self.device.peak) * self.device.reached
+        peak = self.device.peak8 * bits8 if bits8 else self.device.peak
+        rate = peak * self.device.reached
         seconds = _work(*p, batch, self.device.units) / rate
-        seconds *= self.known["unaligned"] if any(size % 64 for size in p) else 1.0
-        moved = self.width * batch * (p.m * p.k + p.k * p.n + p.m * p.n)
+        if any(size % 64 for size in p):
+            seconds *= self.known["unaligned"]
+        elements = p.m * p.k + p.k * p.n + p.m * p.n
+        moved = self.width * batch * elements
         return max(seconds + self.known["launch"], self.streamed(moved))
 
     def streamed(self, moved: float) -> float:
@@ -77,8 +79,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of one layer and one microbatch: forward and backward without attention, and
-    attention's scores.
+    """Seconds of one layer and one microbatch: forward and backward without attention's scores, and
+    those scores.
 
     `products` are all products forward, `last` the last of them.
     """
@@ -93,8 +95,8 @@ class Layer:
 
 @cache
 def _work(m: int, n: int, k: int, batch: int, units: int) -> float:
-    """Return the operations the best tiles make of a product: more than 2mnk, for tiles and waves
-    that are not full.
+    """Return the operations that the best tiles need for a product: more than 2mnk, because tiles
+    and waves are not full.
     """
     if units == 1:
         return 2.0 * m * n * k * batch
@@ -109,28 +111,43 @@ def _work(m: int, n: int, k: int, batch: int, units: int) -> float:
 
 def attention(share: Share, back: bool) -> float:
     """Return the seconds of softmax(QK')V, or of its backward."""
-    device, known, model, sequence = share.device, share.known, share.model, share.sequence
-    heads, dim = share.batch * max(1, model.heads // share.tp), model.head_dim
-    attended = min(sequence, model.window or sequence)
+    device, known, model = share.device, share.known, share.model
+    heads = share.batch * max(1, model.heads // share.tp)
+    attended = min(share.sequence, model.window or share.sequence)
     if share.kernel == "unfused":
-        mine = sequence // share.cp
-        twice = sum(
-            share.product(Product(mine, *both), batch=heads)
-            for both in ((attended, dim), (dim, attended))
-        )
-        return (2 * twice if back else twice) + share.streamed(
-            (11 if back else 9) * heads * mine * attended
-        )
-    triton = known["triton_ampere"] if device.generation == "ampere" else known["triton_hopper"]
-    speed = device.flash if share.kernel == "flash" else triton
-    speed *= min(1.0, (dim / 128) ** known["narrow_heads"])
-    blocks = heads * -(-sequence // share.cp // 128)
-    full = (
-        blocks / (-(-blocks // device.units) * device.units) if blocks < 8 * device.units else 1.0
-    )
-    pairs = heads * sequence * attended / share.cp * (0.5 if attended == sequence else 1.0)
-    seconds: float = 4 * pairs * dim / (device.peak * speed * full)
-    return (2.5 * seconds / known["backward_attention"] if back else seconds) + known["launch"]
+        return unfused_attention(share, back, heads, attended)
+    if share.kernel == "flash":
+        speed = device.flash
+    else:
+        ampere = device.generation == "ampere"
+        speed = known["triton_ampere"] if ampere else known["triton_hopper"]
+    speed *= min(1.0, (model.head_dim / 128) ** known["narrow_heads"])
+    # blocks of 128 queries are dealt out to the processors, in waves: the last one may not be full
+    blocks = heads * -(-share.sequence // share.cp // 128)
+    full = 1.0
+    if blocks < 8 * device.units:
+        waves = -(-blocks // device.units)
+        full = blocks / (waves * device.units)
+    # the causal half of all pairs; inside a window nearly all count
+    pairs = heads * share.sequence * attended / share.cp
+    if attended == share.sequence:
+        pairs *= 0.5
+    seconds: float = 4 * pairs * model.head_dim / (device.peak * speed * full)
+    if back:
+        seconds = 2.5 * seconds / known["backward_attention"]
+    return seconds + known["launch"]
+
+
+def unfused_attention(share: Share, back: bool, heads: int, attended: int) -> float:
+    """Return the same where scores are written and read: two products, and bytes for each score."""
+    queries = share.sequence // share.cp
+    dim = share.model.head_dim
+    scores = share.product(Product(queries, attended, dim), batch=heads)
+    products = scores + share.product(Product(queries, dim, attended), batch=heads)
+    if back:
+        products *= 2
+    bytes_a_score = 11 if back else 9
+    return products + share.streamed(bytes_a_score * heads * queries * attended)
 
 
 @cache
@@ -138,29 +155,28 @@ def layer(share: Share) -> Layer:
     """Return the seconds of a layer by kind of work. Its backward has two products for each of the
     forward.
     """
-    model, tokens, tp, bits8 = share.model, share.tokens, share.tp, share.bits8
-    products = model.products(tokens, tp, share.ep)
-    forward = [share.product(p, bits8=bits8) for p in products]
-    back = [
-        share.product(Product(*sizes), bits8=bits8)
-        for p in products
-        for sizes in ((p.m, p.k, p.n), (p.k, p.n, p.m))
-    ]
-    elements = model.elements(tokens, tp, share.sp)
-    cast = (
-        share.streamed(6 * tokens * (model.hidden / (tp if share.sp else 1) + model.ffn / tp))
-        if bits8
-        else 0.0
-    )
+    model, tokens, tp = share.model, share.tokens, share.tp
+    forward, back = [], []
+    for p in model.products(tokens, tp, share.ep):
+        forward.append(share.product(p, bits8=share.bits8))
+        back.append(share.product(Product(p.m, p.k, p.n), bits8=share.bits8))  # of its input
+        back.append(share.product(Product(p.k, p.n, p.m), bits8=share.bits8))  # of its weights
+    # what is element-wise, counted for fused kernels and 16 bits
     scale = share.passes * share.width / 2
-    aside, aside_back = (
-        sum(share.streamed(scale * each[i]) for each in elements) + cast for i in (0, 1)
-    )
-    scores = attention(share, back=False), attention(share, back=True)
+    aside = aside_back = 0.0
+    for each in model.elements(tokens, tp, share.sp):
+        aside += share.streamed(scale * each.forward)
+        aside_back += share.streamed(scale * each.backward)
+    if share.bits8:  # inputs are cast
+        channels = model.hidden / (tp if share.sp else 1) + model.ffn / tp
+        cast = share.streamed(6 * tokens * channels)
+        aside += cast
+        aside_back += cast
     return Layer(
-        sum(forward) + aside,
-        sum(back) + aside_back,
-        *scores,
+        forward=sum(forward) + aside,
+        backward=sum(back) + aside_back,
+        attention=attention(share, back=False),
+        attention_back=attention(share, back=True),
         products=sum(forward),
         last=forward[-1],
     )

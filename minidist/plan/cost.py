@@ -29,9 +29,10 @@ def cost(
     """Return the cost of training on `tokens`, at `price` $ a GPU hour (None: each site's) and
     `grid` g CO2 a kWh.
 
-    `mtbf_hours`: between two failures of the whole job; 0: from the number of GPUs. `days` are with
-    checkpoints, failures and restarts, `undisturbed` without; `writing` and `lost` are shares of
-    the time, `every` and `write` the seconds between two checkpoints and of one; `co2` is in tons.
+    `mtbf_hours` lie between two failures of the whole job (0: from the number of GPUs). `days` count
+    checkpoints, failures and restarts, `undisturbed` does not. `writing` and `lost` are shares of
+    the time. `every` is the seconds between two checkpoints, `write` the seconds of one. `co2` is in
+    tons.
     """
     run = found.run
     gpus = run.machine.total

@@ -75,9 +75,7 @@ def checked(values: Mapping[str, Any], section: str, unneeded: tuple[str, ...]) 
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """The numbers behind every prediction; `constants.toml` says of each what it is and where it
-    comes from.
-    """
+    """The numbers behind every prediction; `constants.toml` explains each and names its source."""
 
     values: Mapping[str, float]
 
@@ -103,7 +101,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: `devices.toml` says what each number is, and where it comes from."""
+    """One accelerator; `devices.toml` explains each number and names its source."""
 
     name: str
     peak: float
@@ -160,8 +158,8 @@ def machine(text: str) -> Machine:
     Raises
     ------
     PlanError
-        If there is no such machine, a value is outside its range, or the number of GPUs fills no
-        whole nodes.
+        If the machine is unknown, a value is outside its range, or the last node would be partly
+        filled.
     """
     if text.endswith(".toml"):
         with retold(PlanError, FileError, before=f"{text} "):
@@ -194,8 +192,8 @@ def machine(text: str) -> Machine:
 
 
 def _site(name: str, said: Mapping[str, Any]) -> Machine:
-    """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are
-    not filled.
+    """Return a machine of a table or file; raise FileError, or PlanError if the last node would be
+    partly filled.
     """
     sizes = {key: value for key, value in said.items() if key != "device"}
     values = checked(sizes, "machine", unneeded=("name", "inside"))

@@ -1,10 +1,8 @@
-"""What the account should show: the formulas of two papers.
+"""The formulas of two papers for the bytes of training.
 
     model states   2 + 2 + 12 bytes a parameter         parameters, gradients, Adam        (Rajbhandari et al. 2020)
     activations    sbh (34 + 5as/h) bytes a layer       s tokens, b sequences, h channels, a heads
-                                                                                           (Korthikanti
-                                                                                           et al.
-                                                                                           2022)
+                                                                                           (Korthikanti et al. 2022)
 
 Each stage of ZeRO divides one more category of model states by the N data-parallel ranks. Tensor
 and sequence parallelism divide the activations by t ranks. Flash attention, or selective
@@ -67,11 +65,11 @@ def model_states(
     Raises
     ------
     ValueError
-        If there is no such stage.
+        If ZeRO does not have this stage.
     """
     if stage not in (0, 1, 2, 3):
         raise ValueError(
-            f"stage={stage} is no stage of ZeRO: use 1, 2 or 3, or 0 for plain data parallelism"
+            f"stage={stage} is not a stage of ZeRO: use 1, 2 or 3, or 0 for plain data parallelism"
         )
     return ModelStates(
         parameters * each.parameters / (ranks if stage >= 3 else 1),
@@ -91,23 +89,38 @@ def adapted_states(
     """Return the bytes of our GPT with adapters, as `add_lora` puts them beside its layers, or
     `add_qlora` (`nf4`).
 
-    Frozen parameters have neither gradients nor state. In NF4 a matrix takes 4 + 8/64 + 32/(64 *
-    256) bits a weight, and four bytes for its mean. (Hu et al. 2021; Dettmers et al. 2023.) Other
-    parameters as for `model_states`.
+    Frozen parameters have neither gradients nor state. The other parameters are as for
+    `model_states`. (Hu et al. 2021; Dettmers et al. 2023.)
     """
     matrices = layer_matrices(config)
     beside = [*matrices.values()] if nf4 else [matrices["query"], matrices["value"]]
-    stored = (
-        sum(
-            -(-n // 2) - (-n // 64) - 4 * (-n // (64 * 256)) + 4 for n in (i * o for i, o in beside)
-        )
-        if nf4
-        else 0
-    )
-    wide = config.parameter_count - config.layers * nf4 * sum(i * o for i, o in beside)
-    trained = model_states(config.layers * rank * sum(i + o for i, o in beside), ranks, stage, each)
-    frozen = (config.layers * stored + wide * each.parameters) / (ranks if stage == 3 else 1)
+    # first what is trained: two adapters a matrix
+    adapters = 0
+    for inputs, outputs in beside:
+        adapters += rank * (inputs + outputs)
+    trained = model_states(config.layers * adapters, ranks, stage, each)
+    # then what is frozen: in NF4 the matrices, in the width of `each` the rest
+    wide = config.parameter_count
+    stored = 0
+    if nf4:
+        for inputs, outputs in beside:
+            weights = inputs * outputs
+            wide -= config.layers * weights
+            stored += nf4_bytes(weights)
+    frozen = config.layers * stored + wide * each.parameters
+    if stage == 3:
+        frozen /= ranks
     return replace(trained, parameters=trained.parameters + frozen)
+
+
+def nf4_bytes(weights: int) -> int:
+    """Return the bytes of a matrix in NF4: 4 bits a weight, a scale of 8 bits for each 64 weights, a
+    scale of 32 bits for each 256 of those, and their mean in 32 bits.
+    """
+    codes = -(-weights // 2)
+    scales = -(-weights // 64)
+    scales_of_scales = -(-weights // (64 * 256))
+    return codes + scales + 4 * scales_of_scales + 4
 
 
 def layer_matrices(config: GPTConfig) -> dict[str, tuple[int, int]]:
@@ -136,14 +149,15 @@ def layer_activations(
     2022.)
 
     equation 1   sbh (34 + 5as/h)              one rank
-    equation 2   sbh (10 + 24/t + 5as/(ht))    tensor parallel: the norms, dropouts and inputs stay whole
-    equation 4   sbh/t (34 + 5as/h)            and sequence parallel: nothing stays whole
+    equation 2   sbh (10 + 24/t + 5as/(ht))    tensor parallel: each rank keeps all of norms, dropouts and inputs
+    equation 4   sbh/t (34 + 5as/h)            and sequence parallel: each rank keeps 1/t of everything
     equation 6   sbh/t (34)                    and without `attention_weights`: selective recomputation or flash
                                                attention computes them again
     """
-    whole = 10 / (tp if sequence_parallel else 1)
+    undivided = 10 / (tp if sequence_parallel else 1)
     weights = 5 * heads * sequence / hidden if attention_weights else 0
-    return sequence * batch * hidden * (whole + (24 + weights) / tp)
+    bytes_an_element = undivided + (24 + weights) / tp
+    return sequence * batch * hidden * bytes_an_element
 
 
 def layer_input(sequence: int, batch: int, hidden: int) -> float:

@@ -1,4 +1,4 @@
-"""How long ranks talk: rings inside a node and across nodes, whose network cards their groups
+"""How long messages take: rings inside a node, and across nodes, whose network cards all groups
 share.
 
     gather, scatter of n bytes on P ranks     (P-1)/P n bytes a rank
@@ -6,10 +6,10 @@ share.
     exchange (all-to-all)                     (P-1)/P n
     ring of keys and values                   (P-1) n
 
-A group has `together` of its P ranks in one node. If that is all, its rings run at the device's bus
-bandwidth. Otherwise a node's network carries as many rings as groups have members there, so each
-gets together/node of it. (Thakur et al. 2005; the sharing: NVIDIA NCCL's documentation, "rail" and
-"ring" graphs.)
+A group has `together` of its P ranks in one node. If these are all of its ranks, its rings run at
+the device's bus bandwidth. Otherwise a node's network carries as many rings as groups have members
+there, so each ring gets together/node of it. (Thakur et al. 2005; the sharing: NVIDIA NCCL's
+documentation, "rail" and "ring" graphs.)
 """
 
 import math
@@ -30,61 +30,74 @@ class Group:
 
     def together(self, machine: Machine) -> int:
         """Return how many of the group share a node."""
-        return max(1, min(self.ranks, machine.node // self.stride))
-
-    def bandwidth(self, machine: Machine, known: Constants) -> float:
-        """Return the bytes/s that each of its rings gets."""
-        together = self.together(machine)
-        if together == self.ranks:
-            return machine.device.link
-        share = machine.across * known["across"] / machine.node * (together if self.rails else 1)
-        return min(share, machine.device.link)
+        near = machine.node // self.stride
+        return max(1, min(self.ranks, near))
 
     def crosses(self, machine: Machine) -> bool:
         """Return whether it spans nodes."""
         return self.together(machine) < self.ranks
 
-    def part(self) -> float:
-        """Return (P-1)/P."""
+    def others(self) -> float:
+        """Return the share of the other ranks, (P-1)/P."""
         return (self.ranks - 1) / self.ranks
 
-
-def all_reduce(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of an all-reduce of `bytes`, with trees across nodes."""
-    if group.ranks == 1:
-        return 0.0
-    levels = (
-        math.ceil(math.log2(group.ranks)) * known["tree"] * (1.0 if group.crosses(machine) else 0.5)
-    )
-    return 2 * group.part() * bytes / group.bandwidth(machine, known) + levels
+    def levels(self) -> int:
+        """Return the levels of a binary tree over the ranks."""
+        return math.ceil(math.log2(self.ranks))
 
 
-def gather(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of an all-gather or a reduce-scatter of `bytes` in all: always a ring, a
-    hop for each rank.
-    """
-    if group.ranks == 1:
-        return 0.0
-    inside = math.ceil(math.log2(group.ranks)) * known["tree"] / 2
-    hops = (group.ranks - 1) * known["hop"] if group.crosses(machine) else inside
-    return group.part() * bytes / group.bandwidth(machine, known) + hops
+@dataclass(frozen=True)
+class Network:
+    """The links of a machine, and how many seconds messages of `bytes` take on them."""
 
+    machine: Machine
+    known: Constants
 
-def exchange(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of an all-to-all in which each rank has `bytes`: direct messages, not
-    rings.
-    """
-    if group.ranks == 1:
-        return 0.0
-    bandwidth = machine.device.link
-    if group.crosses(machine):
-        bandwidth = min(bandwidth, machine.across * known["across"] / machine.node)
-    return group.part() * bytes / bandwidth + known["tree"]
+    def all_reduce(self, bytes: float, group: Group) -> float:
+        """Return the seconds of an all-reduce, with trees across nodes."""
+        if group.ranks == 1:
+            return 0.0
+        share_of_tree = 1.0 if group.crosses(self.machine) else 0.5
+        starting = group.levels() * self.known["tree"] * share_of_tree
+        return 2 * group.others() * bytes / self.bandwidth(group) + starting
 
+    def gather(self, bytes: float, group: Group) -> float:
+        """Return the seconds of an all-gather or a reduce-scatter of `bytes` in all.
 
-def send(bytes: float, group: Group, machine: Machine, known: Constants) -> float:
-    """Return the seconds of a message to the neighbour on the group's axis."""
-    bandwidth = machine.device.link
-    if group.crosses(machine):
-        bandwidth = min(bandwidth, machine.across * known["across"] / machine.node)
-    return bytes / bandwidth + known["tree"]
+        It is always a ring, with a hop for each rank.
+        """
+        if group.ranks == 1:
+            return 0.0
+        if group.crosses(self.machine):
+            starting = (group.ranks - 1) * self.known["hop"]
+        else:
+            starting = group.levels() * self.known["tree"] / 2
+        return group.others() * bytes / self.bandwidth(group) + starting
+
+    def exchange(self, bytes: float, group: Group) -> float:
+        """Return the seconds of an all-to-all in which each rank has `bytes`.
+
+        Messages go directly, not around a ring.
+        """
+        if group.ranks == 1:
+            return 0.0
+        return self.send(group.others() * bytes, group)
+
+    def send(self, bytes: float, group: Group) -> float:
+        """Return the seconds of a message to the neighbour on the group's axis."""
+        bandwidth = self.machine.device.link
+        if group.crosses(self.machine):
+            bandwidth = min(bandwidth, self.card())
+        return bytes / bandwidth + self.known["tree"]
+
+    def card(self) -> float:
+        """Return the bytes/s across nodes that each rank of a node gets."""
+        return self.machine.across * self.known["across"] / self.machine.node
+
+    def bandwidth(self, group: Group) -> float:
+        """Return the bytes/s that each ring of a group gets."""
+        link = self.machine.device.link
+        if not group.crosses(self.machine):
+            return link
+        cards = group.together(self.machine) if group.rails else 1
+        return min(self.card() * cards, link)

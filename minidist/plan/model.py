@@ -37,11 +37,11 @@ class Elements(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes. `kv` heads of keys and values (0: `heads`), `ffn` channels of an MLP or expert (0: 4
-    hidden).
+    """The sizes of a model.
 
-    `window` tokens that a token attends to (0: all before it); `parallel`: attention and MLP read
-    the same norm; `dropout`: whether there is any.
+    It has `kv` heads of keys and values (0: as many as `heads`), and `ffn` channels in an MLP or an
+    expert (0: 4 hidden). A token attends to the `window` tokens before it (0: to all). `parallel`:
+    attention and MLP read the same norm. `dropout`: whether the model has any.
     """
 
     layers: int
@@ -103,11 +103,9 @@ class Model:
     @property
     def layer(self) -> int:
         """Parameters of a layer, with all its experts."""
-        return (
-            self.projections
-            + self.expert * max(1, self.experts + self.shared)
-            + self.hidden * self.experts
-        )
+        experts = max(1, self.experts + self.shared)
+        router = self.hidden * self.experts
+        return self.projections + self.expert * experts + router
 
     @property
     def ends(self) -> int:
@@ -121,20 +119,19 @@ class Model:
 
     @property
     def active(self) -> int:
-        """Parameters that a token is multiplied with: the head, no embedding; of the experts
-        `top_k` and shared.
+        """Parameters that a token is multiplied with: those of the head, not of the embedding, and of
+        `top_k` and shared experts.
         """
-        used = (
-            self.expert * ((self.top_k + self.shared) if self.experts else 1)
-            + self.hidden * self.experts
-        )
-        return self.layers * (self.projections + used) + self.vocabulary * self.hidden
+        experts = self.top_k + self.shared if self.experts else 1
+        router = self.hidden * self.experts
+        used = self.projections + self.expert * experts + router
+        return self.layers * used + self.vocabulary * self.hidden
 
     def flops(self, sequence: int) -> float:
         """Return the operations of a token, forward and backward, without what is recomputed.
 
-        6 for each active parameter, and 12 L s h for attention, whose scores are counted whole,
-        causal or not, as most papers do (Narayanan et al. 2021, equation 3).
+        They are 6 for each active parameter, and 12 L s h for attention. Most papers count all
+        scores, causal or not (Narayanan et al. 2021, equation 3).
         """
         attended = min(sequence, self.window or sequence)
         return 6 * self.active + 12 * self.layers * attended * self.heads * self.head_dim
@@ -156,7 +153,7 @@ class Model:
                 Product(tokens, self.hidden, wide),
             ]
         mine = -(-self.experts // (ep * tp))
-        # balanced: each expert takes as many
+        # the load is balanced: every expert takes the same number of rows
         share = max(1, tokens * self.top_k // (tp * mine) * ep // ep)
         routed = [Product(share, inside, self.hidden), Product(share, self.hidden, wide)] * mine
         always = [
@@ -182,14 +179,14 @@ class Model:
 
 
 def model(text: str) -> Model:
-    """Return a model by its name in `models.toml`, of Hugging Face's config.json, or of a TOML of
+    """Return a model by its name in `models.toml`, or from a Hugging Face config.json or a TOML of
     ours.
 
     Raises
     ------
     PlanError
-        If there is no such model, a size is missing or impossible, or layers are of a kind that no
-        plan is made for.
+        If the model is unknown, a size is missing or impossible, or the planner does not know this
+        kind of layer.
     """
     if not text.endswith((".json", ".toml")):
         return Model(**entry("models", text))

@@ -9,9 +9,13 @@
 from dataclasses import dataclass, field
 from functools import cache
 
+from minidist.parallel.data.options import ShardingOptions
+from minidist.parallel.layers.options import RecomputeOptions
+from minidist.parallel.pipeline.options import PipelineOptions
+from minidist.parallel.tensor.options import TensorParallelOptions
 from minidist.plan.compute import Share
 from minidist.plan.device import Constants, Machine, entry
-from minidist.plan.links import Group
+from minidist.plan.links import Group, Network
 from minidist.plan.model import Model
 
 
@@ -52,7 +56,7 @@ class Setup:
     """A run: what is trained on what, and how. `batch` sequences a step, `microbatch` of them at a
     time on a rank.
 
-    `shard`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
+    `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
     a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
@@ -71,11 +75,11 @@ class Setup:
     cp: int = 1
     ep: int = 1
     chunks: int = 1
-    schedule: str = "1f1b"
-    sp: bool = False
-    zero: int = 0
-    shard: int = 0
-    recompute: str = "none"
+    schedule: str = str(PipelineOptions.schedule)
+    sp: bool = TensorParallelOptions.sp
+    zero: int = ShardingOptions.zero
+    hsdp: int = ShardingOptions.hsdp
+    recompute: str = RecomputeOptions.recompute
     bits8: float = 0.0
     offload: bool = False
     hidden_tensor: bool = False
@@ -94,14 +98,12 @@ class Setup:
 
     @property
     def reductions(self) -> int:
-        """Microbatches whose gradients ZeRO 2 and 3 reduce together, after holding them whole; 1:
-        each its own.
-        """
+        """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each)."""
         return 1 if self.software.reduces_each else self.microbatches
 
     @property
     def gradients(self) -> int:
-        """Bytes of a gradient on its way: 16 bits, or 32 where the software keeps them so."""
+        """Bytes of a gradient that is sent: 2, or 4 if the software keeps gradients in 32 bits."""
         return self.gradient_bytes or self.software.gradients
 
     @property
@@ -114,76 +116,79 @@ class Setup:
 
     @property
     def entry(self) -> int:
-        """Bytes of a microbatch's activations between two layers, whole."""
+        """Bytes of a microbatch's activations between two layers, not yet divided by tp."""
         return self.share.tokens * self.model.hidden * self.software.width
+
+    @property
+    def network(self) -> Network:
+        """The links of the machine."""
+        return Network(self.machine, self.known)
 
     def group(self, *axes: str) -> Group:
         """Return the ranks along these axes."""
-        node, inner, ranks, together = self.machine.node, 1, 1, 1
+        node = self.machine.node
+        ranks = together = inner = 1
         for axis in reversed(self.order):
+            size = getattr(self, axis)
             if axis in axes:
-                ranks *= getattr(self, axis)
-                together *= min(getattr(self, axis), max(1, node // inner))
-            inner *= getattr(self, axis)
+                ranks *= size
+                near = max(1, node // inner)  # neighbours along this axis in a node
+                together *= min(size, near)
+            inner *= size
         return Group(ranks, max(1, node // together))
 
     @property
     def sharded(self) -> Group:
-        """The ranks with other data and equal parameters over which ZeRO shards: dp x cp, or
-        `shard` of them.
+        """The ranks over which ZeRO shards: dp x cp, or `hsdp` of them. They have equal parameters
+        and different data.
         """
         data = self.group("dp", "cp")
         return Group(
-            self.shard or data.ranks,
-            self.tp if self.shard else data.stride,
+            self.hsdp or data.ranks,
+            self.tp if self.hsdp else data.stride,
             self.software.rails or self.zero < 3,
         )
 
     @property
     def copies(self) -> Group:
-        """The ranks with the same experts, over which ZeRO shards those: every `ep`-th of
-        `sharded`.
+        """The ranks over which ZeRO shards experts, because they have the same ones: every `ep`-th
+        of `sharded`.
         """
         same = self.sharded
         return Group(max(1, same.ranks // self.ep), same.stride * self.ep, same.rails)
 
     @property
     def dense_layer(self) -> float:
-        """Parameters of a layer on this rank but for its routed experts. A router is whole on every
-        rank.
+        """Parameters of a layer on this rank without its routed experts. Every rank has all of the
+        router.
         """
         model = self.model
         router = model.hidden * model.experts
         return (model.layer - model.experts * model.expert - router) / self.tp + router
 
     @property
-    def held_experts(self) -> float:
-        """Parameters of a layer's routed experts on this rank: whole experts are dealt out over ep
-        x tp ranks.
-        """
-        return (
-            float(-(-self.model.experts // (self.ep * self.tp)) * self.model.expert)
-            if self.model.experts
-            else 0.0
-        )
+    def own_experts(self) -> float:
+        """Parameters of a layer's routed experts on this rank: ep x tp ranks share out the experts."""
+        count = -(-self.model.experts // (self.ep * self.tp))
+        return float(count * self.model.expert)
 
     @property
     def parts(self) -> tuple[tuple[float, Group], ...]:
-        """Parameters of a layer on this rank, each with the ranks that hold the same ones.
+        """Parameters of a layer on this rank, each part with the ranks that have the same ones.
 
-        The first part has all but experts. Experts that ranks have shared out have fewer copies: dp
-        x cp / ep.
+        With ep > 1 experts are a second part, because they have fewer copies: dp x cp / ep.
         """
         if self.ep == 1:
-            return ((self.dense_layer + self.held_experts, self.sharded),)
-        return ((self.dense_layer, self.sharded), (self.held_experts, self.copies))
+            return ((self.dense_layer + self.own_experts, self.sharded),)
+        return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
 
     def site(self, stage: int) -> Machine:
-        """Return where a stage of the pipeline is: of two sites, the slower one has the last
-        stages.
+        """Return where a stage of the pipeline is. If there are two sites, the slower one has the
+        last stages.
         """
         fast = self.machine
-        return fast.slower if fast.slower and stage >= fast.gpus * self.pp // fast.total else fast
+        stages_of_fast = fast.gpus * self.pp // fast.total
+        return fast.slower if fast.slower and stage >= stages_of_fast else fast
 
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each stage."""

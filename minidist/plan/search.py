@@ -1,8 +1,8 @@
-"""Which layout? All of them, one after the other: first what does not fit is refused, then the
-fastest are kept.
+"""Which layout? Try all of them, one after the other: refuse what does not fit, and keep the
+fastest.
 
     for tp, pp, cp, ep; for microbatch; for ZeRO, shards, recomputing; for schedule, chunks:
-        refuse what divides nothing, or holds more than a GPU has     (held.py)
+        refuse what divides nothing, or holds more than a GPU has     (memory.py)
         time the rest in closed form                                  (step.py)
     run the plans of the best on a clock, and sort those again
 
@@ -19,7 +19,7 @@ from typing import Any
 from minidist.launch.parser import nearest
 from minidist.mesh import AXES
 from minidist.plan.device import PlanError
-from minidist.plan.held import GB, held
+from minidist.plan.memory import GB, bytes_held
 from minidist.plan.run import Setup
 from minidist.plan.step import SCHEDULES, Seconds, passes, step
 
@@ -58,7 +58,7 @@ class Found:
 
     run: Setup
     step: Seconds
-    held: dict[str, float]
+    bytes: dict[str, float]
 
     @property
     def seconds(self) -> float:
@@ -107,20 +107,29 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float 
     refused: Counter[str] = Counter()
     found, smallest = fitting(start, fixed, reserve, refused)
     if not found:
-        near = (
-            ""
-            if smallest == float("inf")
-            else f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
-        )
-        near += nearest_batch(start, fixed, reserve, +refused)
-        why = "; ".join(f"{count:,} {reason}" for reason, count in (+refused).most_common(3))
-        raise PlanError(
-            f"no layout fits {start.machine.total:,} GPUs of {start.machine.name}: {why}{near}"
-        )
+        raise PlanError(nothing_fits(start, fixed, reserve, +refused, smallest))
     found.sort(key=lambda each: each.seconds)
     first, rest = finalists(found)
     timed = [replace(each, step=step(each.run, exact=True)) for each in first]
-    return Answer((*sorted(timed, key=lambda each: each.seconds), *rest), +refused)
+    timed.sort(key=lambda each: each.seconds)
+    return Answer((*timed, *rest), +refused)
+
+
+def nothing_fits(
+    start: Setup,
+    fixed: Mapping[str, Any],
+    reserve: float,
+    refused: Counter[str],
+    smallest: float,
+) -> str:
+    """Return the sentence that says why no layout fits, and what came nearest."""
+    reasons = [f"{count:,} {reason}" for reason, count in refused.most_common(3)]
+    near = ""
+    if smallest < float("inf"):
+        near = f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
+    near += nearest_batch(start, fixed, reserve, refused)
+    machine = f"{start.machine.total:,} GPUs of {start.machine.name}"
+    return f"no layout fits {machine}: {'; '.join(reasons)}{near}"
 
 
 def fitting(
@@ -130,31 +139,39 @@ def fitting(
     all.
     """
     memory = min(site.device.memory for site in start.machine.sites)
-    room, smallest = memory * (1 - reserve), float("inf")
+    room = memory * (1 - reserve)
+    free = f", of which {reserve:.0%} stay free" if reserve else ""
+    too_much = f"hold more than the {memory / GB:.0f} GB of a GPU{free}"
+    smallest = float("inf")
     found: list[Found] = []
     for offload in options(fixed, "offload"):  # to the host's memory only if nothing fits without
         if found:
             break
         for run in candidates(start, {**fixed, "offload": offload}, refused):
-            bytes = held(run)
-            smallest = min(smallest, sum(bytes.values()))
-            if sum(bytes.values()) <= room:
+            bytes = bytes_held(run)
+            total = sum(bytes.values())
+            smallest = min(smallest, total)
+            if total <= room:
                 found.append(Found(run, step(run), bytes))
             else:
-                kept = f", of which {reserve:.0%} stay free" if reserve else ""
-                refused[f"hold more than the {memory / GB:.0f} GB of a GPU{kept}"] += 1
+                refused[too_much] += 1
     return found, smallest
 
 
 def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """Part the layouts, which are sorted, into those that are worth a clock and the others."""
+    """Return the layouts, which are sorted, in two parts: those that are worth a clock, and the
+    others.
+    """
     first: list[Found] = []
     rest: list[Found] = []
     alike: Counter[tuple[int, ...]] = Counter()
     for each in found:
         group = shares(each.run)
         alike[group] += 1
-        (first if alike[group] <= VARIANTS and len(first) < FINALISTS else rest).append(each)
+        if alike[group] <= VARIANTS and len(first) < FINALISTS:
+            first.append(each)
+        else:
+            rest.append(each)
     return first, rest
 
 
@@ -162,7 +179,7 @@ def shares(run: Setup) -> tuple[int, ...]:
     """Return what makes two layouts differ: how many ranks share what. The rest, such as an order,
     are variants.
     """
-    return run.tp, run.pp, run.cp, run.ep, run.dp, run.zero, run.shard
+    return run.tp, run.pp, run.cp, run.ep, run.dp, run.zero, run.hsdp
 
 
 def nearest_batch(
@@ -171,13 +188,16 @@ def nearest_batch(
     """Name the nearest batch for which a layout fits, if layouts were refused for the batch."""
     if UNEVEN not in refused:
         return ""
-    total = start.machine.total
-    parts = {total // size for size in range(1, total + 1) if total % size == 0}
-    near = {max(1, start.batch // part + more) * part for part in parts for more in (0, 1)}
+    # Replicas are a divisor of the GPUs, and a batch is a multiple of the replicas.
+    near = set()
+    for replicas in divisors(start.machine.total):
+        below = start.batch // replicas
+        near |= {max(1, below) * replicas, (below + 1) * replicas}
     tried = 0
     for batch in sorted(near, key=lambda each: abs(each - start.batch)):
         run = replace(start, batch=batch)
-        if next(candidates(run, {**fixed, "offload": False}, Counter()), None) is None:
+        possible = candidates(run, {**fixed, "offload": False}, Counter())
+        if next(possible, None) is None:
             continue  # it divides nothing, either
         if fitting(run, fixed, reserve, Counter())[0]:
             return (
@@ -211,69 +231,106 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
 
 def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
     """Yield every layout whose numbers fit together; count the others by reason."""
-    model, total = start.model, start.machine.total
-    most = min(model.layers, total)
-    stages = (
-        [fixed["pp"]] if "pp" in fixed else [pp for pp in range(1, most + 1) if total % pp == 0]
-    )
+    total = start.machine.total
+    stages = divisors(total, most=start.model.layers)
+    if "pp" in fixed:
+        stages = [fixed["pp"]]
     for tp, pp, cp in product(options(fixed, "tp"), stages, options(fixed, "cp")):
-        if reason := misfit(start, tp, pp, cp, fixed):
+        reason = misfit(start, tp, pp, cp, fixed)
+        if reason:
             refused[reason] += 1
             continue
         dp = total // (tp * pp * cp)
-        for microbatch, ep in product(options(fixed, "microbatch"), options(fixed, "ep")):
-            if start.batch % (dp * microbatch):
-                refused[UNEVEN] += 1
-            elif ep > 1 and not model.experts:
-                if "ep" in fixed:
-                    refused["share out experts, of which the model has none"] += 1
-            elif model.experts % (ep * tp) or dp * cp % ep:
-                refused["share experts out unevenly"] += 1
-            else:
-                run = replace(
-                    start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1
-                )
-                run = replace(run, cut=cut(run))
-                orders = [replace(run, order=order) for order in reversed(options(fixed, "order"))]
-                for other in {
-                    (each.group("pp"), each.group("dp")): each for each in orders
-                }.values():
-                    # of orders with the same links only the first
-                    yield from policies(other, fixed, refused)
+        base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
+        for run in shared_out(base, fixed, refused):
+            for ordered in orders(replace(run, cut=cut(run)), fixed):
+                yield from policies(ordered, fixed, refused)
+
+
+def shared_out(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield a layout with each microbatch, and each number of ranks that share experts."""
+    experts = base.model.experts
+    for microbatch, ep in product(options(fixed, "microbatch"), options(fixed, "ep")):
+        if base.batch % (base.dp * microbatch):
+            refused[UNEVEN] += 1
+        elif ep > 1 and not experts:
+            if "ep" in fixed:
+                refused["share out experts, of which the model has none"] += 1
+        elif experts % (ep * base.tp) or base.dp * base.cp % ep:
+            refused["share experts out unevenly"] += 1
+        else:
+            yield replace(base, ep=ep, microbatch=microbatch)
+
+
+def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
+    """Return a layout with each order of its axes; of orders with the same links only the first."""
+    found = {}
+    for order in reversed(options(fixed, "order")):
+        ordered = replace(run, order=order)
+        links = ordered.group("pp"), ordered.group("dp")
+        found[links] = ordered  # in the place of a later order, if that has the same links
+    return list(found.values())
 
 
 def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
     """Yield a layout with each ZeRO, schedule and way to save memory that goes with it."""
-    ranks, pp, m, offload = base.dp * base.cp, base.pp, base.microbatches, fixed["offload"]
-    names = ("zero", "recompute", "schedule", "chunks")
-    for zero, recompute, schedule, chunks in product(*(options(fixed, name) for name in names)):
-        twin = zero and (ranks == 1 or (zero == 2 and base.reductions > 1))
-        if twin or (pp > 1 and zero > 1) or (offload and not zero):
-            continue  # the same as another, or one that sends a microbatch's gradients each time
-        if (chunks > 1) != (schedule == "interleaved") or (
-            pp == 1 and schedule != options(fixed, "schedule")[0]
-        ):
+    for zero in options(fixed, "zero"):
+        if not zero_pays(base, zero, fixed["offload"]):
             continue
-        if chunks > 1 and (base.model.layers % (pp * chunks) or m % pp or base.cut):
-            refused["cut layers or microbatches into uneven chunks"] += 1
-        elif pp > 1 and m < pp:
-            refused["have fewer microbatches than stages"] += 1
-        elif pp > 1 and base.bits8 and schedule.startswith("zb"):
-            refused["put weight gradients off, which products of 8 bits do not allow"] += 1
-        else:
-            run = replace(
-                base,
-                zero=zero,
-                recompute=recompute,
-                offload=offload,
-                schedule=schedule,
-                chunks=chunks,
-            )
-            yield run
-            node = max(1, base.machine.node // base.tp)
-            # as the package has it
-            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:
-                yield replace(run, shard=node)
+        run = replace(base, zero=zero, offload=fixed["offload"])
+        for recompute, (schedule, chunks) in product(
+            options(fixed, "recompute"), schedules(base, fixed)
+        ):
+            if reason := misfit_of_schedule(base, schedule, chunks):
+                refused[reason] += 1
+                continue
+            found = replace(run, recompute=recompute, schedule=schedule, chunks=chunks)
+            yield found
+            if zero == 3:
+                yield from sharded_in_nodes(found)
+
+
+def zero_pays(run: Setup, zero: int, offload: bool) -> bool:
+    """Tell whether a stage of ZeRO makes a layout another one, and no worse one."""
+    if zero and run.dp * run.cp == 1:
+        return False  # nobody to share with: the same as without ZeRO
+    if zero == 2 and run.reductions > 1:
+        return False  # it holds whole gradients, as ZeRO 1 does
+    if zero > 1 and run.pp > 1:
+        return False  # it would send the gradients of each microbatch
+    return zero > 0 or not offload  # what is not sharded is not offloaded
+
+
+def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return each schedule with the chunks that go with it; without a pipeline only the first."""
+    names = options(fixed, "schedule")
+    if run.pp == 1:
+        names = names[:1]
+    found = []
+    for name, chunks in product(names, options(fixed, "chunks")):
+        if (chunks > 1) == (name == "interleaved"):
+            found.append((name, chunks))
+    return found
+
+
+def misfit_of_schedule(run: Setup, schedule: str, chunks: int) -> str:
+    """Return why a schedule does not fit the layers or the microbatches; nothing if it does."""
+    pp, m = run.pp, run.microbatches
+    if chunks > 1 and (run.model.layers % (pp * chunks) or m % pp or run.cut):
+        return "cut layers or microbatches into uneven chunks"
+    if pp > 1 and m < pp:
+        return "have fewer microbatches than stages"
+    if pp > 1 and run.bits8 and schedule.startswith("zb"):
+        return "put weight gradients off, which products of 8 bits do not allow"
+    return ""
+
+
+def sharded_in_nodes(run: Setup) -> Iterator[Setup]:
+    """Yield the layout whose nodes shard, and replicate each other, as the package has it."""
+    ranks = run.dp * run.cp
+    node = max(1, run.machine.node // run.tp)
+    if 1 < node < ranks and ranks % node == 0 and run.ep == 1:
+        yield replace(run, hsdp=node)
 
 
 def options(fixed: Mapping[str, Any], name: str) -> tuple[Any, ...]:
@@ -281,37 +338,47 @@ def options(fixed: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return (fixed[name],) if name in fixed else CHOICES[name]
 
 
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the divisors of a number, in order, at most `most`."""
+    last = number if most is None else min(number, most)
+    return [each for each in range(1, last + 1) if number % each == 0]
+
+
 def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
     """Return why the axes do not fit the machine or the model; nothing if they do."""
     model, machine = start.model, start.machine
-    sites = (
-        (machine.gpus * pp % machine.total, pp % 2 and pp == 1) if machine.slower else (0, False)
-    )
-    reasons = {
-        "do not divide the GPUs": machine.total % (tp * pp * cp)
-        or fixed.get("dp", machine.total // (tp * pp * cp)) != machine.total // (tp * pp * cp),
-        "put tensor parallelism across nodes": tp > machine.node and "tp" not in fixed,
-        "cut heads": model.heads % tp or (model.kv % tp and tp % model.kv),
-        f"cut sequences of fewer than {LONG:,} tokens": cp > 1
-        and "cp" not in fixed
-        and start.sequence < LONG,
-        "cut sequences unevenly": start.sequence % (2 * cp * tp),
-        "cut layers unevenly": not machine.slower and model.layers % pp and (model.layers + 2) % pp,
-        "have a stage on two sites": any(sites),
-    }
-    return next((reason for reason, true in reasons.items() if true), "")
+    dp, remainder = divmod(machine.total, tp * pp * cp)
+    if remainder or fixed.get("dp", dp) != dp:
+        return "do not divide the GPUs"
+    if tp > machine.node and "tp" not in fixed:
+        return "put tensor parallelism across nodes"
+    if model.heads % tp or (model.kv % tp and tp % model.kv):
+        return "cut heads"
+    if cp > 1 and start.sequence < LONG and "cp" not in fixed:
+        return f"cut sequences of fewer than {LONG:,} tokens"
+    if start.sequence % (2 * cp * tp):
+        return "cut sequences unevenly"
+    if machine.slower:
+        return "have a stage on two sites" if machine.gpus * pp % machine.total else ""
+    # embedding and head may count as a layer each
+    if model.layers % pp and (model.layers + 2) % pp:
+        return "cut layers unevenly"
+    return ""
 
 
 def cut(run: Setup) -> tuple[int, ...]:
-    """Return the layers of each stage where two sites have devices of other speed: the next to who
-    is done first.
+    """Return the layers of each stage where two sites have devices of different speed.
+
+    Each layer goes to the stage that would be done with it first.
     """
     if not run.machine.slower:
         return ()
-    each = [
-        sum(half.whole for half in passes(replace(run, machine=run.site(i)))) for i in range(run.pp)
-    ]
+    seconds = []
+    for stage in range(run.pp):
+        forward, backward = passes(replace(run, machine=run.site(stage)))
+        seconds.append(forward.seconds + backward.seconds)
     counts = [0] * run.pp
     for _ in range(run.model.layers):
-        counts[min(range(run.pp), key=lambda i: (counts[i] + 1) * each[i])] += 1
+        done = [(count + 1) * each for count, each in zip(counts, seconds, strict=True)]
+        counts[done.index(min(done))] += 1
     return tuple(counts)

@@ -8,19 +8,22 @@ axis, the bubble.
     pipeline     messages that wait; bubble: the package's own plans on a clock, or the same in closed form
     data         what is left of the gradients' reduction behind the last backward; all of it without overlap
 
+`passes` times one layer, `stages_of` the stages made of layers, `step` the whole.
+
 (Narayanan et al. 2021, sections 2 and 3; Korthikanti et al. 2022, section 4; Rajbhandari et al.
 2020, section 7.)
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from minidist.parallel.pipeline.schedules import plan as pipeline_plan
 from minidist.parallel.pipeline.simulate import simulate
-from minidist.plan import links
 from minidist.plan.compute import Layer, head, layer
 from minidist.plan.links import Group
+from minidist.plan.memory import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.run import Setup
 
 # of the package; others are known in closed form alone
@@ -29,227 +32,362 @@ Seconds = dict[str, float]
 
 
 class Pass(NamedTuple):
-    """A layer and a microbatch, forward or backward: seconds by kind, and the whole, with what
-    hides behind it.
+    """A layer and a microbatch, forward or backward: its seconds by kind, and its seconds in all.
+
+    They are more than the sum of the kinds if the layer waits for parameters or for its host.
     """
 
     kinds: Seconds
-    whole: float
+    seconds: float
 
 
-def recomputed(run: Setup, one: Layer) -> float:
-    """Return the seconds that a layer's backward spends on what was not kept."""
-    whole = one.forward + one.attention - (one.last if run.software.early_stop else 0.0)
-    again = {
-        "selective": one.attention,
-        "op": one.forward - one.products / 2,
-        "half": whole / 2,
-        "full": whole,
-    }
-    return again.get(run.recompute, 0.0)
+class Stage(NamedTuple):
+    """A stage and a microbatch: its layers, and the seconds of what stands before and after them.
+
+    `ends` are the embedding, the head and the loss; `joined` the all-reduces along tp of those.
+    """
+
+    layers: float
+    forward: Pass
+    backward: Pass
+    ends: float
+    joined: float
+
+    @property
+    def seconds(self) -> float:
+        """All seconds of a microbatch, forward and backward."""
+        of_layer = self.forward.seconds + self.backward.seconds
+        return self.layers * of_layer + self.ends + self.joined
+
+
+# ---------------------------------------------------------------- a layer
 
 
 @cache
 def passes(run: Setup) -> tuple[Pass, Pass]:
     """Return a layer's forward and its backward."""
-    known, machine, model, share = run.known, run.machine, run.model, run.share
-    one, factor, full = layer(share), known[run.software.factor], run.recompute == "full"
-    reduce = (1 if model.parallel else 2) * links.all_reduce(
-        run.entry, run.group("tp"), machine, known
-    )
-    reduce *= 1 - known["hidden_tensor"] if run.hidden_tensor else 1
-    # of the collectives of a layer
-    to_last = (0.75 if run.sp else 0.5) if run.software.early_stop else 1.0
-    reduce_again = reduce * {"full": to_last, "op": 0.5, "half": 0.5}.get(run.recompute, 0.0)
-    keys = share.tokens * 2 * model.kv * model.head_dim // run.tp * share.width
-    hop = links.send(keys, run.group("cp"), machine, known) * (run.cp - 1) if run.cp > 1 else 0.0
-    # their gradients, in 32 bits, also go home
-    back = hop * (1 + 4 / share.width * run.cp / max(1, run.cp - 1))
-    late, late_back = max(0.0, hop - one.attention), max(0.0, back - one.attention_back)
-    near = run.group("cp" if run.cp > 1 else "dp").stride
-    routed = 2 * links.exchange(
-        run.entry * model.top_k / run.tp, Group(run.ep, near), machine, known
-    )
+    one = layer(run.share)
+    factor = run.known[run.software.factor]
+    full = run.recompute == "full"
+    reducing, reducing_again = tensor(run)
+    waiting, waiting_back = context(run, one)
+    exchanging = experts(run)
     forward = {
         "computing": factor * (one.forward + one.attention),
-        "tensor": reduce,
-        "context": late,
-        "expert": routed,
+        "tensor": reducing,
+        "context": waiting,
+        "expert": exchanging,
     }
     backward = {
         "computing": factor * (one.backward + one.attention_back),
         "recomputing": factor * recomputed(run, one),
-        "tensor": reduce + reduce_again,
-        "context": late_back + (late if full else 0.0),
-        "expert": routed * (2 if full else 1),
+        "tensor": reducing + reducing_again,
+        "context": waiting_back + (waiting if full else 0.0),
+        "expert": exchanging * (2 if full else 1),
     }
-    whole = max(sum(forward.values()), known["host"])
-    whole_back = max(sum(backward.values()), known["host"] * (3 if full else 2))
+    # The host has to launch it all: a forward, and in backward as much for each of two gradients.
+    launching = run.known["host"]
+    launching_back = launching * (3 if full else 2)
+    seconds = max(sum(forward.values()), launching)
+    seconds_back = max(sum(backward.values()), launching_back)
     if run.zero == 3:
-        gathered = sum(
-            links.gather(count * share.width, same, machine, known) for count, same in run.parts
-        )
-        scattered = sum(
-            links.gather(count * run.gradients, same, machine, known) for count, same in run.parts
-        )
-        scattered /= run.reductions
-        again = gathered * (2 if run.software.regather and full else 1)
-        whole, whole_back = beside(run, whole, gathered), beside(run, whole_back, again + scattered)
-    return Pass(forward, whole), Pass(backward, whole_back)
+        gathering = gather(run, run.parts, run.share.width)
+        gathering_again = gathering * (2 if run.software.regather and full else 1)
+        scattering = gather(run, run.parts, run.gradients)
+        scattering /= run.reductions
+        seconds = beside(run, seconds, gathering)
+        seconds_back = beside(run, seconds_back, gathering_again + scattering)
+    return Pass(forward, seconds), Pass(backward, seconds_back)
 
 
-def beside(run: Setup, computing: float, talking: float) -> float:
-    """Return how long computing takes with a collective beside it: the longer, and what the
-    collective takes away.
+def recomputed(run: Setup, one: Layer) -> float:
+    """Return the seconds that a layer's backward spends on what was not kept."""
+    forward = one.forward + one.attention
+    if run.software.early_stop:
+        forward -= one.last
+    again = {
+        "selective": one.attention,
+        "op": one.forward - one.products / 2,
+        "half": forward / 2,
+        "full": forward,
+    }
+    return again.get(run.recompute, 0.0)
+
+
+def tensor(run: Setup) -> tuple[float, float]:
+    """Return the seconds of a layer's all-reduces along tp in each direction, and of those that
+    recomputing repeats.
     """
-    return max(computing + run.known[run.software.stolen] * min(computing, talking), talking)
+    all_reduces = 1 if run.model.parallel else 2
+    group = run.group("tp")
+    reducing = all_reduces * run.network.all_reduce(run.entry, group)
+    if run.hidden_tensor:
+        reducing *= 1 - run.known["hidden_tensor"]
+    # Recomputing may stop before the last collective of a layer: with sp the last of four.
+    until_stop = 1.0
+    if run.software.early_stop:
+        until_stop = 0.75 if run.sp else 0.5
+    repeated = {"full": until_stop, "op": 0.5, "half": 0.5}
+    return reducing, reducing * repeated.get(run.recompute, 0.0)
+
+
+def context(run: Setup, one: Layer) -> tuple[float, float]:
+    """Return for how many seconds attention waits for keys and values along cp, forward and
+    backward.
+    """
+    if run.cp == 1:
+        return 0.0, 0.0
+    share, model = run.share, run.model
+    keys = share.tokens * 2 * model.kv * model.head_dim // run.tp
+    hops = run.cp - 1
+    circling = hops * run.network.send(keys * share.width, run.group("cp"))
+    # backward their gradients circle, too: in 32 bits, and one hop more, home
+    gradients = 4 / share.width * run.cp / hops
+    circling_back = circling * (1 + gradients)
+    waiting = max(0.0, circling - one.attention)
+    waiting_back = max(0.0, circling_back - one.attention_back)
+    return waiting, waiting_back
+
+
+def experts(run: Setup) -> float:
+    """Return the seconds in which a layer's tokens go to their experts and come back."""
+    # ranks along ep are neighbours on the data axes, of which cp is the inner one
+    inner = "cp" if run.cp > 1 else "dp"
+    group = Group(run.ep, run.group(inner).stride)
+    rows = run.entry * run.model.top_k / run.tp
+    return 2 * run.network.exchange(rows, group)
+
+
+def gather(run: Setup, parts: Parts, width: int) -> float:
+    """Return the seconds that all-gathers, or reduce-scatters, of these parameters take, of `width`
+    bytes each.
+    """
+    seconds = 0.0
+    for count, same in parts:
+        seconds += run.network.gather(count * width, same)
+    return seconds
+
+
+def all_reduce(run: Setup, parts: Parts, width: int) -> float:
+    """Return the seconds that all-reduces of these parameters take, of `width` bytes each."""
+    seconds = 0.0
+    for count, same in parts:
+        seconds += run.network.all_reduce(count * width, same)
+    return seconds
+
+
+def beside(run: Setup, computing: float, collective: float) -> float:
+    """Return the seconds of computing and of a collective beside it.
+
+    The longer of the two counts; while both run, the collective slows computing down.
+    """
+    together = min(computing, collective)
+    slowed = run.known[run.software.stolen] * together
+    return max(computing + slowed, collective)
+
+
+# ---------------------------------------------------------------- a step
 
 
 def step(run: Setup, exact: bool = False) -> Seconds:
     """Return where the seconds of a step go: on the slowest stage, with the bubble that the others
     leave it.
 
-    `exact` runs the schedule's plan on a clock; otherwise its closed form counts, which is within 2
-    % and much faster.
+    `exact` runs the schedule's plan on a clock. The closed form, which counts otherwise, is within
+    2 % of it and much faster.
     """
-    known, machine, model, share = run.known, run.machine, run.model, run.share
-    pp, m = run.pp, run.microbatches
-    both = [
-        passes(replace(run, machine=run.site(i))) if machine.slower else passes(run)
-        for i in range(pp)
-    ]
-    # of the embedding, and of the head's input
-    join = links.all_reduce(run.entry, run.group("tp"), machine, known)
-    ends, joined = [0.0] * pp, [0.0] * pp
-    ends[0] += share.streamed(4 * share.tokens * model.hidden)
-    ends[-1] += head(replace(share, device=run.site(pp - 1).device), run.software.loss)
-    joined[0] += join
-    joined[-1] += join
-    layers = run.layers()
-    stages = [
-        layers[i] * (both[i][0].whole + both[i][1].whole) + ends[i] + joined[i] for i in range(pp)
-    ]
-    slow = max(range(pp), key=lambda i: stages[i])
-    forward, backward = both[slow]
-    sent, bubble = between_stages(run) if pp > 1 else 0.0, 0.0
-    waits = 2 * sent * run.chunks if run.software.sends_wait else 0.0
-    if pp > 1:
-        exact = exact and run.schedule in SCHEDULES
-        bubble = (
-            simulated(run, stages, forward, backward, sent, waits)
-            if exact
-            else filling(run, stages, backward, sent)
-        )
-    kinds = {
-        name: m * layers[slow] * (forward.kinds.get(name, 0.0) + each)
-        for name, each in backward.kinds.items()
-    }
-    kinds["computing"] += m * ends[slow]
-    kinds["tensor"] += m * joined[slow]
-    # for gathers, or for the host to launch small layers
-    waited = m * stages[slow] - sum(kinds.values())
-    kinds |= (
-        {"sharding": waited, "host": 0.0} if run.zero == 3 else {"sharding": 0.0, "host": waited}
-    )
-    kinds |= {"pipeline": m * waits, "bubble": bubble}
-    kinds["data"] = reduction(
-        run, layers[slow], layers[slow] * forward.whole, layers[slow] * backward.whole
-    )
-    table = model.vocabulary * model.hidden / run.tp
-    owned = sum(
-        held / (same.ranks if run.zero else 1) for held, same in shared(run, layers[slow], table)
-    )
-    offloaded = (
-        owned * (run.gradients + 2 + known["optimizer_bytes"]) / known["host_link"]
-        if run.offload
-        else 0.0
-    )
-    kinds["optimizer"] = share.streamed(known["optimizer_bytes"] * owned) + offloaded
-    return kinds | {
-        "input": m * 16 * share.tokens / known["host_link"],
-        "other": known["synchronize"],
-    }
+    known, m = run.known, run.microbatches
+    stages = stages_of(run)
+    slowest = max(stages, key=lambda stage: stage.seconds)
+    forward, backward = slowest.forward, slowest.backward
+    seconds = {}
+    for kind, of_backward in backward.kinds.items():
+        of_layer = forward.kinds.get(kind, 0.0) + of_backward
+        seconds[kind] = m * slowest.layers * of_layer
+    seconds["computing"] += m * slowest.ends
+    seconds["tensor"] += m * slowest.joined
+    # What is left was waiting: for ZeRO-3's gathers, or for the host to launch small layers.
+    waited = m * slowest.seconds - sum(seconds.values())
+    seconds["sharding"] = waited if run.zero == 3 else 0.0
+    seconds["host"] = 0.0 if run.zero == 3 else waited
+    # Now the other stages ...
+    sending = between_stages(run) if run.pp > 1 else 0.0
+    waits = 2 * sending * run.chunks if run.software.sends_wait else 0.0
+    seconds["pipeline"] = m * waits
+    seconds["bubble"] = 0.0
+    if run.pp > 1 and exact and run.schedule in SCHEDULES:
+        seconds["bubble"] = simulated(run, stages, sending, waits)
+    elif run.pp > 1:
+        seconds["bubble"] = filling(run, stages, sending)
+    # ... and the other replicas.
+    seconds["data"] = reduction(run, slowest)
+    seconds["optimizer"] = optimizer(run, slowest.layers)
+    input = m * 16 * run.share.tokens
+    seconds["input"] = input / known["host_link"]
+    seconds["other"] = known["synchronize"]
+    return seconds
+
+
+def stages_of(run: Setup) -> list[Stage]:
+    """Return the stages of a run, in order."""
+    share = run.share
+    embedding = share.streamed(4 * share.tokens * run.model.hidden)
+    joining = run.network.all_reduce(run.entry, run.group("tp"))
+    found = []
+    for place, layers in enumerate(run.layers()):
+        site = run.site(place)
+        there = replace(run, machine=site) if run.machine.slower else run
+        forward, backward = passes(there)
+        ends = joined = 0.0
+        if place == 0:
+            ends += embedding
+            joined += joining
+        if place == run.pp - 1:
+            of_last = replace(share, device=site.device)
+            ends += head(of_last, run.software.loss)
+            joined += joining
+        found.append(Stage(layers, forward, backward, ends, joined))
+    return found
+
+
+def optimizer(run: Setup, layers: float) -> float:
+    """Return the seconds of the optimizer's step on a stage of so many layers and a table."""
+    known = run.known
+    parameters = 0.0
+    for count, same in parts_of(run, layers, table_parameters(run)):
+        parameters += count / (same.ranks if run.zero else 1)
+    seconds = run.share.streamed(known["optimizer_bytes"] * parameters)
+    if run.offload:
+        moved = run.gradients + 2 + known["optimizer_bytes"]
+        seconds += parameters * moved / known["host_link"]
+    return seconds
+
+
+# ---------------------------------------------------------------- along the pipeline
 
 
 def between_stages(run: Setup) -> float:
     """Return the seconds in which a microbatch's activations go from a stage to the next."""
-    sent = links.send(run.entry / run.tp, run.group("pp"), run.machine, run.known)
-    sent += links.gather(run.entry, run.group("tp"), run.machine, run.known)
-    thin = run.entry * run.dp * run.cp / run.machine.thin if run.machine.slower else 0.0
-    return max(sent, thin)
+    sending = run.network.send(run.entry / run.tp, run.group("pp"))
+    # each rank along tp has sent its part, so the receivers gather
+    sending += run.network.gather(run.entry, run.group("tp"))
+    if not run.machine.slower:
+        return sending
+    of_all_replicas = run.entry * run.dp * run.cp
+    return max(sending, of_all_replicas / run.machine.thin)
 
 
-def filling(run: Setup, stages: list[float], backward: Pass, sent: float) -> float:
-    """Return the seconds in which the slowest stage waits, in closed form: for the others, once a
+def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
+    """Return the bubble in closed form: how long the slowest stage waits for the others in a
     step.
     """
+    seconds = [stage.seconds for stage in stages]
+    slowest = stages[seconds.index(max(seconds))]
     share = 1 / run.chunks
-    # F + I - W of F + I + W, where W is half of the backward's computing
     if run.schedule in ("zb-1p", "zb-h1"):
-        share = 1 - backward.kinds["computing"] * max(run.layers()) / max(stages)
+        # F + I - W of F + I + W, where W is half of the backward's computing
+        twice_weights = slowest.backward.kinds["computing"] * max(run.layers())
+        share = 1 - twice_weights / max(seconds)
     elif run.schedule.startswith(("zb-2p", "zb-h2", "zb-v")):
         share = 0.02
-    return (sum(stages) - max(stages)) * share + 2 * (run.pp - 1) * sent
+    others = sum(seconds) - max(seconds)
+    return others * share + 2 * (run.pp - 1) * sending
 
 
-def simulated(
-    run: Setup, stages: list[float], forward: Pass, backward: Pass, sent: float, waits: float
-) -> float:
-    """Return the same from the schedule's plan on a clock. Its steady part is cut short: it repeats
-    itself.
+def simulated(run: Setup, stages: Sequence[Stage], sending: float, waits: float) -> float:
+    """Return the bubble from the schedule's plan on a clock.
+
+    The steady part of a plan repeats itself, so a plan of four microbatches a rank is enough.
     """
     m = min(run.microbatches, 4 * run.pp)
     plan = pipeline_plan(run.schedule, run.pp, m, run.chunks)
-    each = [
-        (stages[plan.rank_of[stage]] + waits) * run.pp / plan.stages for stage in range(plan.stages)
-    ]
-    ahead = forward.whole / (forward.whole + backward.whole)
-    half = [(1 - ahead) / 2 * seconds for seconds in each]
-    whole = [(1 - ahead) * seconds for seconds in each]
-    clock = simulate(plan, [ahead * seconds for seconds in each], whole, half, half, latency=sent)
-    return clock.length - m * (max(stages) + waits)
+    busy = [stage.seconds + waits for stage in stages]
+    # a rank's layers are dealt out to its stages of the plan
+    each = [busy[rank] * run.pp / plan.stages for rank in plan.rank_of]
+    slowest = max(stages, key=lambda stage: stage.seconds)
+    both = slowest.forward.seconds + slowest.backward.seconds
+    share = slowest.forward.seconds / both
+    forward = [share * seconds for seconds in each]
+    backward = [(1 - share) * seconds for seconds in each]
+    half = [(1 - share) / 2 * seconds for seconds in each]
+    clock = simulate(plan, forward, backward, half, half, latency=sending)
+    return clock.length - m * max(busy)
 
 
-def reduction(run: Setup, layers: float, forward: float, backward: float) -> float:
-    """Return the seconds of joining gradients, and of gathering what ZeRO shards, that no computing
-    hides.
+# ---------------------------------------------------------------- along the data axes
 
-    `forward` and `backward` are the seconds of a microbatch in the `layers` of a stage. The
-    gradients of the embedding come last, when nothing is left to hide behind; so do those of ZeRO
-    3's first layer, whose parameters, gathered before anything is computed, hide behind nothing
-    either.
+
+class Reduction(NamedTuple):
+    """Seconds of a step's collectives along the data axes: those that nothing hides, those that
+    `backward` hides, and how long that is.
     """
-    model, m, width, gradient = run.model, run.microbatches, run.software.width, run.gradients
-    table = model.vocabulary * model.hidden / run.tp
-    ends = table * (1 if model.tied or run.pp > 1 else 2)
-    held, hides = shared(run, layers, ends), backward
-    gather = partial(links.gather, machine=run.machine, known=run.known)
-    reduce = partial(links.all_reduce, machine=run.machine, known=run.known)
+
+    exposed: float
+    hideable: float
+    backward: float
+
+
+def reduction(run: Setup, stage: Stage) -> float:
+    """Return the seconds that the data axes add to a step: collectives which no computing hides,
+    and what the hidden ones take away from computing.
+    """
+    forward = stage.layers * stage.forward.seconds
+    backward = stage.layers * stage.backward.seconds
     if run.zero == 3:
-        shards = run.sharded.ranks
-        replicas = Group(run.dp * run.cp // shards, run.tp * shards)
-        shown = sum(gather(some * width, same) for some, same in shared(run, m, ends))
-        shown += sum(gather(some * gradient, same) for some, same in shared(run, 1, ends))
-        talking = sum(reduce(some * gradient / same.ranks, replicas) for some, same in held)
+        exposed, hideable, behind = reduction_of_shards(run, stage.layers, backward)
     elif run.zero:
-        each = m / run.reductions if run.zero == 2 and run.pp == 1 else 1
-        shown = gather(table * gradient, run.sharded)
-        talking = each * sum(gather(some * gradient, same) for some, same in held) - shown
-        hides = each * backward
-        gathered = sum(gather(some * width, same) for some, same in held)
-        shown += max(0.0, gathered - forward * run.software.gathers_ahead)
+        exposed, hideable, behind = reduction_to_shards(run, stage.layers, forward, backward)
     else:
-        shown = reduce(table * gradient, run.sharded)
-        talking = sum(reduce(some * gradient, same) for some, same in held) - shown
-    hidden = min(talking, hides) if run.software.overlap else 0.0
-    return shown + talking - hidden + run.known[run.software.stolen] * hidden
+        exposed, hideable, behind = reduction_of_copies(run, stage.layers, backward)
+    hidden = min(hideable, behind) if run.software.overlap else 0.0
+    slowed = hidden * run.known[run.software.stolen]
+    return exposed + hideable - hidden + slowed
 
 
-def shared(run: Setup, layers: float, ends: float) -> list[tuple[float, Group]]:
-    """Return the parameters of so many layers and of the ends on this rank, each with the ranks
-    that hold the same.
+def reduction_of_copies(run: Setup, layers: float, backward: float) -> Reduction:
+    """Return what plain data parallelism sends: all gradients. Those of the embedding come last,
+    when nothing is left to hide behind.
     """
-    return [
-        (layers * count + (0 if place else ends), same)
-        for place, (count, same) in enumerate(run.parts)
-    ]
+    parts = parts_of(run, layers, ends_parameters(run))
+    last = [(table_parameters(run), run.sharded)]
+    exposed = all_reduce(run, last, run.gradients)
+    hideable = all_reduce(run, parts, run.gradients) - exposed
+    return Reduction(exposed, hideable, backward)
+
+
+def reduction_to_shards(run: Setup, layers: float, forward: float, backward: float) -> Reduction:
+    """Return what ZeRO 1 and 2 send: each rank receives the gradients of its shard, and the
+    parameters of all others.
+    """
+    parts = parts_of(run, layers, ends_parameters(run))
+    last = [(table_parameters(run), run.sharded)]
+    # ZeRO 2 may reduce each microbatch's gradients; a pipeline keeps them until the last.
+    times = 1.0
+    if run.zero == 2 and run.pp == 1:
+        times = run.microbatches / run.reductions
+    exposed = gather(run, last, run.gradients)
+    hideable = times * gather(run, parts, run.gradients) - exposed
+    gathering = gather(run, parts, run.software.width)
+    hidden = forward if run.software.gathers_ahead else 0.0
+    exposed += max(0.0, gathering - hidden)
+    return Reduction(exposed, hideable, times * backward)
+
+
+def reduction_of_shards(run: Setup, layers: float, backward: float) -> Reduction:
+    """Return what ZeRO 3 sends beside the gathers of `passes`.
+
+    Nothing hides the first layer's parameters, which are gathered before anything is computed, or
+    its gradients, which come last. If groups of ranks shard, their sums are all-reduced over the
+    groups.
+    """
+    ends, shards = ends_parameters(run), run.sharded.ranks
+    first_layers = parts_of(run, run.microbatches, ends)
+    last_layer = parts_of(run, 1, ends)
+    exposed = gather(run, first_layers, run.software.width)
+    exposed += gather(run, last_layer, run.gradients)
+    groups = Group(run.dp * run.cp // shards, run.tp * shards)
+    own = []
+    for count, same in parts_of(run, layers, ends):
+        own.append((count / same.ranks, groups))
+    hideable = all_reduce(run, own, run.gradients)
+    return Reduction(exposed, hideable, backward)

@@ -26,12 +26,10 @@ class EventKind(StrEnum):
 
 # Every message and collective uses these: Python 3.11 takes 0.1 microseconds to look a member up in
 # its class.
-COMPUTE, SEND, RECEIVE, COLLECTIVE = (
-    EventKind.COMPUTE,
-    EventKind.SEND,
-    EventKind.RECEIVE,
-    EventKind.COLLECTIVE,
-)
+COMPUTE = EventKind.COMPUTE
+SEND = EventKind.SEND
+RECEIVE = EventKind.RECEIVE
+COLLECTIVE = EventKind.COLLECTIVE
 
 COMMUNICATION = tuple(kind for kind in EventKind if kind not in (EventKind.COMPUTE, EventKind.HELD))
 
@@ -43,7 +41,7 @@ class Event:
     Attributes
     ----------
     rank : int
-        Of the world.
+        The rank in the world.
     kind : EventKind
         What it is.
     name : str
@@ -51,8 +49,8 @@ class Event:
     start, end : float
         In seconds, on the clock of the communicator that recorded it.
     bytes : int
-        How many it moves; of a collective, the size of its buffer; of `held`, how many the rank
-        holds from then on.
+        The bytes that it moves. A collective has the size of its buffer, `held` the bytes that the
+        rank has from then on.
     track : str
         The stream that did it; `main` is the rank's own thread.
     flow : str
@@ -63,8 +61,8 @@ class Event:
         When the rank began to wait for a message that it had posted ahead; until then it did
         something else beside the message. None if the rank waited from `start` on.
     engine_bytes : int
-        Of a collective of the engine's own, which records no messages: how many the rank had to
-        send, by formula.
+        The bytes that the rank had to send, by formula, in a collective of the engine's own, which
+        records no messages.
     """
 
     rank: int
@@ -81,7 +79,7 @@ class Event:
 
 
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
-    """Return each send with its receive, without messages of which only one end was recorded.
+    """Return each send with its receive. Messages with only one recorded end are left out.
 
     A trace of several runs may hold the same flow name several times: then the k-th send belongs to
     the k-th receive.
@@ -109,9 +107,7 @@ def source_line() -> str:
 
 
 def file_name(file: str) -> str:
-    """Return what to call a source file of the program: its name; a notebook's cells have none of
-    their own.
-    """
+    """Return the name of a source file of the program; a notebook's cells share one name."""
     path = Path(file)
     return (
         "this notebook"

@@ -3,12 +3,11 @@
     words ──flags.py──▶ Config ──checked.py──▶ CheckedRun ──loop.py──▶ Outcome ──verify.py──▶ Verdict
 
 Read `options.py`; `config.py`, what options must be beside each other; `checked.py`, what they must
-be for these ranks and this model; then `loop.py`. It takes its tokens from `corpus/` and
-`batches.py`, its learning rate from `schedule.py` (a pipeline's schedule is in
-`parallel/pipeline/`), what `parallelize` asks for from `spread.py`, and reports each step through
+be for these ranks and this model; `start.py`, what a run starts from; then `loop.py`. It takes its
+tokens from `corpus/` and `batches.py`, its optimizer from `optimizer.py`, its learning rate from
+`schedule.py` (a pipeline's schedule is in `parallel/pipeline/`), and reports each step through
 `metrics.py`. `verify.py` repeats the run on one rank. Then read `checkpoint/`.
 
 `flags.py` makes a `Config` of a command line; `foreign/` reads other programs' options and weights.
-`files.py` reads and checks any file from elsewhere. `agreement.py` has ranks go on, or stop,
-together.
+`files.py` reads and checks any file from elsewhere.
 """

@@ -18,7 +18,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from minidist.comm.job.background import BackgroundThread
+from minidist.mesh import Layout, Mesh
+from minidist.parallel.context.order import multiple, positions
 from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
+from minidist.parallel.recipe import Recipe
 from minidist.trainer.corpus.text import Samples, TextError
 
 Columns: TypeAlias = Callable[[int], torch.Tensor]
@@ -249,3 +252,20 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
             BaseException
         ) as error:  # everything: the consumer would wait for ever for a thread that died
             self._ready.put(error)  # StopIteration, if all went well
+
+
+def tokens_multiple(recipe: Recipe, layout: Layout) -> int:
+    """Return the number that must divide the tokens of a row: they are shared out along cp, then
+    along tp with sp.
+    """
+    return multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sp else 1)
+
+
+def columns_of(recipe: Recipe, mesh: Mesh) -> Columns | None:
+    """Return a function from the tokens of a row to the positions of those that this rank has;
+    None: it has all.
+    """
+    cp = mesh.cp
+    return (
+        (lambda time: positions(recipe.cp_order, cp.size, cp.rank, time)) if cp.size > 1 else None
+    )

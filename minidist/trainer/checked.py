@@ -5,12 +5,12 @@ check again.
     config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
 
 `config.py` has already checked the options against each other. Checking sends nothing, so ranks can
-still agree on whether to start (`agreement.py`). The command `train` checks what depends on one
+still agree on whether to start (`all_or_none`). The command `train` checks what depends on one
 machine, its memory and its files (`cli/train_checks.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +21,14 @@ from minidist.memory.precision.mixed import check_dtype
 from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.parallelize import Fit, check_fit
+from minidist.parallel.apply import Fit, check_fit
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
+from minidist.trainer.batches import tokens_multiple
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config, ConfigError, in_flags
 from minidist.trainer.files import FileError, read_text, retold
-from minidist.trainer.spread import shard_memory, tokens_multiple
+from minidist.trainer.optimizer import shard_memory
 
 
 class CheckedRun(NamedTuple):
@@ -110,7 +110,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     """
     with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
         check_dtype(config.dtype, device_of(mesh.world))
-    sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
+    sizes, recipe = sizes_of(config, vocabulary), recipe_of(config, mesh.layout)
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
     except RecipeError as error:
@@ -119,7 +119,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     except ValueError as error:
         raise ConfigError(f"--tp {mesh.layout.tp}: {in_flags(str(error))}") from None
     if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
-        flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sequence)
+        flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sp)
         fix = (
             f"use a --sequence that {multiple} divides, such as "
             f"{time // multiple * multiple or multiple}"
@@ -148,41 +148,45 @@ def device_of(comm: Communicator) -> torch.device:
 # ---------------------------------------------------------------- the recipe
 
 
-def _recipe_of(config: Config, layout: Layout) -> Recipe:
+def recipe_of(config: Config, layout: Layout) -> Recipe:
     """Return the recipe that a configuration asks for, not yet checked."""
-    parallel = config.parallel
-    own = _read_plan(config) if parallel.plan else None
-    count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
-    # planning, which comes later, visits each
-    if layout.pp > 1 and count > (rows := config.data.batch // layout.dp):
-        asked = (
-            f"{rows} sequences that each data-parallel rank has (--batch {config.data.batch}, "
-            f"dp={layout.dp})"
-        )
-        fewer = f"--microbatches {rows} or fewer, or " if rows and not own else ""
-        fix = f"use {fewer}--batch {count * layout.dp} or more"
-        raise ConfigError(
-            f"{count} microbatches cut the {asked} into more parts than there are: {fix}"
-        )
-    same = ("strategy", "zero", "compile", "zeropp", "cp_comm", "cp_order", "ep_comm", "ep_fp8")
-    return Recipe(
-        **{name: getattr(parallel, name) for name in same},
-        shard_ranks=parallel.hsdp or None,
-        bucket_bytes=int(parallel.bucket_mib * MIB) if parallel.zero < 3 else Recipe.bucket_bytes,
-        sequence=parallel.sp,
-        schedule=own or parallel.schedule,
-        chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,
-        microbatches=count if layout.pp > 1 else parallel.accumulate,
-        recompute=config.memory.recompute,
-        allocate=shard_memory(config),
-        lora=config.adapter_rank,
-        qlora=config.run.qlora,
-        fp8=config.precision == "fp8",
+    said = {
+        option.name: getattr(section, option.name)
+        for section in (config.parallel, config.memory, config.run)
+        for option in fields(section)
+    }
+    said |= {
+        "lora": config.adapter_rank,
+        "fp8": config.precision == "fp8",
+        "allocate": shard_memory(config),
+    }
+    if config.parallel.plan:
+        said["schedule"] = _read_plan(config)
+    if layout.pp == 1:
+        said["microbatches"] = config.parallel.accumulate
+    recipe = Recipe(**{option.name: said[option.name] for option in fields(Recipe)})
+    _check_rows(config, layout, recipe)
+    return recipe
+
+
+def _check_rows(config: Config, layout: Layout, recipe: Recipe) -> None:
+    """Refuse more microbatches than a rank has sequences. This comes before planning, which visits
+    each.
+    """
+    count, rows = recipe.settled(layout).microbatches, config.data.batch // layout.dp
+    if layout.pp == 1 or count <= rows:
+        return
+    asked = (
+        f"{rows} sequences that each data-parallel rank has (--batch {config.data.batch}, "
+        f"dp={layout.dp})"
     )
+    fewer = f"--microbatches {rows} or fewer, or " if rows and not config.parallel.plan else ""
+    fix = f"use {fewer}--batch {count * layout.dp} or more"
+    raise ConfigError(f"{count} microbatches cut the {asked} into more parts than there are: {fix}")
 
 
 def _read_plan(config: Config) -> Plan:
-    """Return the user's plan. Only its words are checked here: whether it can run, `Recipe.check`
+    """Return the user's plan. Only its words are checked here: whether it can run, `check_fit`
     finds out.
     """
     path = Path(config.parallel.plan)

@@ -2,11 +2,11 @@
 starts.
 
     each option alone, and beside the others       here: `Config` cannot be made otherwise
-    for so many ranks, and for this model          `checked.py`; combinations of strategies: `parallel/recipe.py`
+    for so many ranks, and for this model          `checked.py`, which asks each strategy of `parallel/`
     on this machine: files and memory              `cli/train_checks.py`
 
-`Recipe` refuses the same combinations of strategies, in its own names, for those who call
-`parallelize` directly.
+What does not fit together among strategies is refused in the words of those who call `parallelize`;
+`in_flags` says the same in flags.
 """
 
 import re
@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from minidist.comm.job.number import flags_of
+from minidist.launch.parser import flag
 from minidist.model import GPTConfig
 from minidist.trainer.files import retold
 from minidist.trainer.options import (
@@ -24,8 +26,8 @@ from minidist.trainer.options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
-    ParallelOptions,
     RunOptions,
+    SpreadOptions,
 )
 
 Sections = dict[str, dict[str, Any]]
@@ -49,7 +51,7 @@ class Config:
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    parallel: SpreadOptions = field(default_factory=SpreadOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -63,19 +65,31 @@ class Config:
         """Yield a sentence for each fault. Take only the first: later questions rely on the earlier
         ones.
         """
-        changed: dict[str, Any] = {}
-        for section in (getattr(self, each.name) for each in fields(self)):
-            for declared in fields(section):
-                limit, value = declared.metadata["limit"], getattr(section, declared.name)
-                if limit is not None and not limit.holds(value):
-                    yield f"{flag(declared.name)} {value} cannot be: it must be {limit.words}"
-                if value != declared.default:
-                    changed[declared.name] = value
-        for need, (there, names) in self._needs().items():
-            for name in names:
-                if name in changed and not there:
-                    asked = flag(name) if changed[name] is True else f"{flag(name)} {changed[name]}"
-                    yield f"{asked} is for runs with {need}: add that, or leave {flag(name)} out"
+        sections = [getattr(self, each.name) for each in fields(self)]
+        said = {
+            declared.name: (getattr(section, declared.name), declared)
+            for section in sections
+            for declared in flags_of(section)
+        }
+        changed = {
+            name: value for name, (value, declared) in said.items() if value != declared.default
+        }
+        for name, (value, declared) in said.items():
+            limit = declared.metadata["limit"]
+            if limit is not None and not limit.holds(value):
+                yield f"{flag(name)} {value} cannot be: it must be {limit.words}"
+        for name, value in changed.items():
+            asked = flag(name) if value is True else f"{flag(name)} {value}"
+            needs = said[name][1].metadata["needs"]
+            if needs is not None and not needs.holds(said[needs.option][0]):
+                yield (
+                    f"{asked} is for runs with {needs.words}: add that, or leave {flag(name)} out"
+                )
+            if self.run.verify and not said[name][1].metadata["exact"]:
+                yield (
+                    f"{flag(name)} rounds what it sends to 8 bits or fewer, so its parameters are "
+                    f"not those of the serial run: leave out --verify, or {flag(name)}"
+                )
         if self.data.eval_text and "held_out" in changed:
             both = f"--held-out {self.data.held_out} and --eval-text both say what to measure on"
             yield f"{both}: leave one of them out"
@@ -91,28 +105,6 @@ class Config:
         if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
             yield "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"
 
-    def _needs(self) -> dict[str, tuple[bool, tuple[str, ...]]]:
-        """Return whether the run has what some options are for, and which options these are."""
-        parallel, run = self.parallel, self.run
-        return {
-            "--strategy ddp": (parallel.strategy == "ddp", ("zero", "bucket_mib")),
-            "--zero 3": (parallel.zero == 3, ("hsdp", "zeropp")),
-            "--tp RANKS": (parallel.tp > 1, ("sp",)),
-            "--cp RANKS": (parallel.cp > 1, ("cp_comm", "cp_order")),
-            "--experts NUMBER": (self.model.experts > 0, ("ep",)),
-            "--ep RANKS": (parallel.ep > 1, ("ep_comm", "ep_fp8")),
-            "--pp RANKS": (parallel.pp > 1, ("schedule", "microbatches", "plan")),
-            "--schedule interleaved": (parallel.schedule == "interleaved", ("chunks",)),
-            "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
-            "--init FOLDER": (bool(run.init), ("lora", "qlora")),
-            "--eval-every STEPS": (run.eval_every > 0, ("eval_batches",)),
-            "--lr-schedule wsd": (self.optimizer.lr_schedule == "wsd", ("cooldown",)),
-            "--save FOLDER": (
-                bool(run.save),
-                ("resume", "save_every", "keep", "keep_every", "mtbf"),
-            ),
-        }
-
     def _faults_of_parallel_options(self) -> Iterator[str]:
         parallel, batch = self.parallel, self.data.batch
         if parallel.accumulate > batch:
@@ -121,18 +113,6 @@ class Config:
                 "has sequences"
             )
             yield f"{cuts}: use at most --accumulate {batch}"
-        if parallel.zeropp and parallel.hsdp:
-            yield (
-                f"--zeropp shards over all ranks of the data axis, not in --hsdp {parallel.hsdp}: "
-                "leave one out"
-            )
-        for name in ("zeropp", "ep_fp8"):
-            if getattr(parallel, name) and self.run.verify:
-                why = (
-                    f"{flag(name)} rounds what it sends to 8 bits or fewer, so its parameters are "
-                    "not those of the"
-                )
-                yield f"{why} serial run: leave out --verify, or {flag(name)}"
         if parallel.pp > 1 and parallel.accumulate > 1:
             instead = f"with --pp {parallel.pp} say --microbatches {parallel.accumulate}"
             yield f"--accumulate {parallel.accumulate} is for runs without a pipeline: {instead}"
@@ -141,7 +121,7 @@ class Config:
                 f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches "
                 "out"
             )
-        if parallel.plan and parallel.schedule != ParallelOptions.schedule:
+        if parallel.plan and parallel.schedule != SpreadOptions.schedule:
             yield (
                 f"--plan {parallel.plan} takes the place of --schedule {parallel.schedule}: leave "
                 "one of them out"
@@ -207,18 +187,17 @@ class Config:
 
     def sections(self) -> Sections:
         """Return plain dictionaries, as they stand in a TOML file."""
-        return asdict(self)
+        found: Sections = {}
+        for each in fields(self):
+            section = getattr(self, each.name)
+            found[each.name] = {
+                option.name: getattr(section, option.name) for option in flags_of(section)
+            }
+        return found
 
 
-def flag(name: str) -> str:
-    """Return how an option is written on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
-ELSEWHERE = {"shard_ranks": "hsdp", "sequence": "sp", "fp8": "precision fp8"}
-"""Names of `Recipe` that are not those of flags. (Where `sequence` is a number, it is of
-tokens.)
-"""
+ELSEWHERE = {"fp8": "precision fp8"}
+"""Names of `Recipe` that are not those of flags."""
 
 
 def in_flags(sentence: str) -> str:
@@ -231,11 +210,11 @@ def in_flags(sentence: str) -> str:
         ModelOptions,
         DataOptions,
         OptimizerOptions,
-        ParallelOptions,
+        SpreadOptions,
         MemoryOptions,
         RunOptions,
     )
-    named = {option.name for section in sections for option in fields(section)}
+    named = {option.name for section in sections for option in flags_of(section)}
     return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
 
 
@@ -251,8 +230,9 @@ def _as_flag(found: re.Match[str], named: set[str]) -> str:
     name, value = found[1], found[2]
     if name not in named | ELSEWHERE.keys() or (value is None and "_" not in name):
         return found[0]
-    switch = value in ("True", "False")
-    known = ELSEWHERE.get(name, name) if switch or name not in named else name
+    known = flag(ELSEWHERE.get(name, name))
     if value is None or value == "True":
-        return flag(known)
-    return f"--no-{flag(known)[2:]}" if switch else flag(known) + " " + value.replace("'", "")
+        return known
+    if value == "False":
+        return f"--no-{known[2:]}"
+    return known + " " + value.replace("'", "")

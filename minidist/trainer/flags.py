@@ -9,14 +9,14 @@ import json
 import tomllib
 import typing
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.launch.parser import flag_of, unknown_flag
+from minidist.comm.job.number import flags_of
+from minidist.launch.parser import flag, flag_of, unknown_flag
 from minidist.trainer.checkpoint.resume import with_folder
-from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
 from minidist.trainer.foreign.options import merged, read_deepspeed, translate
@@ -67,7 +67,7 @@ def parse_with_notes(
     }
     flags: Sections = {
         section: {
-            option.name: values[option.name] for option in fields(cls) if option.name in values
+            option.name: values[option.name] for option in flags_of(cls) if option.name in values
         }
         for section, cls in classes().items()
     }
@@ -92,6 +92,14 @@ def classes() -> dict[str, Any]:
     return typing.get_type_hints(Config)
 
 
+def kinds_of(section: Any) -> dict[str, Any]:
+    """Return as what each option of a section is read, by its name."""
+    types = typing.get_type_hints(section)
+    return {
+        option.name: option.metadata["kind"] or types[option.name] for option in flags_of(section)
+    }
+
+
 # ---------------------------------------------------------------- flags
 
 
@@ -109,14 +117,11 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     for section, cls in classes().items():
         group = parser.add_argument_group(section, (cls.__doc__ or "").split("\n")[0])
-        types = typing.get_type_hints(cls)
-        for option in fields(cls):
-            kind, shown = types[option.name], option.metadata["help"]
-            shown += (
-                ""
-                if kind is bool or option.default in ("", ())
-                else f" (default: {option.default})"
-            )
+        kinds = kinds_of(cls)
+        for option in flags_of(cls):
+            kind, shown = kinds[option.name], option.metadata["help"]
+            if kind is not bool and option.default not in ("", ()):
+                shown += f" (default: {option.default})"
             group.add_argument(flag(option.name), help=shown, **_argument(kind))
     return parser
 
@@ -168,11 +173,10 @@ def _dashes(word: str) -> str:
 
 def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file; refuse unknown names and values of another type."""
-    types = {section: typing.get_type_hints(cls) for section, cls in classes().items()}
     kinds = {
         f"{section}.{name}": kind
-        for section, hints in types.items()
-        for name, kind in hints.items()
+        for section, cls in classes().items()
+        for name, kind in kinds_of(cls).items()
     }
     sections: Sections = {}
     with retold(ConfigError, FileError, before=f"--config {path} "):

@@ -11,6 +11,7 @@ leave out a step in which a gradient overflows on any.
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,27 +23,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minidist.collectives import all_reduce
+from minidist.comm.agree import all_or_none
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
-from minidist.mesh import AXES
-from minidist.model import GPT, Where
+from minidist.mesh import AXES, Mesh
+from minidist.model import GPT, Where, cross_entropy_sum
 from minidist.model.moe import routed_in
-from minidist.parallel import Parallel, parallelize
-from minidist.parallel.compiled import name_of
-from minidist.parallel.data.sampler import DistributedSampler, State
+from minidist.parallel import (
+    Parallel,
+    Recipe,
+    parallelize,
+    vocabulary_parallel_cross_entropy_sum,
+)
+from minidist.parallel.data.sampler import State
+from minidist.parallel.layers.compiled import name_of
 from minidist.parallel.pipeline import simulate
-from minidist.trainer import spread
-from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun, device_of
-from minidist.trainer.checkpoint import resume
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
-from minidist.trainer.corpus.text import Samples
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
+from minidist.trainer.optimizer import build_optimizer, check_room
 from minidist.trainer.schedule import learning_rate, linear_scaling
+from minidist.trainer.start import Start, adapted
 
 Sent = dict[str, NDArray[np.int64]]
 """By axis: the bytes of messages, and those that an engine had to send, by formula; see
@@ -68,14 +73,7 @@ class Trainer:
     """One run, on one rank of its mesh. With a mesh of one rank it is the serial run: the bare
     model and no strategy.
 
-    Making one sends nothing, so ranks can still agree on whether to start.
-
-    Raises
-    ------
-    ConfigError
-        If the weights of `--init` cannot be read, or are another model's.
-    CheckpointError
-        If the run is to be resumed and cannot be.
+    Making one only puts together what others have read and checked.
     """
 
     parallel: Parallel  # from `spread` on
@@ -84,53 +82,15 @@ class Trainer:
     bubble: float | None = None  # of the last step
     planned_seconds: float | None = None  # of a step, if somebody has predicted them
 
-    def __init__(self, run: CheckedRun, samples: Samples, held_out: Samples | None = None) -> None:
+    def __init__(self, run: CheckedRun, start: Start) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
         self.recipe, self.dtype = run.fit.recipe, run.config.dtype
+        self.start, self.model, self.scaler = start, start.model, start.scaler
         self.device = device_of(self.comm)
-        config, mesh = run.config, run.mesh
-        generator = torch.Generator().manual_seed(config.run.seed)
-        self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
-        # adapters are saved without their base
-        if config.run.init and (self.recipe.lora or not config.run.resume):
-            resume.load_initial(Path(config.run.init), self.model)
-        self.origin = resume.origin_of(config)
-        self.base = fingerprint(self.model) if self.recipe.lora else ""
-        self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
-        dp, batch = mesh.dp, config.data.batch
-        lengths = samples.lengths if config.data.by_length else None
-        sampler = DistributedSampler(
-            len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths
-        )
-        multiple = spread.tokens_multiple(self.recipe, mesh.layout)
-        columns = spread.columns_of(self.recipe, mesh)
-        self.batches = Batches(samples, sampler, multiple, columns)
-        self.held_out: Batches | None = None
-        if config.run.eval_every:
-            if held_out is None:
-                short = (
-                    f"the held-out text is too short for a sequence of {config.data.sequence} "
-                    "tokens"
-                )
-                raise ConfigError(
-                    f"--eval-every {config.run.eval_every}: {short}: use --eval-text FILE, or "
-                    "a larger --held-out"
-                )
-            in_order = DistributedSampler(
-                len(held_out), dp.size, dp.rank, batch=batch, shuffle=False
-            )
-            self.held_out = Batches(held_out, in_order, multiple, columns)
-        self.resumed: resume.Resumed | None = None
-        if config.run.resume:
-            shapes = spread.adapted(self.model.config, self.dtype, self.recipe)
-            self.resumed = resume.prepare(
-                config, shapes, self.base, self.batches, self.scaler, self.comm
-            )
-        self.first_step = self.resumed.step if self.resumed else 0
+        self.first_step = start.resumed.step if start.resumed else 0
         self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
-        self.peak_rate = linear_scaling(
-            config.optimizer.lr, config.optimizer.base_batch or batch, batch
-        )
+        options, batch = run.config.optimizer, run.config.data.batch
+        self.peak_rate = linear_scaling(options.lr, options.base_batch or batch, batch)
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
@@ -152,7 +112,7 @@ class Trainer:
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
         before = self._sent()
         history: list[StepMetrics] = []
-        ahead = ReadAhead(self.batches, pin=self.device.type == "cuda")
+        ahead = ReadAhead(self.start.batches, pin=self.device.type == "cuda")
         with self._overflow_expected(), self.profiler or contextlib.nullcontext(), ahead as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
@@ -160,9 +120,9 @@ class Trainer:
                     history.append(self._measured_step(step, batch.to(self.device)))
                 if self.profiler is not None:
                     self.profiler.step()
-                if self.held_out is not None and self._due(step + 1, run.eval_every):
+                if self.start.held_out is not None and self._due(step + 1, run.eval_every):
                     sent = self._sent()
-                    history[-1] = replace(history[-1], eval_loss=self.evaluate(self.held_out))
+                    history[-1] = replace(history[-1], eval_loss=self.evaluate(self.start.held_out))
                     before = {
                         axis: before[axis] + now - sent[axis] for axis, now in self._sent().items()
                     }
@@ -182,10 +142,8 @@ class Trainer:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to
         resume. Collective.
         """
-        all_or_none(
-            self.comm, lambda: spread.check_room(self.model, self.mesh, self.config), ConfigError
-        )
-        sum_of, scaler = spread.loss_of(self.model, self.mesh), self.scaler
+        all_or_none(self.comm, lambda: check_room(self.model, self.mesh, self.config), ConfigError)
+        sum_of, scaler = loss_of(self.model, self.mesh), self.scaler
         # cut across ranks, it would be in pieces
         if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:
             sum_of = torch.compile(sum_of, backend=name_of(backend))
@@ -194,16 +152,16 @@ class Trainer:
             mean = sum_of(logits, part.targets) / part.tokens
             return scaler.scale_loss(mean) if scaler else mean
 
-        carried = spread.carried_of(self.model, self.mesh, self.recipe)
+        carried = carried_of(self.model, self.mesh, self.recipe)
         generator = torch.Generator().manual_seed(self.config.run.seed)
         self.parallel = parallelize(
             self.model, self.mesh, self.checked.fit, loss, carried, generator=generator
         )
         self.optimizer = all_or_none(
-            self.comm, lambda: spread.build_optimizer(self.parallel, self.config), ConfigError
+            self.comm, lambda: build_optimizer(self.parallel, self.config), ConfigError
         )
-        if self.resumed is not None:
-            path = self.resumed.path
+        if self.start.resumed is not None:
+            path = self.start.resumed.path
             all_or_none(
                 self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError
             )
@@ -348,8 +306,8 @@ class Trainer:
             "model": asdict(self.model.config),
         }
         state |= {
-            "base": self.base,
-            "origin": self.origin,
+            "base": self.start.base,
+            "origin": self.start.origin,
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
@@ -360,7 +318,7 @@ class Trainer:
         layout = self.mesh.layout
         if layout.tp == layout.pp == layout.ep == 1:
             return self.model
-        whole = spread.adapted(self.model.config, self.dtype, self.recipe)
+        whole = adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         # a tied head has no weights of its own
         whole.load_state_dict(weights, strict=False, assign=True)
@@ -395,3 +353,28 @@ class Trainer:
 
 def _ignore_overflow() -> None:
     np.seterr(over="ignore", invalid="ignore")
+
+
+def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return `loss(logits, targets)`, a sum over tokens, for logits as the head returns them on
+    this mesh.
+    """
+    if mesh.layout.tp == 1:
+        return cross_entropy_sum
+    vocabulary = model.config.vocabulary
+    return lambda logits, targets: vocabulary_parallel_cross_entropy_sum(
+        logits, targets, mesh.tp, vocabulary
+    )
+
+
+def carried_of(model: GPT, mesh: Mesh, recipe: Recipe) -> Callable[[Tensor], Tensor]:
+    """Return a function that maps inputs [b, T] to an empty tensor shaped like the activations
+    between stages.
+
+    They are [b, T, D], and [b, T/P, D] with sequence parallelism over P ranks.
+    """
+    hidden, dtype = model.config.hidden, model.embedding.weight.dtype
+    share = mesh.layout.tp if recipe.sp else 1
+    return lambda inputs: torch.empty(
+        len(inputs), inputs.shape[1] // share, hidden, dtype=dtype, device="meta"
+    )

@@ -1,38 +1,44 @@
 """The options of a training run: each is declared once, with its default, its help and its limit.
 
-Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_value_heads = 2` under
-`[model]`). What options must be beside each other is in `config.py`.
+Those of a strategy are declared in its folder, and come here by inheritance. Each field is a flag
+(`--key-value-heads 2`) and a line of a TOML file (`key_value_heads = 2` under `[model]`). What
+options must be beside each other is in `config.py`.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit, one_of
+from minidist.comm.job.number import (
+    AT_LEAST_ONE,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    Needs,
+    one_of,
+    option,
+)
 from minidist.mesh import AXES
 from minidist.model.config import BALANCES, SCORES
-from minidist.parallel.context.context_parallel import WAYS
-from minidist.parallel.context.order import ORDERS
-from minidist.parallel.expert.expert_parallel import WAYS as EP_WAYS
-from minidist.parallel.pipeline import NAMES
-from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
+from minidist.parallel.layers.options import AdapterOptions, RecomputeOptions
+from minidist.parallel.pipeline.options import STAGES
+from minidist.parallel.recipe import Spread
 from minidist.trainer.schedule import SHAPES
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
 OFFLOADS = ("none", "memory", "disk")
 
-BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
-STAGE = Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3)
-POLICY = Limit(f"one of {RECOMPUTES}", is_policy)
 SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
 
 
 PRECISION = one_of("", *PRECISIONS)
 
 
-def option(default: Any, help: str, limit: Limit | None = None) -> Any:
-    """Declare a field, with the sentence that `--help` shows and what it may be."""
-    return field(default=default, metadata={"help": help, "limit": limit})
+EXPERTS = Needs("--experts NUMBER", "experts", lambda count: count > 0)
+DISK = Needs("--offload disk", "offload", lambda place: place == "disk")
+MEASURED = Needs("--eval-every STEPS", "eval_every", lambda steps: steps > 0)
+STABLE = Needs("--lr-schedule wsd", "lr_schedule", lambda name: name == "wsd")
+SAVED = Needs("--save FOLDER", "save", bool)
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,15 @@ class ModelOptions:
     top_k: int = option(2, "experts that each token is sent to", AT_LEAST_ONE)
     shared_experts: int = option(0, "experts more, which all tokens go through", NOT_NEGATIVE)
     capacity: float = option(
-        0.0, "most tokens of an expert in a sequence, times the mean; 0: all", NOT_NEGATIVE
+        0.0,
+        "capacity factor: an expert takes at most this times the mean tokens of a sequence; "
+        "0: no limit",
+        NOT_NEGATIVE,
     )
     scores: str = option(
         "softmax", f"what the router makes of its products: {', '.join(SCORES)}", one_of(*SCORES)
     )
-    raw_weights: bool = option(
-        False, "weight outputs by scores, not by their shares in those of the chosen"
-    )
+    raw_weights: bool = option(False, "do not renormalise the scores of the top-k experts")
     balance: str = option(
         "none", f"what spreads tokens over experts: {', '.join(BALANCES)}", one_of(*BALANCES)
     )
@@ -103,74 +110,61 @@ class OptimizerOptions:
         "cosine", f"how the rate goes on after --warmup: {', '.join(SHAPES)}", one_of(*SHAPES)
     )
     cooldown: int = option(
-        0, "with --lr-schedule wsd: steps of its fall; 0: a fifth of --steps", NOT_NEGATIVE
+        0,
+        "with --lr-schedule wsd: steps of its fall; 0: a fifth of --steps",
+        NOT_NEGATIVE,
+        needs=STABLE,
     )
 
 
 @dataclass(frozen=True)
-class ParallelOptions:
-    """How the work is spread over ranks."""
+class AxisOptions:
+    """How many ranks each axis has."""
 
     dp: int = option(0, "ranks of the data axis; 0: all that the others leave", NOT_NEGATIVE)
     tp: int = option(1, "ranks of the tensor axis, which share every matrix", AT_LEAST_ONE)
-    sp: bool = option(False, "with --tp: sequence parallelism between the matrices")
     cp: int = option(
         1, "ranks of the context axis, which share the tokens of each sequence", AT_LEAST_ONE
     )
-    cp_comm: str = option(
-        "ring", f"how attention reaches all tokens: {', '.join(WAYS)}", one_of(*WAYS)
+    ep: int = option(
+        1, "ranks of the axes dp and cp that share the experts", AT_LEAST_ONE, needs=EXPERTS
     )
-    cp_order: str = option(
-        "zigzag", f"which tokens a rank has: {', '.join(ORDERS)}", one_of(*ORDERS)
-    )
-    ep: int = option(1, "ranks of the axes dp and cp that share the experts", AT_LEAST_ONE)
-    ep_comm: str = option(
-        "direct", f"how tokens reach experts: {', '.join(EP_WAYS)}", one_of(*EP_WAYS)
-    )
-    ep_fp8: bool = option(False, "with --ep: send tokens to experts in 8 bits")
     pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
     order: str = option(
         ",".join(AXES),
         "axes from the outermost, whose ranks are far apart; those of one rank may go",
     )
-    schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
-    chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)
-    microbatches: int = option(
-        0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE
-    )
+
+
+@dataclass(frozen=True)
+class SpreadOptions(Spread, AxisOptions):
+    """How the work is spread over ranks."""
+
     plan: str = option(
         "",
         "file with a schedule of your own, or torch's CSV, in place of --schedule and "
         "--microbatches",
+        needs=STAGES,
     )
-    strategy: str = option(
-        "ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES)
+    accumulate: int = option(
+        1, "microbatches a step, on each rank, without a pipeline", AT_LEAST_ONE
     )
-    zero: int = option(
-        0, "ZeRO: shard the optimizer's state (1), and gradients (2), and parameters (3)", STAGE
-    )
-    hsdp: int = option(
-        0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE
-    )
-    zeropp: bool = option(False, "with --zero 3: ZeRO++, a quarter of the bytes between nodes")
-    accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
-    compile: bool = option(False, "compile each block's forward, and the loss, by torch.compile")
-    bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class MemoryOptions(RecomputeOptions):
     """What saves memory: computing twice, or a slower place."""
 
-    recompute: str = option("none", f"what backward computes again: {RECOMPUTES}", POLICY)
     offload: str = option(
         "none", f"where the optimizer's state lives: {', '.join(OFFLOADS)}", one_of(*OFFLOADS)
     )
-    offload_folder: str = option("", "folder on the disk for --offload disk; none: --save")
+    offload_folder: str = option(
+        "", "folder on the disk for --offload disk; none: --save", needs=DISK
+    )
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(AdapterOptions):
     """How long, what is written, what is checked."""
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
@@ -179,12 +173,6 @@ class RunOptions:
         "",
         "folder of a Hugging Face Llama to start from: weights, sizes, tokenizer; none: draw "
         "weights",
-    )
-    lora: int = option(
-        0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE
-    )
-    qlora: bool = option(
-        False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits"
     )
     precision: str = option(
         "", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION
@@ -196,19 +184,29 @@ class RunOptions:
         0, "steps between two measurements on held-out text; 0: none", NOT_NEGATIVE
     )
     eval_batches: int = option(
-        0, "with --eval-every: batches to measure on, the first ones; 0: all", NOT_NEGATIVE
+        0,
+        "with --eval-every: batches to measure on, the first ones; 0: all",
+        NOT_NEGATIVE,
+        needs=MEASURED,
     )
     verify: bool = option(
         False, "afterwards repeat the run on one rank and compare; the exit status is the verdict"
     )
     save: str = option("", "folder for checkpoints; none: save nothing")
-    save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
-    keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE)
-    keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
-    mtbf: float = option(
-        0.0, "hours between two failures of the job, for advice on --save-every; 0: none", HOURS
+    save_every: int = option(
+        0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE, needs=SAVED
     )
-    resume: bool = option(False, "continue from the newest checkpoint in --save")
+    keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE, needs=SAVED)
+    keep_every: int = option(
+        0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE, needs=SAVED
+    )
+    mtbf: float = option(
+        0.0,
+        "hours between two failures of the job, for advice on --save-every; 0: none",
+        HOURS,
+        needs=SAVED,
+    )
+    resume: bool = option(False, "continue from the newest checkpoint in --save", needs=SAVED)
     metrics: str = option(
         "",
         "file for one JSON object a step, and *.serial.* of --verify; none: metrics.jsonl in "

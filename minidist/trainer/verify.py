@@ -25,7 +25,8 @@ from minidist.trainer.config import Config
 from minidist.trainer.corpus.text import Samples
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.options import MemoryOptions, ParallelOptions
+from minidist.trainer.options import MemoryOptions, SpreadOptions
+from minidist.trainer.start import start_of
 
 TOLERANCE = 1e-9  # of parameters in float64
 NORM_TOLERANCE = {
@@ -52,13 +53,14 @@ def serial_run(
 
     Each step becomes a line of the file `metrics`, if there is one.
     """
-    alone = replace(config.without_files(), parallel=ParallelOptions(dp=1), memory=MemoryOptions())
+    alone = replace(config.without_files(), parallel=SpreadOptions(dp=1), memory=MemoryOptions())
     reporter = Reporter(
         config.run.steps, metrics, 0, label="serial ", every=max(1, config.run.steps // 5)
     )
 
     def program(comm: Communicator) -> Outcome:
-        return Trainer(check_run(alone, Mesh(comm, Layout()), vocabulary), samples).run(reporter)
+        run = check_run(alone, Mesh(comm, Layout()), vocabulary)
+        return Trainer(run, start_of(run, samples)).run(reporter)
 
     return run(program, 1)[0]
 

@@ -85,7 +85,8 @@ def whole_units(comm):
     for layer in model.module:
 
         def look(*_):
-            seen.append("".join("■" if unit in model.whole else "·" for unit in model.units[:-1]))
+            whole = model.window.unsharded
+            seen.append("".join("■" if unit in whole else "·" for unit in model.units[:-1]))
 
         layer.register_forward_pre_hook(look)
         layer.weight.register_post_accumulate_grad_hook(look)

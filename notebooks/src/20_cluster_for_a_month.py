@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from minidist.draw.notebook import picture, schedules
 from minidist.draw.plan import draw_plan
 from minidist.parallel.pipeline import plan, simulate
-from minidist.plan import layer_activations, links, model_states
+from minidist.plan import layer_activations, model_states
 from minidist.plan.cost import GPU_MTBF, RESTART, cost
 from minidist.plan.device import PlanError, machine
-from minidist.plan.held import GB, held
+from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Found, search
@@ -44,11 +44,11 @@ def setup(cluster="p4de:64", **changes):
 
 def planned(run):
     """Return where the seconds of its step go, and what its fullest GPU holds."""
-    return Found(run, step(run, exact=True), held(run))
+    return Found(run, step(run, exact=True), bytes_held(run))
 
 
 def total(each):
-    return sum(each.held.values()) / GB
+    return sum(each.bytes.values()) / GB
 
 
 def draw(names, each, file):
@@ -56,7 +56,7 @@ def draw(names, each, file):
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.png")
         room = each[0].run.machine.device.memory
-        draw_plan(names, [one.held for one in each], [one.step for one in each], room, str(path))
+        draw_plan(names, [one.bytes for one in each], [one.step for one in each], room, str(path))
         file.write(path.read_bytes())
 
 
@@ -375,11 +375,11 @@ alone = planned(setup("a100:8", tp=1, sp=False))
 NO_SP = planned(setup(sp=False))
 print(f"{'':32} {'tp = 1':>11}      {'tp = 8':>10}")
 for kind, after in (
-    *((kind, RUN.held[kind]) for kind in ("parameters", "gradients", "optimizer", "resident")),
-    ("activations", NO_SP.held["activations"]),
-    ("activations, sequence parallel", RUN.held["activations"]),
+    *((kind, RUN.bytes[kind]) for kind in ("parameters", "gradients", "optimizer", "resident")),
+    ("activations", NO_SP.bytes["activations"]),
+    ("activations, sequence parallel", RUN.bytes["activations"]),
 ):
-    before = alone.held[kind.partition(",")[0]]
+    before = alone.bytes[kind.partition(",")[0]]
     print(f"{kind:32} {before / GB:11.6f} GB   {after / GB:10.6f} GB   1/{before / after:.6f}")
 
 
@@ -418,7 +418,7 @@ LAYOUTS = {
 }
 for name, each in LAYOUTS.items():
     print(
-        f"{name:30} {total(each):11.6f} GB, activations {each.held['activations'] / GB:9.6f}",
+        f"{name:30} {total(each):11.6f} GB, activations {each.bytes['activations'] / GB:9.6f}",
         end="   ",
     )
     print(f"{each.seconds:9.6f} s a step, {hours(each) * NODES * P4DE:8,.2f} $")
@@ -426,7 +426,7 @@ for recompute in ("none", "selective"):
     unfused = planned(setup(recompute=recompute, software=Software.named("megatron-2022")))
     print(
         f"without a flash kernel, recomputing {recompute:9}: activations "
-        f"{unfused.held['activations'] / GB:.6f} GB"
+        f"{unfused.bytes['activations'] / GB:.6f} GB"
     )
 picture(
     lambda file: draw(list(LAYOUTS), list(LAYOUTS.values()), file),
@@ -518,8 +518,8 @@ held_here = LLAMA.layers / 2 * RUN.run.dense_layer + LLAMA.vocabulary * LLAMA.hi
 for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
     run = setup()
     run = replace(run, machine=replace(run.machine, across=across))
-    scattered = links.gather(4 * held_here, run.sharded, run.machine, run.known)
-    gathered = links.gather(2 * held_here, run.sharded, run.machine, run.known)
+    scattered = run.network.gather(4 * held_here, run.sharded)
+    gathered = run.network.gather(2 * held_here, run.sharded)
     each = planned(run)
     print(f"{name}: gradients {scattered:.6f} s, parameters back {gathered:.6f} s", end="   ")
     print(f"not hidden {each.step['data']:.6f} of {each.seconds:.6f} s a step")
@@ -756,7 +756,7 @@ print(f"as measured, 400 g {'':11} {spent['kwh'] * MEASURED / hours(RUN) * 0.4:9
 
 # %%
 WEEKS = [share for (*_, kind, _), share in zip(RUNS, REACHED, strict=True) if kind == WHOLE]
-less = alone.held["activations"] / NO_SP.held["activations"]
+less = alone.bytes["activations"] / NO_SP.bytes["activations"]
 LINES = (
     ("hours", "3", f"{hours(RUN):.1f} to {MEASURED:.1f}"),
     ("normal MFU", "50-60 %", f"{min(WEEKS):.0%} to {max(WEEKS):.0%} over weeks"),

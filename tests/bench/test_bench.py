@@ -507,7 +507,7 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
             )
             calls.clear()
         if isinstance(spread, FSDP):
-            assert {(flat.whole.dtype, flat.values.dtype) for flat in spread.flats} == {
+            assert {(flat.unsharded.dtype, flat.shard.values.dtype) for flat in spread.flats} == {
                 (BITS, torch.float32)
             }
             assert len(spread.units) == 3

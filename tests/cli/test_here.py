@@ -17,11 +17,12 @@ from minidist.cli.plan.here import (
 from minidist.cli.train import train
 from minidist.comm import Communicator
 from minidist.mesh import Mesh
-from minidist.plan.sent import sent
+from minidist.plan.traffic import bytes_sent
 from minidist.trainer.checked import check_run, layout_of
 from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
+from minidist.trainer.start import start_of
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_run_sends_what_is_predicted_for_it(ranks: int, words: str) -> None:
     def program(comm: Communicator) -> tuple[int, float]:
         run = check_run(config, Mesh(comm.split(0), layout_of(config, ranks)), tokenizer.vocabulary)
         planned = run_of(run, machine_here(comm, run))
-        outcome = Trainer(run, samples).run()
-        return sum(int(both.sum()) for both in outcome.sent.values()), sent(planned)
+        outcome = Trainer(run, start_of(run, samples)).run()
+        return sum(int(both.sum()) for both in outcome.sent.values()), bytes_sent(planned)
 
     found = minidist.run(program, ranks)
     numbers = sum(counted for counted, _ in found) - 2 * sum(found[0][1].values())  # two steps

@@ -111,7 +111,9 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
         freed = issubclass(kind, FSDP) and not unwrap
         values = [] if freed else [value.detach().clone() for value in serial.parameters()]
         threads, held = threads_of(comm), weakref.ref(model)
-        parts = [weakref.ref(part) for part in (model.stream, model.stream.comm, model.end)]
+        end = model.passes.end if issubclass(kind, FSDP) else model.reducer.end
+        parts = [weakref.ref(part) for part in (model.stream, model.stream.comm, end)]
+        del end
         assert threads and not set(threads) & before
         del model
         for thread in threads:
@@ -172,7 +174,7 @@ def test_nothing_of_a_dropped_model_on_a_mesh_stays(zero: int) -> None:
     schedule = "zb-h1" if zero < 2 else "1f1b"
     case = Case(
         Layout(dp=2, pp=2, tp=2),
-        Recipe(zero=zero, microbatches=2, schedule=schedule, sequence=True),
+        Recipe(zero=zero, microbatches=2, schedule=schedule, sp=True),
     )
 
     def program(comm: Communicator) -> tuple[list[Any], list[threading.Thread]]:

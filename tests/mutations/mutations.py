@@ -541,16 +541,15 @@ MESH_AND_MODEL = [
     Mutation(
         "the order of a layout's axes is ignored",
         "minidist/mesh.py",
-        old="        ranks = np.arange(self.size).reshape([getattr(self, axis) for axis in "
-        "self.order])\n",
+        old="        sizes = [getattr(self, axis) for axis in self.order]\n",
         new="        return np.arange(self.size).reshape([getattr(self, axis) for axis in AXES])\n",
         tests=("tests/test_mesh.py::test_stages_across_pairs_of_nodes",),
     ),
     Mutation(
         "the experts of a mesh are dealt out among ranks far apart",
         "minidist/mesh.py",
-        old="edp, ep = divmod(dp * self.cp + cp, self.ep)",
-        new="ep, edp = divmod(dp * self.cp + cp, self.edp)",
+        old="edp, ep = divmod(among_data, self.ep)",
+        new="ep, edp = divmod(among_data, self.edp)",
         tests=(
             "tests/test_mesh.py::test_experts_are_cut_from_the_data_axes",
             "tests/test_mesh.py::test_groups_divide_the_ranks",
@@ -566,8 +565,8 @@ MESH_AND_MODEL = [
     Mutation(
         "rotary embedding counts positions from where the rank's part begins",
         "minidist/model/gpt.py",
-        old="rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)",
-        new="rotary = self.rotary(torch.arange(time, device=x.device), x.dtype)",
+        old="positions = where.position_numbers(time, x.device)",
+        new="positions = torch.arange(time, device=x.device)",
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
     ),
     Mutation(
@@ -692,30 +691,30 @@ DATA = [
 SHARDED = [
     Mutation(
         "a parameter's place in a shard is taken for its place in the parameter",
-        "minidist/parallel/sharded/shard.py",
-        old="self.held[parameter] = slice(begin, begin + last - first)",
-        new="self.held[parameter] = slice(first, last)",
+        "minidist/parallel/sharded/flat.py",
+        old="self.pieces[parameter] = slice(begin, begin + last - first)",
+        new="self.pieces[parameter] = slice(first, last)",
         tests=(f"{ZERO}::test_parity_with_the_serial_run[plain-3-ZeRO1]",),
     ),
     Mutation(
         "a parameter that nobody used gets a gradient of zeros",
-        "minidist/parallel/sharded/shard.py",
+        "minidist/parallel/sharded/flat.py",
         old="used = self.gradient is not None and parameter not in without",
         new="used = self.gradient is not None",
         tests=(f"{ZERO}::test_what_no_rank_has_used_is_not_decayed[ZeRO1]",),
     ),
     Mutation(
         "gradients of one parameter that are forgotten stay in the shard",
-        "minidist/parallel/sharded/shard.py",
-        old="                    self.gradient[self.held[parameter]].zero_()\n",
+        "minidist/parallel/sharded/flat.py",
+        old="                    self.gradient[self.pieces[parameter]].zero_()\n",
         new="                    pass\n",
         tests=(f"{SHARDED_OPTIMIZER}::test_two_optimizers_share_a_model",),
     ),
     Mutation(
         "a step passes over gradients that nobody has reduced",
-        "minidist/parallel/sharded/shard.py",
-        old="            if self.passed_over(parameter):",
-        new="            if parameter.grad is None and self.passed_over(parameter):",
+        "minidist/parallel/optimizer/over_slices.py",
+        old="            if owner.passed_over(parameter):",
+        new="            if parameter.grad is None and owner.passed_over(parameter):",
         tests=(f"{SHARDED_OPTIMIZER}::test_a_step_that_would_ignore_a_gradient_is_refused",),
     ),
     Mutation(
@@ -728,8 +727,8 @@ SHARDED = [
     Mutation(
         "ZeRO-2 keeps what the last of several backwards has reduced",
         "minidist/parallel/sharded/zero.py",
-        old="shard.add_gradient(reduce_scatter(gradients, link, self.op))",
-        new="shard.gradient = reduce_scatter(gradients, link, self.op)",
+        old="part.shard.add_gradient(reduce_scatter(gradients, link, self.op))",
+        new="part.shard.gradient = reduce_scatter(gradients, link, self.op)",
         tests=(
             f"{ZERO}::test_a_second_backward_adds_to_the_first_though_both_were_reduced[ZeRO2]",
         ),
@@ -754,7 +753,7 @@ SHARDED = [
     ),
     Mutation(
         "the plain buckets are reduced before they are complete",
-        "minidist/parallel/data/plain.py",
+        "minidist/parallel/data/after_backward.py",
         old="self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes",
         new="self.parameters_to_reduce[::-1], 1, bucket_bytes",
         tests=(
@@ -774,9 +773,9 @@ SHARDED = [
     ),
     Mutation(
         "ZeRO++ uses its second partition when parameters have new values",
-        "minidist/parallel/sharded/zero_plus_plus.py",
-        old="        super().publish()\n        self.second = None\n",
-        new="        super().publish()\n",
+        "minidist/parallel/sharded/flat.py",
+        old="            self.mine.copy_(self.shard.values)\n        self.second = None\n",
+        new="            self.mine.copy_(self.shard.values)\n",
         tests=(
             "tests/parallel/sharded/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
         ),
@@ -818,7 +817,7 @@ OPTIMIZER = [
     ),
     Mutation(
         "parameters in other memory of the same dtype count as in place",
-        "minidist/parallel/sharded/shard.py",
+        "minidist/parallel/sharded/flat.py",
         old="return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, "
         "tensor.device",
         new="return tensor.dtype, tensor.device",
@@ -1140,48 +1139,48 @@ MEMORY = [
     Mutation(
         "tensor parallelism divides what only sequence parallelism can",
         "minidist/plan/equation.py",
-        old="whole = 10 / (tp if sequence_parallel else 1)",
-        new="whole = 10 / tp",
+        old="undivided = 10 / (tp if sequence_parallel else 1)",
+        new="undivided = 10 / tp",
         tests=("tests/plan/test_equation.py::test_the_equations_of_the_recomputation_paper",),
     ),
     Mutation(
         "a plan hides the gradients that come last, too",
         "minidist/plan/step.py",
-        old="        shown = reduce(table * gradient, run.sharded)\n",
-        new="        shown = 0.0\n",
+        old="    exposed = all_reduce(run, last, run.gradients)\n",
+        new="    exposed = 0.0\n",
         tests=(f"{OPINION}[dp 4]",),
     ),
     Mutation(
         "a plan lets ZeRO 1 gather parameters for nothing",
         "minidist/plan/step.py",
-        old="shown += max(0.0, gathered - forward * run.software.gathers_ahead)",
-        new="shown += 0.0",
+        old="exposed += max(0.0, gathering - hidden)",
+        new="exposed += 0.0",
         tests=(f"{OPINION}[zero 1]",),
     ),
     Mutation(
         "a plan recomputes no collectives",
         "minidist/plan/step.py",
-        old="reduce_again = reduce * {",
-        new="reduce_again = 0.0 * {",
+        old="return reducing, reducing * repeated.get(run.recompute, 0.0)",
+        new="return reducing, 0.0",
         tests=(f"{OPINION}[tp 2, sp, recomputed]",),
     ),
     Mutation(
         "a plan lets stages begin without waiting",
         "minidist/plan/step.py",
-        old="    return clock.length - m * (max(stages) + waits)\n",
+        old="    return clock.length - m * max(busy)\n",
         new="    return 0.0 * clock.length\n",
         tests=(f"{OPINION}[pp 4]",),
     ),
     Mutation(
         "a plan sends the gradients of keys in 16 bits",
-        "minidist/plan/sent.py",
-        old="run.cp * 4 / width",
-        new="run.cp",
+        "minidist/plan/traffic.py",
+        old="hops_of_gradients = run.cp * 4 / width",
+        new="hops_of_gradients = run.cp",
         tests=(f"{OPINION}[cp 2]",),
     ),
     Mutation(
         "a plan cuts all activations without sequence parallelism",
-        "minidist/plan/held.py",
+        "minidist/plan/memory.py",
         old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
         new="between = 8 * tokens * model.hidden / tp",
         tests=(
@@ -1190,7 +1189,7 @@ MEMORY = [
     ),
     Mutation(
         "a plan divides the state of experts by all ranks of the data axis",
-        "minidist/plan/held.py",
+        "minidist/plan/memory.py",
         old="each = state_bytes(run, same.ranks)",
         new="each = state_bytes(run, run.sharded.ranks)",
         tests=(
@@ -1215,8 +1214,8 @@ MEMORY = [
     Mutation(
         "a plan gives each ring of a node the whole network",
         "minidist/plan/links.py",
-        old='machine.across * known["across"] / machine.node * (together if self.rails else 1)',
-        new='machine.across * known["across"]',
+        old="return min(self.card() * cards, link)",
+        new="return min(self.card() * self.machine.node, link)",
         tests=("tests/plan/test_planner.py::test_both_orders_of_the_axes_are_looked_at",),
     ),
     Mutation(
@@ -1225,6 +1224,13 @@ MEMORY = [
         old='        "tied": model.tied,\n',
         new="",
         tests=("tests/plan/test_answer.py::test_what_is_planned_can_be_trained",),
+    ),
+    Mutation(
+        "a plan without torch asks train, which needs torch",
+        "minidist/cli/plan/runnable.py",
+        old="    if not train_can_be_asked():\n",
+        new="    if not run.model:\n",
+        tests=("tests/test_without_torch.py::test_the_command_answers_as_it_does_with_torch",),
     ),
     Mutation(
         "a plan's reserve is said, and not kept",
@@ -1409,7 +1415,7 @@ TRAINER = [
     ),
     Mutation(
         "what is measured on held-out text is measured with dropout",
-        "minidist/parallel/parallelize.py",
+        "minidist/parallel/strategy.py",
         old="                module.training = False\n",
         new="                module.training = True\n",
         tests=(
@@ -1418,7 +1424,7 @@ TRAINER = [
     ),
     Mutation(
         "measuring leaves the model in evaluation",
-        "minidist/parallel/parallelize.py",
+        "minidist/parallel/strategy.py",
         old="                module.training = training\n",
         new="                pass\n",
         tests=(f"{MEASURED}[2-dense---zero 2 --recompute full]",),
@@ -1711,7 +1717,7 @@ REST = [
     Mutation(
         "the player shows what a receive brings before its rank has waited",
         "minidist/draw/observer.py",
-        old="held[name][number] = self.shown[name][number]",
+        old="found[name][number] = self.shown[name][number]",
         new="pass",
         tests=(
             "tests/draw/test_player.py::test_what_came_early_is_shown_once_it_has_been_waited_for",
@@ -1730,14 +1736,14 @@ MIXED = "tests/parallel/sharded/test_fsdp_traps.py::test_computing_in_bfloat16_i
 UNITS = [
     Mutation(
         "shards in mixed precision are kept twice",
-        "minidist/parallel/sharded/units.py",
-        old="(replicated or self.values.device != self.device)",
-        new="(replicated or self.values.device == self.device)",
+        "minidist/parallel/sharded/flat.py",
+        old="(replicated or values.device != self.device)",
+        new="(replicated or values.device == self.device)",
         tests=(MIXED,),
     ),
     Mutation(
         "on a GPU a gather waits for gradients that have not been computed",
-        "minidist/parallel/sharded/fsdp.py",
+        "minidist/parallel/sharded/passes.py",
         old="self.ahead_of_time or not unit.parameters",
         new="not unit.parameters",
         tests=(
@@ -1746,7 +1752,7 @@ UNITS = [
     ),
     Mutation(
         "gradients laid end to end are not forgotten",
-        "minidist/parallel/data/buckets.py",
+        "minidist/parallel/data/flatten.py",
         old="        parameter._grad = None\n    return torch.cat",
         new="        pass\n    return torch.cat",
         tests=(MIXED,),
@@ -1757,23 +1763,23 @@ COMPILED_TEST = "tests/parallel/test_compiled.py::test_the_numbers_of_the_serial
 COMPILED = [
     Mutation(
         "attention is compiled apart for its second run",
-        "minidist/parallel/compiled.py",
+        "minidist/parallel/layers/compiled.py",
         old="torch._dynamo.disable(attend.args[0])",
         new="attend.args[0]",
         tests=(COMPILED_TEST,),
     ),
     Mutation(
         "a compiled pipeline breaks its graphs at every product",
-        "minidist/parallel/parallelize.py",
-        old="fused=not fit.recipe.compile",
+        "minidist/parallel/apply.py",
+        old="fused=not parallel.recipe.compile",
         new="fused=True",
         tests=(COMPILED_TEST,),
     ),
     Mutation(
         "a model stays compiled after training",
-        "minidist/parallel/parallelize.py",
-        old="            as_they_were(blocks_of(self.model))",
-        new="            pass",
+        "minidist/parallel/layers/compiled.py",
+        old="        as_they_were(blocks_of(parallel.model))",
+        new="        pass",
         tests=(
             "tests/parallel/test_compiled.py::test_only_the_blocks_are_compiled_and_unwrapping_undoes_it",
         ),
@@ -1795,9 +1801,9 @@ FEW_BITS = [
     ),
     Mutation(
         "scales follow what the ranks of the data axis have seen, and not those of the tensor axis",
-        "minidist/parallel/parallelize.py",
-        old="update_scales(self.model, self.mesh.data, self.mesh.tp)",
-        new="update_scales(self.model, self.mesh.data)",
+        "minidist/parallel/layers/float8.py",
+        old="update_scales(parallel.model, parallel.mesh.data, parallel.mesh.tp)",
+        new="update_scales(parallel.model, parallel.mesh.data)",
         tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
     ),
     Mutation(
@@ -1898,7 +1904,7 @@ CONTEXT += [
     ),
     Mutation(
         "ranks of the context axis keep gradients for themselves",
-        "minidist/parallel/parallelize.py",
+        "minidist/parallel/apply.py",
         old="reduce=mesh.data.size > 1",
         new="reduce=mesh.dp.size > 1",
         tests=("tests/parallel/test_random_layouts.py::test_every_layout",),
@@ -1919,15 +1925,15 @@ CONTEXT += [
     ),
     Mutation(
         "experts that all ranks copy are cut among all, beside groups",
-        "minidist/parallel/sharded/sharded_model.py",
+        "minidist/parallel/sharded/ranks.py",
         old="return self.shard_comm if copies is self.comm else copies",
         new="return copies",
         tests=("tests/parallel/expert/test_expert_parallel.py::test_parity",),
     ),
     Mutation(
         "a layer of FSDP computes with NaN outside of its unit",
-        "minidist/parallel/sharded/units.py",
-        old="            hide(parameter, self.placements[parameter].name)\n",
+        "minidist/parallel/sharded/flat.py",
+        old="            hide(parameter, self.shard.placements[parameter].name)\n",
         new="",
         tests=(
             "tests/parallel/sharded/test_fsdp_traps.py::test_a_method_that_nobody_registered_says_so_in_place_of_nan",
@@ -1935,8 +1941,8 @@ CONTEXT += [
     ),
     Mutation(
         "a unit is freed by a forward in the midst of its own method",
-        "minidist/parallel/sharded/fsdp.py",
-        old="        if unit in self.within:\n            return output\n",
+        "minidist/parallel/sharded/passes.py",
+        old="        if unit.training_state is TrainingState.METHOD:\n            return output\n",
         new="",
         tests=(
             "tests/parallel/sharded/test_fsdp_traps.py::test_methods_of_units_train_and_evaluate_as_in_a_serial_run",

@@ -35,7 +35,7 @@ from minidist.parallel import (
     parallelize,
     parallelize_tensor,
 )
-from minidist.parallel.data import PlainDataParallel
+from minidist.parallel.data.after_backward import PlainDataParallel
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.sharded import PlainZeRO

@@ -16,7 +16,9 @@ import minidist
 from minidist.mesh import Layout
 from minidist.model import GPT, Where
 from minidist.parallel import Recipe, RecipeError
-from minidist.parallel.compiled import compile_blocks, compile_fault
+from minidist.parallel.apply import check_recipe
+from minidist.parallel.layers.compiled import compile_blocks, compile_fault
+from minidist.parallel.strategy import Facts
 
 Counted = list[int]  # operations of each graph
 
@@ -47,7 +49,7 @@ CASES: list[tuple[Layout, dict[str, Any]]] = [
     (Layout(dp=2), {"microbatches": 2, "recompute": "sqrt"}),
     (Layout(dp=2), {"zero": 1, "microbatches": 2, "recompute": "full"}),
     (Layout(dp=2), {"zero": 2}),
-    (Layout(dp=4), {"zero": 3, "shard_ranks": 2, "recompute": "every 2"}),
+    (Layout(dp=4), {"zero": 3, "hsdp": 2, "recompute": "every 2"}),
     (Layout(tp=2), {"recompute": "selective"}),
     (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
     (
@@ -127,11 +129,11 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         RecipeError, match=r"compile=True is for a model with a list of `layers`: leave it out"
     ):
-        Recipe(compile=True).check(Layout(), 0)
+        check_recipe(Recipe(compile=True), Layout(), Facts(layers=0))
     with pytest.raises(
         RecipeError, match=r"there is no compiler 'gcc': use one of .*aot_eager.*inductor"
     ):
-        Recipe(compile="gcc").check(Layout(), 1)
+        check_recipe(Recipe(compile="gcc"), Layout(), Facts(layers=1))
 
     def get_cpp_compiler() -> str:
         raise RuntimeError
@@ -141,4 +143,4 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         RecipeError,
         match=r"needs a C\+\+ compiler such as g\+\+, and there is none: install it, or leave",
     ):
-        Recipe(compile=True).check(Layout(), 1)
+        check_recipe(Recipe(compile=True), Layout(), Facts(layers=1))

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minidist.memory.account import Account
-from minidist.parallel.compiled import compile_blocks
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import (
     attend,
@@ -26,6 +25,7 @@ from minidist.parallel.context.flash import (
     page_backward,
     page_forward,
 )
+from minidist.parallel.layers.compiled import compile_blocks
 
 Found: TypeAlias = tuple[Tensor, ...]
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]

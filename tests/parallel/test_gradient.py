@@ -39,7 +39,6 @@ from minidist.parallel import (
 )
 from minidist.parallel.gradient import PartOfGradient
 from minidist.parallel.placement import tensor_placement_of
-from minidist.parallel.sharded.shard import Sharded
 
 LIMIT = 0.7
 Run = tuple[list[float], list[Tensor]]
@@ -75,7 +74,7 @@ def cut(comm: Communicator, wrap: Wrap | None = None) -> tuple[nn.Module, Any, i
 def optimizer_of(called: Any, kind: Any, **options: Any) -> Any:
     return (
         called.optimizer(kind, **options)
-        if isinstance(called, Sharded)
+        if isinstance(called, ZeRO1 | FSDP)
         else kind(called.parameters(), **options)
     )
 
@@ -93,7 +92,7 @@ def train(
             called.synchronize()
         norms.append(float(clip(called)))
         optimizer.step()
-    if isinstance(called, Sharded):
+    if isinstance(called, ZeRO1 | FSDP):
         called.unwrap()
     return norms
 
@@ -159,7 +158,7 @@ def test_torchs_clip_is_right_in_other_norms(way: str, order: float) -> None:
 def test_our_clip_finds_the_axes_itself(way: str) -> None:
     def clip(called: Any) -> Tensor:
         return clip_by_global_norm(
-            called.slices if isinstance(called, Sharded) else called.parameters(), LIMIT
+            called.slices if isinstance(called, ZeRO1 | FSDP) else called.parameters(), LIMIT
         )
 
     compare(way, clip, lambda called: clip_grad_norm_(called.parameters(), LIMIT))
@@ -231,10 +230,10 @@ def test_torchs_scaler_skips_a_step_on_all_ranks(way: str, fused: bool) -> None:
         optimizer = ShardedOptimizer(model.parameters(), AdamW, comm, **options) if alone else None
         optimizer = optimizer or optimizer_of(called, AdamW, **options)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-        values = called.slices if isinstance(called, Sharded) else list(model.parameters())
+        values = called.slices if isinstance(called, ZeRO1 | FSDP) else list(model.parameters())
         scales, moved = [], []
         hit = comm.rank == ranks - 1  # one rank alone, unless others have the same gradient
-        if not isinstance(called, Sharded) and way != "tensor parallel":
+        if not isinstance(called, ZeRO1 | FSDP) and way != "tensor parallel":
             hit = "tensor" not in way or comm.rank % 2 == 1
         for step in range(4):
             optimizer.zero_grad()
@@ -269,7 +268,7 @@ def pipeline(comm: Communicator) -> Any:
     mesh = Mesh(comm, Layout(pp=2))
     model = GPT(config, torch.Generator().manual_seed(0), dtype=torch.float64)
     carried = torch.empty(2, 4, 8, dtype=torch.float64, device="meta")
-    spread = parallelize(model, mesh, Recipe(), cross_entropy_sum, lambda _: carried)
+    spread = parallelize(model, mesh, Recipe(microbatches=1), cross_entropy_sum, lambda _: carried)
     tokens = torch.arange(8).view(2, 4)
     spread.step([tokens], [tokens])
     return spread
@@ -326,8 +325,8 @@ def test_a_question_is_answered_for_the_whole(question: str) -> None:
             wrapped = FSDP(model, comm, op="sum")
             (piece,) = wrapped.slices
             mine = values[piece.placement.start : piece.placement.stop].clone()  # type: ignore[attr-defined]
-            wrapped.shard_of[model[0]].gradient = mine
-            wrapped.shard_of[model[0]].give_gradient(set())
+            wrapped.flat_of[model[0]].shard.gradient = mine
+            wrapped.flat_of[model[0]].shard.give_gradient(set())
             for gradient in (piece.grad, model[0].grad):
                 assert isinstance(gradient, PartOfGradient)
                 answer, expected = ask(gradient), ask(values)

@@ -24,6 +24,7 @@ from minidist.parallel import (
     parallelize,
     vocabulary_parallel_cross_entropy_sum,
 )
+from minidist.parallel.data.buckets import MIB
 from minidist.parallel.pipeline import plan, read_plan
 
 TP2, PP2, DP2 = Layout(tp=2), Layout(pp=2), Layout(dp=2)
@@ -66,7 +67,7 @@ def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
 def test_every_schedule_under_tensor_and_sequence_parallelism(name: str, chunks: int) -> None:
     """Untied, as the deferred products of cut layers matter most where the head has its own."""
     recipe = Recipe(
-        schedule=name, chunks=chunks, microbatches=4, sequence=True, zero=1, recompute="selective"
+        schedule=name, chunks=chunks, microbatches=4, sp=True, zero=1, recompute="selective"
     )
     assert worst(Case(EIGHT, recipe, replace(SMALL, tied=False))) <= 1e-9
 
@@ -185,8 +186,8 @@ def test_shared_keys_and_values_where_weight_gradients_are_put_off(name: str) ->
 
 def test_buckets_are_as_small_as_asked_for() -> None:
     def program(comm: Communicator) -> int:
-        replica = spread(comm, Case(DP2, Recipe(bucket_bytes=4000))).replica
-        return len(replica.buckets)  # type: ignore[union-attr]
+        replica = spread(comm, Case(DP2, Recipe(bucket_mib=4000 / MIB))).replica
+        return len(replica.reducer.buckets)  # type: ignore[union-attr]
 
     assert min(minidist.run(program, 2)) > 3
 
@@ -203,8 +204,8 @@ def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
     """
 
     def program(comm: Communicator) -> dict[str, float]:
-        bucket_bytes = 4000 if zero < 3 else Recipe.bucket_bytes
-        case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_bytes=bucket_bytes), LEAN)
+        bucket_mib = 4000 / MIB if zero < 3 else Recipe.bucket_mib
+        case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_mib=bucket_mib), LEAN)
         parallel = spread(comm, case)
         optimizer = parallel.optimizer(
             torch.optim.AdamW, [{"params": list(parallel.model.parameters())}]
@@ -279,8 +280,8 @@ def saved_bytes(comm: Communicator, case: Case) -> int:
 
 def test_sequence_parallelism_keeps_a_part_between_regions() -> None:
     """One microbatch of [B, T, D] on a 2 x 2 x 2 mesh; inside the regions both keep the same."""
-    case = Case(EIGHT, Recipe(sequence=True), LEAN, batch=6)
-    plain = replace(case, recipe=Recipe())
+    case = Case(EIGHT, Recipe(sp=True, microbatches=1), LEAN, batch=6)
+    plain = replace(case, recipe=Recipe(microbatches=1))
     rows, time, hidden, layers = 3, LEAN.sequence, LEAN.hidden, LEAN.layers // 2
     # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask, the
     # root of each token.
@@ -299,7 +300,7 @@ def test_a_schedule_on_a_mesh_keeps_as_many_microbatches_as_it_says(
     is being computed.
     """
     layout = Layout(pp=2, tp=2)
-    one = Case(layout, Recipe(), LEAN, batch=1)
+    one = Case(layout, Recipe(microbatches=1), LEAN, batch=1)
     all_of_them = replace(one, recipe=Recipe(schedule=name, microbatches=6), batch=6)
     pairs = zip(
         *(minidist.run(partial(saved_bytes, case=case), 4) for case in (one, all_of_them)),
@@ -351,7 +352,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         ),
         (
             DP2,
-            Recipe(sequence=True),
+            Recipe(sp=True),
             "sequence parallelism shares tokens out among the ranks of tensor parallelism",
         ),
         (
@@ -387,13 +388,13 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         ),  # type: ignore[arg-type]
         (
             DP2,
-            Recipe(zero=1, shard_ranks=2),
-            "shard_ranks=2 is for ZeRO 3, not for ZeRO 1: leave it out",
+            Recipe(zero=1, hsdp=2),
+            "hsdp=2 is for ZeRO 3, not for ZeRO 1: leave it out",
         ),
         (
             DP2,
-            Recipe(zero=3, shard_ranks=3),
-            "shard_ranks=3 does not divide dp*cp = 2: choose a divisor of 2",
+            Recipe(zero=3, hsdp=3),
+            "hsdp=3 does not divide dp*cp = 2: choose a divisor of 2",
         ),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "either 1B0 or both 1I0 and 1W0"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
@@ -423,7 +424,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
             "cp=3: Ulysses shares 4 heads, and 2 of keys and values, out among 3",
         ),
         (Layout(dp=2, ep=2), Recipe(zero=1), "ep=2: GPT has no experts to share out: "),
-        (DP2, Recipe(microbatches=0), "microbatches=0, but a step has at least 1"),
+        (DP2, Recipe(microbatches=-1), "microbatches=-1, but a step has at least 1"),
         (
             PP2,
             Recipe(schedule=plan("1f1b", 2, 2), microbatches=3),
@@ -441,13 +442,13 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         ),
         (
             DP2,
-            Recipe(strategy="naive", bucket_bytes=1),
-            "bucket_bytes=1 is for ddp and ZeRO 1 and 2, not for the strategy 'naive'",
+            Recipe(strategy="naive", bucket_mib=1),
+            "bucket_mib=1 is for ddp and ZeRO 1 and 2, not for the strategy 'naive'",
         ),
         (
             DP2,
-            Recipe(zero=3, bucket_bytes=1),
-            "bucket_bytes=1 is for ddp and ZeRO 1 and 2, not for ZeRO 3: leave it out",
+            Recipe(zero=3, bucket_mib=1),
+            "bucket_mib=1 is for ddp and ZeRO 1 and 2, not for ZeRO 3: leave it out",
         ),
         (
             DP2,
@@ -499,7 +500,7 @@ def test_a_model_without_a_list_of_layers_has_no_pipeline() -> None:
 
 def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -> None:
     def program(comm: Communicator) -> None:
-        mesh, short = Mesh(comm, PP2), Recipe(microbatches=2)
+        mesh, short = Mesh(comm, PP2), Recipe(microbatches=2, costs=[1.0] * 3)
         sent = comm.traffic.messages_sent
         with pytest.raises(RecipeError, match="names 3 costs, but the model has 4 layers"):
             parallelize(
@@ -508,7 +509,6 @@ def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -
                 short,
                 cross_entropy_sum,
                 lambda x: x,
-                costs=[1.0] * 3,
             )
         with pytest.raises(
             RecipeError, match="recompute='full' is for a model with a list of `layers`"

@@ -22,10 +22,12 @@ from minidist.comm import Communicator
 from minidist.mesh import AXES, Layout
 from minidist.model import GPTConfig
 from minidist.model.config import BALANCES
-from minidist.parallel.context.context_parallel import WAYS
-from minidist.parallel.context.order import ORDERS, multiple
+from minidist.parallel.context.options import ORDERS, WAYS
+from minidist.parallel.context.order import multiple
+from minidist.parallel.data.buckets import MIB
+from minidist.parallel.data.options import Strategy
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
-from minidist.parallel.recipe import ADAPTERS, Recipe, Strategy
+from minidist.parallel.recipe import ADAPTERS, Recipe
 
 DRAWS, SOAK = 16, 500
 ROUNDED = 0.4  # of the gradients' norm
@@ -133,11 +135,11 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
     recipe = Recipe(
         strategy=strategy,
         zero=zero,
-        shard_ranks=random.choice((1, 2, layout.dp * layout.cp)) if hybrid else None,
-        bucket_bytes=random.choice((1, 3000, 25 << 20))
+        hsdp=random.choice((1, 2, layout.dp * layout.cp)) if hybrid else 0,
+        bucket_mib=random.choice((1, 3000, 25 * MIB)) / MIB
         if strategy == "ddp" and zero < 3
-        else Recipe.bucket_bytes,
-        sequence=random.random() < (0.5 if layout.tp > 1 else 0.05),
+        else Recipe.bucket_mib,
+        sp=random.random() < (0.5 if layout.tp > 1 else 0.05),
         schedule=schedule,
         chunks=chunks,
         microbatches=microbatches,
@@ -159,7 +161,7 @@ def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> G
         heads *= layout.cp
     heads = heads + 1 if random.random() < 0.05 else heads
     wanted = stages if layout.pp > 1 else 1
-    least = multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sequence else 1)
+    least = multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sp else 1)
     return GPTConfig(
         vocabulary=random.randint(layout.tp, 40),
         layers=max(1, wanted + random.choice((-1, 0, 0, 1, 1, 2, 3))),

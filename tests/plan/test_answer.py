@@ -18,12 +18,12 @@ from matplotlib.colors import to_rgb
 
 from minidist.__main__ import main as minidist_main
 from minidist.cli.plan.command import main
-from minidist.cli.plan.runnable import PaperMesh
-from minidist.draw.plan import HELD, STEP
+from minidist.cli.plan.dry_run import PaperMesh
+from minidist.draw.plan import BYTES, STEP
 from minidist.model import GPT
 from minidist.plan.cost import LONGER, cost
 from minidist.plan.device import PlanError, machine, table
-from minidist.plan.held import held
+from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, search, shares
@@ -132,7 +132,7 @@ def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFi
         ("--cluster tpu-v5p:64", "it has no TPUs"),
         (
             "--model mixtral-8x7b --precision fp8",
-            'it says: "--precision fp8 is for linear layers, and experts are none',
+            'it says: "--precision fp8 quantises linear layers, and',
         ),
     ),
 )
@@ -167,8 +167,8 @@ def test_the_layouts_that_are_shown_differ(capsys: pytest.CaptureFixture[str]) -
 def test_five_percent_of_the_memory_stay_free() -> None:
     run = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024, fused_loss=True)
     full, spare = search(run), search(run, reserve=RESERVE)
-    assert max(sum(each.held.values()) for each in spare.found) <= 0.95 * 80e9
-    assert max(sum(each.held.values()) for each in full.found) > 0.95 * 80e9
+    assert max(sum(each.bytes.values()) for each in spare.found) <= 0.95 * 80e9
+    assert max(sum(each.bytes.values()) for each in full.found) > 0.95 * 80e9
     assert (
         spare.refused["hold more than the 80 GB of a GPU, of which 5% stay free"]
         > full.refused["hold more than the 80 GB of a GPU"]
@@ -181,7 +181,9 @@ def test_finalists_are_of_several_groups_and_every_group_is_sorted() -> None:
     assert len({shares(group[0].run) for group in groups}) == len(groups) > 5
     for group in groups[:5]:
         exact = sum(step(group[0].run, exact=True).values())
-        assert group[0].seconds == pytest.approx(exact) and group[0].held == held(group[0].run)
+        assert group[0].seconds == pytest.approx(exact) and group[0].bytes == bytes_held(
+            group[0].run
+        )
 
 
 def test_the_nearest_batch_is_named_where_none_divides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +224,7 @@ def test_published_runs_took_longer_by_the_factor_that_is_told(
 # ---------------------------------------------------------------- the picture
 
 
-@pytest.mark.parametrize("looks", (HELD, STEP))
+@pytest.mark.parametrize("looks", (BYTES, STEP))
 def test_no_two_kinds_look_alike(looks: dict[str, tuple[str, str]]) -> None:
     """In colour, and in grey print, where hatching helps."""
     for (one, (first, hatch)), (other, (second, hatched)) in combinations(looks.items(), 2):
@@ -238,7 +240,7 @@ def test_no_two_kinds_look_alike(looks: dict[str, tuple[str, str]]) -> None:
 
 def test_every_kind_has_a_look_of_its_own() -> None:
     run = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024, tp=8, pp=2, dp=4)
-    assert step(run).keys() <= STEP.keys() and held(run).keys() <= HELD.keys()
+    assert step(run).keys() <= STEP.keys() and bytes_held(run).keys() <= BYTES.keys()
 
 
 def test_a_picture_needs_matplotlib(

@@ -24,7 +24,7 @@ from minidist.plan.equation import (
     layer_input,
     model_states,
 )
-from minidist.plan.held import GB
+from minidist.plan.memory import GB
 
 # Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and
 # P_os+g+p.
@@ -69,7 +69,7 @@ def test_bytes_a_parameter() -> None:
     assert MIXED_PRECISION_ADAM.total == 16 and SINGLE_PRECISION_ADAM.total == 16
     assert model_states(7.5e9, ranks=64).total == 120e9
     assert model_states(10, 4, 2) == ModelStates(20, 5, 30)
-    with pytest.raises(ValueError, match="stage=4 is no stage"):
+    with pytest.raises(ValueError, match="stage=4 is not a stage"):
         model_states(1, 1, 4)
 
 

@@ -18,7 +18,7 @@ from minidist.parallel.pipeline import peak_activations, simulate
 from minidist.parallel.pipeline import plan as schedule
 from minidist.plan import plain
 from minidist.plan.device import machine
-from minidist.plan.held import held
+from minidist.plan.memory import bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 from minidist.plan.search import search
@@ -55,14 +55,14 @@ def test_activations_are_those_of_korthikanti() -> None:
     """Ten of 34 stay whole without sequence parallelism; with it nothing does."""
 
     def activations(t: int, sp: bool) -> float:
-        return plain.held(LLAMA, 8, 1, t, 1, 1, sp=sp)["activations"] / (80 * SBH)
+        return plain.bytes_held(LLAMA, 8, 1, t, 1, 1, sp=sp)["activations"] / (80 * SBH)
 
     assert [activations(t, False) for t in (1, 2, 4, 8)] == [34, 22, 16, 13]
     assert [activations(t, True) for t in (1, 2, 4, 8)] == [34, 17, 8.5, 4.25]
 
 
 def test_states_are_16_bytes_that_zero_divides_once() -> None:
-    found = [plain.held(LLAMA, 8, 1, 4, 2, 8, zero=zero) for zero in range(4)]
+    found = [plain.bytes_held(LLAMA, 8, 1, 4, 2, 8, zero=zero) for zero in range(4)]
     on_a_gpu = 70e9 / 8
     rows = [
         [each[name] / on_a_gpu for name in ("parameters", "gradients", "optimizer")]
@@ -75,9 +75,9 @@ def test_two_more_stages_hold_no_fewer_activations() -> None:
     """The first of p stages has 1/p of the layers, and p microbatches under way. Recomputing keeps
     2/t of 34.
     """
-    whole = [plain.held(LLAMA, 64, 1, 4, p, 1)["activations"] for p in (1, 2, 4, 8)]
+    whole = [plain.bytes_held(LLAMA, 64, 1, 4, p, 1)["activations"] for p in (1, 2, 4, 8)]
     assert whole == [whole[0]] * 4 == [80 * 16 * SBH] * 4
-    again = plain.held(LLAMA, 64, 1, 4, 8, 1, sp=True, recompute=True)["activations"]
+    again = plain.bytes_held(LLAMA, 64, 1, 4, 8, 1, sp=True, recompute=True)["activations"]
     assert again == (80 * 2 / 4 + 32 / 4) * SBH
 
 
@@ -174,7 +174,7 @@ def seconds_of(run: Setup, rate: float) -> dict[str, float]:
 
 
 def bytes_of(run: Setup) -> dict[str, float]:
-    return plain.held(
+    return plain.bytes_held(
         *asked(run), v=run.chunks, zero=run.zero, sp=run.sp, recompute=run.recompute == "full"
     )
 
@@ -220,7 +220,7 @@ def test_bytes_are_near_the_planners(run: Setup) -> None:
     told otherwise.
     """
     run = replace(run, gradient_bytes=2)
-    found, planned = bytes_of(run), held(run)
+    found, planned = bytes_of(run), bytes_held(run)
     for name in ("parameters", "gradients", "optimizer"):
         assert found[name] == pytest.approx(planned[name], rel=0.1), name
     assert found["activations"] == pytest.approx(
@@ -230,7 +230,7 @@ def test_bytes_are_near_the_planners(run: Setup) -> None:
 
 def test_bytes_are_near_the_planners_without_sequence_parallelism() -> None:
     """What stands between the matrices is then whole on each of the ranks that share them."""
-    whole, cut = (held(replace(RUNS[1], sp=sp))["activations"] for sp in (False, True))
+    whole, cut = (bytes_held(replace(RUNS[1], sp=sp))["activations"] for sp in (False, True))
     assert (
         whole == pytest.approx(bytes_of(replace(RUNS[1], sp=False))["activations"], rel=0.17)
         and whole > 1.5 * cut
@@ -248,5 +248,5 @@ def test_the_plain_page_chooses_nearly_as_well() -> None:
 
 def test_arguments_are_plain_numbers() -> None:
     """A reader can call every function with numbers alone."""
-    again = partial(plain.held, LLAMA, 16, 1, 1, 1, 1)
+    again = partial(plain.bytes_held, LLAMA, 16, 1, 1, 1, 1)
     assert sum(again().values()) == 16 * 70e9 + 80 * 34 * SBH

@@ -18,7 +18,7 @@ from minidist.cli.plan.command import main
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
-from minidist.plan.held import GB, held
+from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.published.check import SOURCES, check
 from minidist.plan.run import Setup, Software
@@ -26,7 +26,9 @@ from minidist.plan.search import search
 from minidist.plan.step import step
 
 REPOSITORY = Path(__file__).parents[2]
-ROWS = json.loads((REPOSITORY / "minidist/plan/published/some.json").read_text(encoding="utf-8"))
+ROWS = json.loads(
+    (REPOSITORY / "minidist/plan/published/tested_rows.json").read_text(encoding="utf-8")
+)
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024)
 
@@ -37,7 +39,7 @@ def layouts() -> list[Setup]:
         replace(RUN, tp=8, pp=2, dp=4, zero=1, sp=True, recompute="full"),
         replace(RUN, tp=4, pp=4, dp=4, sp=True, schedule="interleaved", chunks=5),
         replace(RUN, dp=64, zero=3, microbatch=2),
-        replace(RUN, dp=64, zero=3, shard=8, recompute="full"),
+        replace(RUN, dp=64, zero=3, hsdp=8, recompute="full"),
         replace(RUN, tp=2, cp=4, dp=8, sequence=32768, batch=128, zero=2, sp=True),
         replace(RUN, tp=8, pp=8, dp=1, sp=True, schedule="zb-h1", offload=True),
         replace(RUN, model=model("qwen3-30b-a3b"), dp=64, ep=8, zero=1),
@@ -157,14 +159,14 @@ def test_the_closed_form_is_near_the_plan_on_a_clock(run: Setup) -> None:
 
 def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
     run = Setup(Model(10, 1024, 16, 1000, gated=False), machine("a100:8"), 512, 64, 2, dp=4, pp=2)
-    first = held(run)
+    first = bytes_held(run)
     own = 5 * 12 * 1024**2 + 1000 * 1024
     states = model_states(own, 4, 0)
     assert first["parameters"] == states.parameters and first["gradients"] == 2 * states.gradients
     assert first["activations"] == 2 * 5 * layer_activations(
         512, 2, 1024, 16, attention_weights=False
     )
-    again = held(replace(run, recompute="full", zero=1))
+    again = bytes_held(replace(run, recompute="full", zero=1))
     assert again["optimizer"] == model_states(own, 4, 1).optimizer
     whole, entry = (
         layer_activations(512, 2, 1024, 16, attention_weights=False),
@@ -179,7 +181,7 @@ def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
 )
 def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> None:
     run = replace(RUN, model=SMALL, dp=64, batch=64)
-    assert held(replace(run, **how))[less] == held(run)[less] / 64  # type: ignore[arg-type]
+    assert bytes_held(replace(run, **how))[less] == bytes_held(run)[less] / 64  # type: ignore[arg-type]
 
 
 def test_a_mixture_on_256_gpus_holds_what_its_experts_copies_leave() -> None:
@@ -192,7 +194,9 @@ def test_a_mixture_on_256_gpus_holds_what_its_experts_copies_leave() -> None:
     run = replace(
         run, tp=2, pp=4, dp=32, ep=4, zero=1, software=Software.named("megatron-core-ampere")
     )
-    assert sum(held(replace(run, fused_loss=True)).values()) / GB == pytest.approx(83.5, abs=0.1)
+    assert sum(bytes_held(replace(run, fused_loss=True)).values()) / GB == pytest.approx(
+        83.5, abs=0.1
+    )
 
 
 # Billions of parameters, as their papers and cards have them.
@@ -226,7 +230,7 @@ def test_the_best_layout_is_found_and_fits() -> None:
     assert [each.seconds for each in answer.found[:24]] == sorted(
         each.seconds for each in answer.found[:24]
     )
-    assert all(sum(each.held.values()) <= 80 * GB for each in answer.found)
+    assert all(sum(each.bytes.values()) <= 80 * GB for each in answer.found)
     assert sum(answer.refused.values()) > 100
     for each in random.Random(0).sample(answer.found, 20):
         run = each.run

@@ -16,19 +16,21 @@ import pytest
 from minidist.cli.plan.command import main
 from minidist.plan.device import Constants
 from minidist.plan.published.check import check
-from minidist.plan.published.fields import LeftOut, Row, read_config
+from minidist.plan.published.fields import LeftOut, PublishedRow, read_config
 from minidist.plan.published.rows import device_name, setup
 
-ROWS: list[Row] = json.loads(
-    (Path(__file__).parents[2] / "minidist/plan/published/some.json").read_text(encoding="utf-8")
+ROWS: list[PublishedRow] = json.loads(
+    (Path(__file__).parents[2] / "minidist/plan/published/tested_rows.json").read_text(
+        encoding="utf-8"
+    )
 )
 KNOWN = Constants.table()
-MIXTURE: Row = {
+MIXTURE: PublishedRow = {
     "arch": "llama-moe", "gpu": "H100", "hidden": 2048, "layers": 4, "heads": 32, "kv_heads": 4, "head_dim": 128,
     "ffn": 768, "vocab": 151936, "experts": 128, "top_k": 8, "shared": 1, "seq": 4096, "gpus": 16, "dp": 16, "ep": 8,
     "micro_batch": 1, "global_batch": 64, "zero": 1, "overlap_grad_reduce": False, "order": "[TP,CP,PP,DP]",
 }  # fmt: skip
-MEASURED: Row = {
+MEASURED: PublishedRow = {
     "id": "a mixture",
     "source": "nobody",
     "kind": "throughput",
@@ -52,7 +54,7 @@ BAD: list[Any] = [
 ]
 
 
-def row(**change: Any) -> Row:
+def row(**change: Any) -> PublishedRow:
     return MEASURED | {"config": MIXTURE | change}
 
 
@@ -91,7 +93,7 @@ def test_a_mixture_is_predicted_as_one() -> None:
         ),
     ),
 )
-def test_what_is_not_known_leaves_a_row_out(change: Row, message: str) -> None:
+def test_what_is_not_known_leaves_a_row_out(change: PublishedRow, message: str) -> None:
     report = check([row(), row(**change), row()], KNOWN)
     assert len(report["rows"]) == 2 and message in report["left_out"][0]["why"]
 
@@ -121,7 +123,7 @@ def test_every_field_of_the_rows_is_in_a_table() -> None:
         read_config({"wheels": 4})
 
 
-def spoiled(good: Row, generator: random.Random) -> Any:
+def spoiled(good: PublishedRow, generator: random.Random) -> Any:
     """Return a row in which one thing is wrong, or nearly all."""
     bad = deepcopy(good)
     where = generator.choice(["row", "config", "config", "config", "measured"])

@@ -22,12 +22,12 @@ from minidist.parallel import Recipe, parallelize
 from minidist.parallel.meta import Computing
 from minidist.parallel.placement import copies_of
 from minidist.plan.device import Constants, Device, Machine
-from minidist.plan.held import held
+from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
-from minidist.plan.sent import sent
 from minidist.plan.step import step
-from minidist.trainer.spread import carried_of, loss_of
+from minidist.plan.traffic import bytes_sent
+from minidist.trainer.loop import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
 SIZES = GPTConfig(
@@ -77,13 +77,13 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
     layout = Layout(run.dp, run.pp, run.cp, run.tp)
     recipe = Recipe(
         zero=run.zero,
-        shard_ranks=run.shard or None,
-        sequence=run.sp,
+        hsdp=run.hsdp,
+        sp=run.sp,
         schedule=run.schedule,
         chunks=run.chunks,
         microbatches=microbatches,
         recompute=run.recompute,
-        **({"bucket_bytes": 1 << 18} if run.zero < 3 else {}),  # type: ignore[arg-type]
+        **({"bucket_mib": 0.25} if run.zero < 3 else {}),  # type: ignore[arg-type]
     )
 
     def program(comm: Communicator) -> tuple[dict[str, int], float]:
@@ -128,7 +128,7 @@ LAYOUTS = {
     "zero 3": ({"dp": 4, "zero": 3}, 1),
     "zero 3, accumulated": ({"dp": 2, "zero": 3}, 2),
     "zero 3, recomputed": ({"dp": 2, "zero": 3, "recompute": "full"}, 1),
-    "hsdp": ({"dp": 4, "zero": 3, "shard": 2}, 1),
+    "hsdp": ({"dp": 4, "zero": 3, "hsdp": 2}, 1),
     "tp 2": ({"tp": 2}, 1),
     "tp 4, recomputed": ({"tp": 4, "recompute": "full", "batch": 80}, 1),
     "tp 2, sp": ({"tp": 2, "sp": True}, 1),
@@ -162,7 +162,7 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     run = setup(**how)  # type: ignore[arg-type]
     run = replace(run, batch=run.dp * run.microbatch * microbatches)
     counted, seconds = really(run, microbatches)
-    predicted = sent(run)
+    predicted = bytes_sent(run)
     assert {axis: predicted[axis] for axis in counted} == counted
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
 
@@ -219,7 +219,7 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
     """
     run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
     run = replace(run, batch=run.dp * run.microbatch)
-    planned, counted = held(run), really_held(run)
+    planned, counted = bytes_held(run), really_held(run)
     planned["gradients"] += planned["optimizer"] / 12 * 2 if run.zero == 1 else 0
     norms, tensors = (
         (2 * MIXED.layers + 1) * MIXED.hidden,
@@ -263,4 +263,4 @@ def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
             optimizer.step()
         return counts[2] - counts[1]
 
-    assert sum(minidist.run(program, layout.size)) == sent(run)["dp"]
+    assert sum(minidist.run(program, layout.size)) == bytes_sent(run)["dp"]

@@ -183,7 +183,7 @@ def test_a_base_that_changed_or_is_gone_is_named(
             "--precision fp8 does not go with zb-h1: use the schedule",
         ),
         (2, "--zeropp", "--zeropp is for runs with --zero 3: add that, or leave --zeropp out"),
-        (4, "--zeropp --zero 3 --hsdp 2", "not in --hsdp 2"),
+        (4, "--zeropp --zero 3 --hsdp 2", "not groups of 2 ranks: use --zero 3 alone"),
         (2, "--zeropp --zero 3 --verify", "its parameters are not those of the serial run"),
     ],
 )

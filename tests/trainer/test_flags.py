@@ -15,7 +15,7 @@ from training import train_on
 
 from minidist.cli.train import main
 from minidist.model import GPTConfig
-from minidist.parallel.recipe import STRATEGIES
+from minidist.parallel.data.options import STRATEGIES
 from minidist.trainer.config import Config, ConfigError, in_flags
 from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
 from minidist.trainer.options import DataOptions, OptimizerOptions, RunOptions
@@ -26,10 +26,10 @@ FROZEN = """
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
-    --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --order --schedule --chunks --microbatches
-    --plan --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
+    --dp --tp --cp --ep --pp --order --sp --cp-comm --cp-order --ep-comm --ep-fp8 --schedule --chunks --microbatches
+    --strategy --bucket-mib --zero --hsdp --zeropp --compile --plan --accumulate
     --recompute --offload --offload-folder
-    --steps --seed --init --lora --qlora --precision --log-every --eval-every --eval-batches --verify
+    --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --profile --sample --peak-tflops --debug
 """
@@ -156,9 +156,9 @@ def test_what_does_not_fit_is_told_in_flags(words: str, complaint: str) -> None:
             "fp8=True multiplies what qlora=True replaces",
             "--precision fp8 multiplies what --qlora replaces",
         ),
-        ("shard_ranks=3 does not divide dp*cp = 8", "--hsdp 3 does not divide dp*cp = 8"),
-        ("experts, which shard_ranks does not know", "experts, which --hsdp does not know"),
-        ("sequence=True, but tp=1: use tp=2", "--sp, but --tp 1: use --tp 2"),
+        ("hsdp=3 does not divide dp*cp = 8", "--hsdp 3 does not divide dp*cp = 8"),
+        ("experts, which hsdp=2 does not know", "experts, which --hsdp 2 does not know"),
+        ("sp=True, but tp=1: use tp=2", "--sp, but --tp 1: use --tp 2"),
         ("sequence=0 is not a whole number", "--sequence 0 is not a whole number"),
         ("raw_weights=False, recompute='every 2'.", "--no-raw-weights, --recompute every 2."),
         ("order=dp,pp,cp,tp must name them", "--order dp,pp,cp,tp must name them"),

@@ -24,11 +24,12 @@ from torch import nn
 from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 
 from minidist.cli.train import main
+from minidist.comm import Communicator
 from minidist.launch.jobs import run_job
-from minidist.mesh import Mesh
 from minidist.model.moe import Load
-from minidist.parallel import NaiveDataParallel, Recipe
-from minidist.parallel.replica import Alone, Replica
+from minidist.parallel import NaiveDataParallel, Parallel
+from minidist.parallel.data_axis import DataAxis
+from minidist.parallel.replica import Replica
 from minidist.trainer import loop, verify
 from minidist.trainer.metrics import Reporter, StepMetrics
 
@@ -103,6 +104,9 @@ def test_the_parameters_are_those_of_the_serial_run(
     assert said.err == ""
 
 
+Broken = Callable[[nn.Module, Communicator], Replica]
+
+
 class NeverReduced(NaiveDataParallel):
     """Forgets to communicate: every rank goes its own way."""
 
@@ -122,16 +126,25 @@ class WrongLater(NaiveDataParallel):
             self.module.zero_grad()
 
 
-def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return NeverReduced(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
+def forgotten(model: nn.Module, comm: Communicator) -> Replica:
+    return NeverReduced(model, comm, op="sum")
 
 
-def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return NaiveDataParallel(model, mesh.dp, op="mean") if mesh.dp.size > 1 else Alone(model)
+def averaged(model: nn.Module, comm: Communicator) -> Replica:
+    return NaiveDataParallel(model, comm, op="mean")
 
 
-def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return WrongLater(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
+def later(model: nn.Module, comm: Communicator) -> Replica:
+    return WrongLater(model, comm, op="sum")
+
+
+def reduce_by(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the data axis reduce gradients in a broken way."""
+
+    def apply(self: DataAxis, parallel: Parallel, checked: None) -> None:
+        parallel.replica = broken(parallel.model, parallel.mesh.data)
+
+    monkeypatch.setattr(DataAxis, "apply", apply)
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
@@ -139,7 +152,7 @@ def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     ("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")]
 )
 def test_verify_finds_wrong_gradients(
-    broken: Callable[..., Replica],
+    broken: Broken,
     alike: str,
     precision: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +161,7 @@ def test_verify_finds_wrong_gradients(
     """Wrong, and the same on all ranks or not; clipped to a norm, so that Adam does not even see
     the factor.
     """
-    monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", broken)
+    reduce_by(broken, monkeypatch)
     assert train_on(2, "--steps 4 --clip 0.01 --verify", precision) == 1
     table = capsys.readouterr().out
     assert "same parameters as the serial run   NO" in table
@@ -158,7 +171,7 @@ def test_verify_finds_wrong_gradients(
 def test_a_rank_that_went_astray_fails_a_run_that_nobody_verifies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", forgotten)
+    reduce_by(forgotten, monkeypatch)
     assert train_on(2, "--steps 2") == 1
 
 

@@ -151,7 +151,7 @@ def test_a_mixtral_is_exported_and_trained_on(
         (
             1,
             "--experts 4 --precision fp8",
-            "--precision fp8 is for linear layers, and experts are none: leave it out",
+            "--precision fp8 quantises linear layers, and this model's experts are not linear layers: leave it out",
         ),
     ],
 )

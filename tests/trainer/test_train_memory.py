@@ -27,7 +27,7 @@ from minidist.comm import Communicator, run
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, gpt
-from minidist.trainer import checked, loop
+from minidist.trainer import checked, start
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 
@@ -242,7 +242,7 @@ def test_an_overflow_leaves_steps_out_and_the_scale_survives_a_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The scale at first is so large that gradients, and the sums on their way, overflow."""
-    monkeypatch.setattr(loop, "LossScaler", partial(LossScaler, scale=2.0**23))
+    monkeypatch.setattr(start, "LossScaler", partial(LossScaler, scale=2.0**23))
     folder = tmp_path / "run"
     words += f" --precision float16 --steps 8 --save-every 1 --keep 9 --save {folder}"
     assert train_on(ranks, words, "--verify") == 0, capsys.readouterr().out
@@ -278,7 +278,7 @@ def test_clipping_sees_gradients_without_their_scale(tmp_path: Path) -> None:
 def test_gradients_that_overflow_at_every_scale_end_the_run_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loop, "LossScaler", partial(LossScaler, scale=2.0**40, smallest=2.0**38))
+    monkeypatch.setattr(start, "LossScaler", partial(LossScaler, scale=2.0**40, smallest=2.0**38))
     assert train_on(2, "--precision float16 --steps 8") == 2
     assert capsys.readouterr().err.startswith(
         "minidist train: gradients are infinite or not a number even at loss"

@@ -18,8 +18,8 @@ from training import PROGRAM, TINY, count_calls, losses, short_text, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.parallel import recipe
-from minidist.parallel.pipeline import plan
+from minidist.parallel.data_axis import DataAxis
+from minidist.parallel.pipeline import plan, stage
 from minidist.parallel.tensor import plan as tensor_plan
 from minidist.trainer import loop
 
@@ -190,12 +190,12 @@ def test_every_launcher_trains_a_mesh_alike(
 def test_each_rank_checks_a_run_once(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its recipe, the plan of its pipeline, and how its matrices are cut."""
     calls: Counter[str] = Counter()
-    count_calls(calls, recipe.Recipe, "check", monkeypatch)
-    count_calls(calls, recipe.Recipe, "plan", monkeypatch)
+    count_calls(calls, DataAxis, "faults", monkeypatch)
+    count_calls(calls, stage, "plan_of", monkeypatch)
     # what `check_plan` begins with, whoever calls it
     count_calls(calls, tensor_plan, "_matched", monkeypatch)
     assert train_on(8, MESH, f"--dp 2 --tp 2 --pp 2 --steps 1 --text {text}") == 0
-    assert calls == {"check": 8, "plan": 8, "_matched": 8}
+    assert calls == {"faults": 8, "plan_of": 8, "_matched": 8}
 
 
 # ---------------------------------------------------------------- mistakes

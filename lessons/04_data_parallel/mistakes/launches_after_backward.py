@@ -2,8 +2,16 @@
 import solution
 from solution import *  # noqa: F403
 
+from minidist.parallel.data.reducer import Reducer
+
+
+class Late(Reducer):
+    def launch_ready(self, all_of_them=False):
+        if all_of_them:
+            super().launch_ready(all_of_them)
+
 
 class BucketedGradients(solution.BucketedGradients):
-    def _launch_ready(self, all_of_them=False):
-        if all_of_them:
-            super()._launch_ready(all_of_them)
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reducer.__class__ = Late

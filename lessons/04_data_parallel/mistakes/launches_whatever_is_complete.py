@@ -2,10 +2,16 @@
 import solution
 from solution import *  # noqa: F403
 
+from minidist.parallel.data.reducer import Reducer
+
+
+class Impatient(Reducer):
+    def launch_ready(self, all_of_them=False):
+        self.to_launch.sort(key=lambda bucket: not bucket.complete)
+        super().launch_ready(all_of_them)
+
 
 class BucketedGradients(solution.BucketedGradients):
-    def _launch_ready(self, all_of_them=False):
-        for bucket in [*self.line]:
-            if all_of_them or len(bucket.arrived) == len(bucket.parameters):
-                self.line.remove(bucket)
-                bucket.handle = self._launch(bucket)
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reducer.__class__ = Impatient

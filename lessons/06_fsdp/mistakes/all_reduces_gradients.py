@@ -5,13 +5,18 @@ from solution import HybridModel, in_plain_memory
 
 from minidist.collectives import all_reduce
 from minidist.parallel import FSDP
+from minidist.parallel.sharded.flat import Direct
+
+
+class Whole(Direct):
+    def reduce(self, gradient, flat, op):
+        all_reduce(gradient, self.link)
+        return torch.split(gradient, flat.shard.counts)[self.link.rank].clone()
 
 
 class AllReducing(FSDP):
-    def _reduce(self, name, gradients):
-        for flat, gradient in gradients:
-            all_reduce(gradient, self.stream.comm)
-            flat.add_gradient(torch.split(gradient, flat.counts)[self.comm.rank].clone())
+    def _make_transport(self, parameters):
+        return Whole(self.ranks.link(parameters))
 
 
 class ShardedModel(HybridModel):
@@ -19,4 +24,4 @@ class ShardedModel(HybridModel):
         self.model = AllReducing(
             torch.nn.Sequential(*modules), comm, "sum", allocate=in_plain_memory
         )
-        self.shards = [flat.values for flat in self.model.flats]
+        self.shards = [flat.shard.values for flat in self.model.flats]

@@ -4,15 +4,20 @@ from solution import *  # noqa: F403
 from solution import HybridModel, in_plain_memory
 
 from minidist.parallel import FSDP
+from minidist.parallel.sharded.flat import Direct
+
+
+class OfOneRank(Direct):
+    def reduce(self, gradient, flat, op):
+        return torch.split(gradient, flat.shard.counts)[self.link.rank].clone()
 
 
 class Alone(FSDP):
-    def _reduce(self, name, gradients):
-        for flat, gradient in gradients:
-            flat.add_gradient(torch.split(gradient, flat.counts)[self.comm.rank].clone())
+    def _make_transport(self, parameters):
+        return OfOneRank(self.ranks.link(parameters))
 
 
 class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
         self.model = Alone(torch.nn.Sequential(*modules), comm, "sum", allocate=in_plain_memory)
-        self.shards = [flat.values for flat in self.model.flats]
+        self.shards = [flat.shard.values for flat in self.model.flats]

@@ -5,17 +5,22 @@ from solution import HybridModel, in_plain_memory
 
 from minidist.collectives import all_reduce, reduce_scatter
 from minidist.parallel import FSDP
+from minidist.parallel.sharded.flat import Direct
+
+
+class Whole(Direct):
+    def reduce(self, gradient, flat, op):
+        all_reduce(gradient, self.across)
+        return reduce_scatter(gradient, self.link)
 
 
 class AcrossFirst(FSDP):
-    def _reduce(self, name, gradients):
-        for flat, gradient in gradients:
-            all_reduce(gradient, self.across)
-            flat.add_gradient(reduce_scatter(gradient, self.stream.comm))
+    def _make_transport(self, parameters):
+        return Whole(self.ranks.link(parameters), self.ranks.across)
 
 
 class HybridModel(HybridModel):
     def __init__(self, modules, comm, shard_ranks):
         options = {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
         self.model = AcrossFirst(torch.nn.Sequential(*modules), comm, "sum", **options)
-        self.shards = [flat.values for flat in self.model.flats]
+        self.shards = [flat.shard.values for flat in self.model.flats]

@@ -32,7 +32,7 @@ from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, DataParallel, MixedPrecision, ZeRO1, compile_blocks
-from minidist.parallel.steps import blocks_of
+from minidist.parallel.layers.blocks import blocks_of
 
 BITS = torch.bfloat16
 OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {

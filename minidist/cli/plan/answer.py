@@ -14,10 +14,10 @@ from minidist.draw.table import aligned
 from minidist.mesh import AXES
 from minidist.plan.cost import LONGER, cost
 from minidist.plan.device import table
-from minidist.plan.held import GB
+from minidist.plan.memory import GB
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
-from minidist.plan.sent import sent
+from minidist.plan.traffic import bytes_sent
 
 SHOWN_VARIANTS = 2  # of a layout
 CLOSE = 1.05  # a variant that takes longer, beside the best, is no news
@@ -49,7 +49,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
     """Return what the command prints."""
     shown = [each.found for each in offers]
     run, gpus = shown[0].run, shown[0].run.machine.total
-    sends = [sent(each.run) for each in shown]
+    sends = [bytes_sent(each.run) for each in shown]
     a_gpu = [{kind: bytes / gpus for kind, bytes in each.items()} for each in sends]
     by_all = ("  by all GPUs", [sum(each.values()) for each in sends])
     parts = [
@@ -58,7 +58,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
         "GPU's memory stays free",
         layouts(offers, bill),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
-        by_kind("GB of a GPU", [each.held for each in shown], GB),
+        by_kind("GB of a GPU", [each.bytes for each in shown], GB),
         by_kind("GB a GPU sends a step", a_gpu, GB, by_all),
         "\n".join(meanings(offers)),
         "\n".join(
@@ -87,8 +87,8 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
                 "seconds": each.seconds,
                 "mfu": mfu(each),
                 "step": each.step,
-                "bytes": each.held,
-                "sent": sent(each.run),
+                "bytes": each.bytes,
+                "sent": bytes_sent(each.run),
                 "links": crossing(each.run),
                 "cost": bill.of(each),
                 "command": [] if offer.refusal else command(each.run),
@@ -110,7 +110,7 @@ def layouts(offers: Sequence[Offer], bill: Bill) -> str:
         price, speed = bill.of(found), run.batch * run.sequence / found.seconds
         rows.append(
             (f"{place} {name_of(run)}", f"{found.seconds:,.2f} s", f"{mfu(found):.1%}", f"{speed:,.0f}",
-             f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.held.values()) / GB:.1f} GB")
+             f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.bytes.values()) / GB:.1f} GB")
         )  # fmt: skip
         for other in shown_variants(offer):
             rows.append(
@@ -166,7 +166,7 @@ def words_of(run: Setup) -> list[str]:
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
-    axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.shard}"] * (run.shard > 0)
+    axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
     axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload
     return [*axes, f"microbatch={run.microbatch}"]
 
@@ -195,7 +195,7 @@ def differing(run: Setup, other: Setup) -> str:
 def meanings(offers: Iterable[Offer]) -> list[str]:
     """Say what words in the tables mean that do not explain themselves."""
     shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
-    found = [RESIDENT] if any(each.held["resident"] for each in shown) else []
+    found = [RESIDENT] if any(each.bytes["resident"] for each in shown) else []
     return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
 
 

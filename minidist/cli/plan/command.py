@@ -13,7 +13,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from minidist.cli.plan import here
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.runnable import offers
 from minidist.comm.job.number import FRACTION, read_number, shown
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
                 raise PlanError(
                     "--cluster here measures a small model of its own: leave all other options out"
                 )
-            return here.main()
+            return measure_here()
         start = setup(asked)
         answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
         offered, more = offers(answer.groups(), asked.top)
@@ -68,6 +67,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def measure_here() -> int:
+    """Predict steps of a small model on this machine, and measure them; return the exit status."""
+    fix = "): pip install torch, or name a cluster, as in --cluster h100:64"
+    before = "--cluster here trains a small model on this machine, which takes torch ("
+    with retold(PlanError, ImportError, before=before, after=fix):
+        from minidist.cli.plan import here
+    return here.main()
+
+
 def check_picture(file: str) -> None:
     """Raise PlanError if no picture can be drawn there."""
     if Path(file).suffix not in (".png", ".svg", ".pdf"):
@@ -83,14 +91,13 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found]) -> None:
     run = shown[0].run
     title = f"{asked.model} on {run.machine.total:,} GPUs of {run.machine.name}, "
     title += f"{run.batch:,} sequences of {run.sequence:,} tokens a step"
-    held, steps = [each.held for each in shown], [each.step for each in shown]
     draw_plan(
-        [name_of(each.run) for each in shown],
-        held,
-        steps,
-        run.machine.device.memory,
-        asked.picture,
-        title,
+        names=[name_of(each.run) for each in shown],
+        bytes=[each.bytes for each in shown],
+        steps=[each.step for each in shown],
+        room=run.machine.device.memory,
+        path=asked.picture,
+        title=title,
     )
 
 

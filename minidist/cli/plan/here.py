@@ -35,13 +35,14 @@ from minidist.mesh import Mesh
 from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
-from minidist.plan.sent import sent
 from minidist.plan.step import SCHEDULES, step
+from minidist.plan.traffic import bytes_sent
 from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
 from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 from minidist.trainer.metrics import Reporter, StepMetrics
+from minidist.trainer.start import start_of
 
 SIZES = "--layers 4 --hidden 256 --heads 4 --intermediate 768 --sequence 128 --batch 32 --steps 7"
 LAYOUTS = {
@@ -100,7 +101,7 @@ def row(comm: Communicator, words: str) -> Sequence[str]:
     tokenizer, samples, *_ = read_corpus(config.data)
     run = check_run(config, Mesh(comm.split(0), layout_of(config, comm.size)), tokenizer.vocabulary)
     between = Between(run)
-    outcome = Trainer(run, samples).run(between)
+    outcome = Trainer(run, start_of(run, samples)).run(between)
     pairs = [
         *zip(pairwise(between.machines), (each.seconds for each in outcome.history), strict=True)
     ][1:]
@@ -111,7 +112,7 @@ def row(comm: Communicator, words: str) -> Sequence[str]:
     counted = sum(
         int(both.sum()) for each in comm.roll_call(outcome.sent) for both in each.values()
     )
-    megabytes = [sum(sent(planned).values()) / 1e6, counted / len(outcome.history) / 1e6]
+    megabytes = [sum(bytes_sent(planned).values()) / 1e6, counted / len(outcome.history) / 1e6]
     speeds = [median(each.device.peak for each in between.machines) / 1e9]
     speeds += [2 * median(each.device.link for each in between.machines) / 1e9]
     times = [f"{median(predicted):.3f} s", f"{median(measured):.3f} s", f"{error:+.1%}"]
@@ -243,9 +244,9 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
         **axes,
         chunks=recipe.chunks,
         schedule=run.fit.plan.name if run.fit.plan else "1f1b",
-        sp=recipe.sequence,
+        sp=recipe.sp,
         zero=recipe.zero,
-        shard=recipe.shard_ranks or 0,
+        hsdp=recipe.hsdp,
         recompute=recipe.recompute,
         software=replace(Software.named(generation), width=width, gradients=width),
         known=Constants.table().but(optimizer_bytes=MOVED, host=0.0, synchronize=0.0),

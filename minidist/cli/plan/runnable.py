@@ -2,33 +2,32 @@
 
     run ──unsaid──▶ why no option says it          (two matrices in an MLP, two sites, ...)
         ──options──▶ --layers 32 --tp 8 ...        the one place where planned sizes and layouts become options
-        ──refusal──▶ what `train` says to these    its own parser and checks, on ranks that exist on paper alone
+        ──refusal──▶ what `train` says to these    `dry_run.py` asks it
 
-Nothing is planned here. `answer.py` prints what is found.
+`train` needs torch even to check its options. Where there is no torch, `train` is not asked, and the
+command says so. Nothing is planned here. `answer.py` prints what is found.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from minidist.cli.train_checks import host_memory
-from minidist.comm import Communicator
-from minidist.comm.buffers import Array
-from minidist.comm.ledger import Ledger
-from minidist.comm.wire import Request, Wire
-from minidist.mesh import AXES, Layout, Mesh
+from minidist.launch.parser import flag
+from minidist.mesh import AXES
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
-from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.config import ConfigError, flag
 from minidist.trainer.corpus.tokenizers import ByteTokenizer
-from minidist.trainer.flags import parse
 
 TOKENIZER = "tokenizer.json"  # of the user: a plan knows its number of tokens alone
 DROPOUT = 0.1  # a plan knows only whether there is any
 ASKED = 3  # variants of a group of which `train` is asked
 # refusals after which no further layout is looked at: each takes a tenth of a second
 MOST_REFUSED = 12
+UNASKED = (
+    "# torch is not installed here, so `train` was not asked whether it takes these options: "
+    "plan again where it is"
+)
 
 
 # ---------------------------------------------------------------- in options
@@ -79,7 +78,7 @@ def options(run: Setup) -> dict[str, Any]:
     said["order"] = "" if run.order == AXES else ",".join(run.order)
     if run.microbatches > 1:
         said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}
-    said |= {"zero": run.zero, "hsdp": run.shard, "sp": run.sp}
+    said |= {"zero": run.zero, "hsdp": run.hsdp, "sp": run.sp}
     said["recompute"] = "" if run.recompute == "none" else run.recompute
     said["offload"] = "memory" if run.offload else ""
     sixteen = "float16" if run.machine.device.generation == "volta" else "bfloat16"
@@ -111,90 +110,40 @@ def command(run: Setup) -> list[str]:
         lines.append(
             f"# a plan knows that there is dropout, and not how much: {DROPOUT} stands for yours"
         )
-    checked = dry_run(run)
-    needed = host_memory(checked.config, checked.sizes, node) / 1e9
-    lines.append(
-        f"# each rank first draws the whole model: train asks a node for {needed:,.0f} GB of its "
-        "own memory"
-    )
+    lines.append(needs_of_host(run, node) if train_can_be_asked() else UNASKED)
     return [*lines, f"srun python -m minidist train {' '.join(said)}"]
+
+
+def needs_of_host(run: Setup, node: int) -> str:
+    """Return a comment that says how much of its own memory a node of `node` ranks needs."""
+    from minidist.cli.plan.dry_run import bytes_of_host  # here, because it needs torch
+
+    return (
+        "# each rank first draws the whole model: train asks a node for "
+        f"{bytes_of_host(words(run), run, node) / 1e9:,.0f} GB of its own memory"
+    )
 
 
 # ---------------------------------------------------------------- would `train` take it?
 
 
 def refusal(run: Setup) -> str:
-    """Return why `train` does not run this, as the end of a sentence; nothing if it does."""
+    """Return why `train` does not run this, as the end of a sentence; nothing if it does, or cannot
+    be asked.
+    """
     if lacks := unsaid(run):
         return lacks
-    try:
-        dry_run(run)
-    except ConfigError as error:
-        return f'it says: "{error}"'
-    return ""
+    if not train_can_be_asked():
+        return ""
+    from minidist.cli.plan.dry_run import complaint  # here, because it needs torch
+
+    said = complaint(words(run), run)
+    return f'it says: "{said}"' if said else ""
 
 
-def dry_run(run: Setup) -> CheckedRun:
-    """Have `train` read its command line and check it, for these ranks. Nothing is sent, and no
-    weight is drawn.
-
-    Files and memory, which are another machine's, are not checked.
-
-    Raises
-    ------
-    ConfigError
-        What `train` says.
-    """
-    config = parse(words(run))
-    mesh = PaperMesh(layout_of(config, run.machine.total), run.machine.node)
-    if config.parallel.order != ",".join(AXES):
-        check_order(mesh.layout, mesh.world.nodes)
-    return check_run(config, mesh, run.model.vocabulary)
-
-
-class PaperWire(Wire):
-    """The wire of a rank whose other ranks do not exist: it knows where they would be, and sends
-    nothing.
-    """
-
-    kind = "paper"
-
-    def isend(self, array: Array, to: int, tag: int) -> Request:
-        raise NotImplementedError("ranks on paper send nothing")
-
-    def irecv(self, array: Array, source: int, tag: int) -> Request:
-        raise NotImplementedError("ranks on paper receive nothing")
-
-    def roll_call(self, answer: Any) -> list[Any]:
-        raise NotImplementedError("ranks on paper do not answer")
-
-    def derive(
-        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
-    ) -> Wire:
-        raise NotImplementedError("ranks on paper form no groups: PaperMesh has them all")
-
-    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        raise NotImplementedError("ranks on paper have no memory")
-
-    def fail(self, error: BaseException) -> None:
-        raise error
-
-
-class PaperMesh(Mesh):
-    """The mesh of rank 0 among ranks on paper, `node` of them in a node: checks ask it for sizes
-    and places.
-    """
-
-    def __init__(self, layout: Layout, node: int) -> None:
-        homes = [rank // node for rank in range(layout.size)]
-
-        def among(*axes: str) -> Communicator:
-            return Communicator(PaperWire(0, layout.group(axes, 0), "paper", homes), Ledger())
-
-        self.layout, self.coordinate = layout, layout.coordinate(0)
-        self.world = among(*AXES)
-        self.dp, self.pp, self.cp, self.tp, self.ep = map(among, ("dp", "pp", "cp", "tp", "ep"))
-        self.data = among("dp", "cp")
+def train_can_be_asked() -> bool:
+    """Tell whether `train` can check its options here: it does so with torch."""
+    return find_spec("torch") is not None
 
 
 # ---------------------------------------------------------------- what is offered

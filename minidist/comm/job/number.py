@@ -8,6 +8,7 @@ least 1`: the reader names what it read.
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import Field, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -35,6 +36,53 @@ FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
 # what clocks and timers take
 SECONDS = Limit("above 0 and at most 1e8 seconds", lambda value: 0 < value <= 1e8)
 RANKS = Limit("from 1 to 10,000", lambda value: 1 <= value <= 10_000)
+
+
+class Needs(NamedTuple):
+    """What else a run must have for an option to have an effect: another option, in words and as a
+    test of its value.
+    """
+
+    words: str
+    option: str
+    holds: Callable[[Any], bool]
+
+
+def option(
+    default: Any,
+    help: str,
+    limit: Limit | None = None,
+    *,
+    needs: Needs | None = None,
+    exact: bool = True,
+    kind: Any = None,
+    flag: bool = True,
+) -> Any:
+    """Declare a field of a dataclass of options: once, for the library, the command line and the
+    planner.
+
+    Parameters
+    ----------
+    help
+        The sentence that `--help` shows.
+    limit, needs
+        What the value may be, and what else the run must have if it is not the default.
+    exact
+        False: the option rounds what is sent, so parameters are not those of the serial run.
+    kind
+        As what a command line reads the value; by default the type of the field.
+    flag
+        False: no command line can say it.
+    """
+    said = {"help": help, "limit": limit, "needs": needs, "exact": exact, "kind": kind}
+    return field(default=default, metadata={**said, "flag": flag})
+
+
+def flags_of(options: Any) -> list[Field[Any]]:
+    """Return the fields of a dataclass of options, or of one of its objects, that a command line
+    can say.
+    """
+    return [each for each in fields(options) if each.metadata["flag"]]
 
 
 def read_number(written: object, kind: type[Number], limit: Limit | None = None) -> Number:

@@ -6,9 +6,16 @@ half of `blocks.py` (how partial results merge). `ring.py` overlaps it, `gathere
 attention `probe.py` has tried out before. What computes a block is `flash.py`, whose first
 functions are flash attention, forward and backward, on a page; `flash_triton.py` has their loops as
 kernels for a GPU.
+
+`options.py` has what a user can ask for. It needs no torch, so the names that are exported stand in
+`exports.py`, which is imported when one of them is asked for.
 """
 
-from minidist.parallel.context.context_parallel import parallelize_context, shard_tokens
-from minidist.parallel.context.flash import flash_attention
+from typing import TYPE_CHECKING
 
-__all__ = ["flash_attention", "parallelize_context", "shard_tokens"]
+if TYPE_CHECKING:
+    from minidist.parallel.context.exports import *
+else:
+    from minidist.lazy import names_in
+
+    __getattr__ = names_in("minidist.parallel.context.exports")

@@ -28,12 +28,14 @@ from torch.utils.hooks import RemovableHandle
 
 from minidist.comm import Communicator, MismatchError
 from minidist.memory.adapters.lora import linear_in
+from minidist.mesh import Layout, Mesh
 from minidist.model.dropout import ORIGIN, Where
 from minidist.model.gpt import GPT, Attend, Attention
 from minidist.model.moe import routed_in, sum_over
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
+from minidist.parallel.context.options import WAYS
 from minidist.parallel.context.order import check_time, positions
 from minidist.parallel.context.probe import (
     Heads,
@@ -45,9 +47,36 @@ from minidist.parallel.context.probe import (
 )
 from minidist.parallel.context.ring import Ring
 from minidist.parallel.context.ulysses import Ulysses, heads_fault
+from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 KINDS: dict[str, Callable[..., Attend]] = {"ring": Ring, "all_gather": Gathered, "ulysses": Ulysses}
-WAYS = tuple(KINDS)
+
+
+class ContextParallelism(Strategy):
+    """Lets attention reach the tokens of other ranks."""
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """The context axis has several ranks."""
+        return layout.cp > 1
+
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+        """Ask the model's attention. Tensor parallelism will have left fewer heads."""
+        layout = mesh.layout
+        try:
+            check_context(model, layout.cp, recipe.cp_comm, recipe.cp_order, layout.tp)
+        except ValueError as error:
+            raise RecipeError(f"cp={layout.cp}: {error}") from None
+
+    def apply(self, parallel: Parallel, checked: Any) -> None:
+        """Replace the attention of each stage."""
+        recipe = parallel.recipe
+        for stage in parallel.stages.values():
+            attend_across(stage, parallel.mesh.cp, recipe.cp_comm, recipe.cp_order)
+
+    def undo(self, parallel: Parallel) -> None:
+        """Attend to this rank's own tokens."""
+        attend_alone(parallel.model)
 
 
 def parallelize_context(
@@ -87,6 +116,11 @@ def parallelize_context(
             )
             reason = "they would take each other's tokens for others"
             raise MismatchError(f"{fault}: {reason}, so give all ranks the same way and order")
+    attend_across(model, comm, way, order)
+
+
+def attend_across(model: nn.Module, comm: Communicator, way: str, order: str) -> None:
+    """Replace a model's attention, which `check_context` has looked at. Sends nothing."""
     beside = (comm.stream(),) if way == "ring" else ()
     for module in attending(model):
         probe = None if way == "ulysses" else Probe(module, module.attend, way)

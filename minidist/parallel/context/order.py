@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ORDERS = ("zigzag", "contiguous", "striped")
+from minidist.parallel.context.options import ORDERS
+
 ALL = slice(None)
 
 

@@ -1,17 +1,13 @@
 """Data parallelism: every rank has a full model and a part of the batch.
 
-Read `plain.py` first: it sums buckets of gradients after backward. Then read `buckets.py`, which
-says what a bucket is and which parameters share one, and `data_parallel.py`: DDP sums the buckets
-while backward still runs. `strategy.py` has what all strategies share, `backward.py` has their
-hooks, `replicas.py` makes the ranks equal at the start, and `sampler.py` deals out the samples.
+Read `plain.py` first: it sums buckets of gradients after backward. `after_backward.py` applies it
+to a model: naive, with a server, or in buckets. Then read `data_parallel.py`: DDP sums the buckets
+while backward still runs. It *has* a `Reducer` (`reducer.py`), which says which bucket is launched
+next, and this has buckets (`buckets.py`), each filling, launched or done.
+
+`strategy.py` is what all strategies share, a model that is wrapped; `expected.py` says which
+gradients must come, `backward.py` has the hooks on backward, `flatten.py` lays tensors end to end,
+`replicas.py` makes the ranks equal at the start, and `sampler.py` deals out the samples.
+
+`options.py` has what a user can ask for, of `sharded/` too.
 """
-
-from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.data.plain import (
-    NaiveDataParallel,
-    ParameterServer,
-    PlainDataParallel,
-    reduce_gradients,
-)
-
-__all__ = ["DDP", "NaiveDataParallel", "ParameterServer", "PlainDataParallel", "reduce_gradients"]

@@ -7,17 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minidist.comm import Communicator
 from minidist.memory.hooks import Hook as Hook
-from minidist.memory.hooks import waiting_for
-
-
-def hooked(parameter: nn.Parameter) -> bool:
-    """Tell whether a strategy that still exists waits for the gradient of a parameter."""
-    return bool(waiting_for(parameter))
 
 
 def kept_by_graph(kept: Any, output: Any) -> Any:
@@ -42,6 +36,45 @@ def remove_all(hooks: list[Any]) -> None:
         hooks.pop().remove()
 
 
+def followed(inputs: Any, work: Callable[[], None]) -> Any:
+    """Return the nested `inputs`, so hooked that backward calls `work` once it has all their
+    gradients.
+    """
+    tensors = [
+        leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if not tensors:
+        return inputs
+    passed = iter(Begin.apply(work, *tensors))  # type: ignore[no-untyped-call]
+    return tree_map_only(
+        Tensor, lambda tensor: next(passed) if tensor.requires_grad else tensor, inputs
+    )
+
+
+class Begin(torch.autograd.Function):
+    """The identity of a unit's inputs, whose backward runs, and calls `work`, when all their
+    gradients have come.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, work: Callable[[], None], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return `inputs`."""
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return `gradients`."""
+        ctx.work()
+        return None, *gradients
+
+
+def recomputing() -> bool:
+    """Tell whether a backward has called this forward, to recompute activations."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class BackwardEnd:
     """Calls `work` once at the end of each backward in which `expect` was called."""
 
@@ -49,9 +82,9 @@ class BackwardEnd:
         self.work, self.comm = weakref.WeakMethod(work), comm
         self._pending: weakref.ref[Callable[[], None]] | None = None
 
-    def expect(self) -> bool:
-        """Ask the backward that is running to call `work` when it ends. Tell whether it was asked
-        for the first time.
+    def expect(self, kept: object = None) -> bool:
+        """Ask the backward that is running to call `work` when it ends, and to keep `kept` alive
+        until then. Tell whether it was asked for the first time.
 
         Raises
         ------
@@ -61,18 +94,15 @@ class BackwardEnd:
         if self._pending is not None and self._pending() is not None:
             return False
         if self._pending is not None and self.comm.size > 1:
-            fault = (
-                f"an earlier backward of rank {self.comm.rank} raised while others wait for its "
-                "gradients"
-            )
             raise RuntimeError(
-                f"{fault}: end the job, or have all ranks build model and strategy anew"
+                f"an earlier backward of rank {self.comm.rank} raised while others wait for its "
+                "gradients: end the job, or have all ranks build model and strategy anew"
             )
 
         work = self.work()
         assert work is not None, "its object asks"
 
-        def end() -> None:
+        def end(_: object = kept) -> None:
             self._pending = None
             work()
 

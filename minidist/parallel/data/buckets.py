@@ -4,38 +4,102 @@
     flat                      ├── view ───┼──── view ───┼──── view ───┤
                               ◀───────────────────── one all-reduce ──▶
 
+    in a backward             filling ── launch ─▶ launched ── wait ─▶ done
+                              └ mark_ready, for each gradient that comes
+
 Each message costs a latency, however small it is, and then a time for each byte. A bucket is so
 large that the latency hardly counts, and so small that there are several: one travels while the
 next is filled. (Li et al. 2020, section 3.2.)
 """
 
-import ctypes
-from typing import Any
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
-import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.parallel.placement import expert_groups_of, tied_across
+from minidist.comm.stream import Handle, Stream
+from minidist.parallel.data.flatten import flat_buffer, take_gradients, views_into
+from minidist.parallel.placement import copies_of, expert_groups_of, tied_across
 
 MIB = 1 << 20
+
+
+class BucketState(Enum):
+    """How far a bucket is in a backward."""
+
+    FILLING = auto()  # gradients are still to come
+    LAUNCHED = auto()  # they are being reduced
+    DONE = auto()  # they are reduced, and somebody has waited for it
 
 
 class Bucket:
     """Parameters whose gradients are reduced together.
 
     The gradients stay where autograd has put them until `take` moves them into one flat tensor.
-    Ranks that hold the same parameters reduce it on `link`.
+    The ranks of `comm`, which hold the same parameters, reduce it on `link`.
+
+    Attributes
+    ----------
+    state : BucketState
+        Each verb asks for the state it needs, and raises RuntimeError in another one.
+    ready : set[nn.Parameter]
+        Those whose gradients have come in this backward.
+    taken : set[nn.Parameter]
+        Those whose gradients were taken since they were last forgotten.
     """
 
     flat: Tensor | None = None
 
-    def __init__(self, parameters: list[nn.Parameter], link: Communicator) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], comm: Communicator, link: Communicator
+    ) -> None:
         self.parameters, self.link = parameters, link
         self.kind = parameters[0].dtype, parameters[0].device  # of all its parameters
-        self.arrived: set[nn.Parameter] = set()  # in this backward
-        self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
-        self.handle: Any = None
+        self.state = BucketState.FILLING
+        self.ready: set[nn.Parameter] = set()
+        self.taken: set[nn.Parameter] = set()
+        self.handle: Handle | None = None
+
+    # ---------------------------------------------------------------- its way through a backward
+
+    def refill(self) -> None:
+        """Begin another backward: no gradient has come yet."""
+        self.state = BucketState.FILLING
+        self.ready.clear()
+
+    def mark_ready(self, parameter: nn.Parameter) -> None:
+        """Note that a gradient has come."""
+        self._expect(BucketState.FILLING, "take one more gradient")
+        self.ready.add(parameter)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients have come."""
+        return len(self.ready) == len(self.parameters)
+
+    def launch(self, reduce: Callable[["Bucket"], Handle]) -> None:
+        """Begin to reduce the gradients; `reduce` returns what to wait for."""
+        self._expect(BucketState.FILLING, "be launched")
+        self.handle = reduce(self)
+        self.state = BucketState.LAUNCHED
+
+    def wait(self) -> None:
+        """Wait until the gradients are reduced. It may be called again."""
+        if self.state is not BucketState.DONE:
+            self._expect(BucketState.LAUNCHED, "be waited for")
+            assert self.handle is not None, "what is launched has one"
+            self.handle.wait()
+            self.state = BucketState.DONE
+
+    def _expect(self, state: BucketState, verb: str) -> None:
+        if self.state is not state:
+            raise RuntimeError(
+                f"a bucket that is {self.state.name.lower()} cannot {verb}, or its gradients would "
+                f"be reduced twice or not at all: it must be {state.name.lower()}"
+            )
+
+    # ---------------------------------------------------------------- where its gradients are
 
     def moved(self, parameter: nn.Parameter) -> bool:
         """Tell whether a parameter was moved or converted: torch drops our hooks on it then."""
@@ -45,11 +109,11 @@ class Bucket:
         """Raise RuntimeError if a parameter was moved or converted."""
         if self.moved(parameter):
             was, now = "{}, {}".format(*self.kind), f"{parameter.dtype}, {parameter.device}"
-            fault = (
+            raise RuntimeError(
                 f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} "
-                f"to {now}"
+                f"to {now}, so its gradients would no longer come here: call .to(), .half(), ... on "
+                "the model before wrapping it"
             )
-            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
@@ -60,10 +124,6 @@ class Bucket:
         """
         self.taken.update(parameter for parameter in self.parameters if parameter._grad is not None)
         return take_gradients(self.parameters)
-
-    def wait(self) -> None:
-        """Wait until the gradients are reduced."""
-        self.handle.wait()
 
     def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was
@@ -80,7 +140,7 @@ class FlatBucket(Bucket):
     def __init__(
         self, parameters: list[nn.Parameter], comm: Communicator, link: Communicator
     ) -> None:
-        super().__init__(parameters, link)
+        super().__init__(parameters, comm, link)
         self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
@@ -115,9 +175,10 @@ class FlatBucket(Bucket):
         return self.flat
 
     def wait(self) -> None:
-        """Wait until the gradients are reduced."""
-        super().wait()
-        self.reduced = self.flat._version
+        """Wait until the gradients are reduced. It may be called again."""
+        if self.state is not BucketState.DONE:
+            super().wait()
+            self.reduced = self.flat._version
 
     def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was
@@ -125,52 +186,6 @@ class FlatBucket(Bucket):
         """
         unchanged = self.reduced == self.flat._version and parameter._grad is self.views[parameter]
         return None if unchanged else parameter._grad
-
-
-def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
-    """Return a flat tensor of zeros in registered memory that has room for all `parameters`.
-    Collective.
-    """
-    size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
-    registered = (
-        comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
-    )
-    return registered.to(like.device)  # type: ignore[union-attr]
-
-
-def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Return the part of `flat` that belongs to each parameter, in its shape."""
-    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
-
-
-def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
-    """Move the gradients into one new flat tensor of a dtype, and free them. A missing gradient
-    counts as zero.
-    """
-    gradients = [
-        p.new_zeros(p.numel()) if p._grad is None else p._grad.flatten() for p in parameters
-    ]
-    flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
-    for parameter in parameters:
-        parameter._grad = None
-    return torch.cat(gradients, out=flat)
-
-
-def make_room(whole: Tensor) -> Tensor:
-    """Give memory back to a tensor whose storage was resized to 0 bytes; return a flat tensor
-    through which to write.
-
-    On a CPU that is another tensor on the same memory: torch no longer resizes a storage that numpy
-    has seen.
-    """
-    if not whole.untyped_storage().nbytes():
-        whole.untyped_storage().resize_(whole.nbytes)
-    if whole.device.type != "cpu" or not whole.nbytes:
-        return whole
-    return torch.frombuffer(
-        (ctypes.c_byte * whole.nbytes).from_address(whole.data_ptr()), dtype=whole.dtype
-    )
 
 
 def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
@@ -205,3 +220,23 @@ def partition(
         parts[-1].append(parameter)
         held += parameter.nbytes
     return parts
+
+
+def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Deal parameters out to lists of one kind each."""
+    kinds: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(kind_of(parameter), []).append(parameter)
+    return list(kinds.values())
+
+
+def links_of(
+    parameters: Iterable[nn.Parameter], comm: Communicator, stream: Stream[Communicator]
+) -> dict[Communicator, Communicator]:
+    """Return for `comm`, and for the copies of experts that ranks have shared out, a communicator
+    that only the stream's thread uses. Collective.
+    """
+    groups = dict.fromkeys(
+        copies for parameter in parameters if (copies := copies_of(parameter, comm)) is not comm
+    )
+    return {comm: stream.comm} | {copies: copies.fork() for copies in groups}

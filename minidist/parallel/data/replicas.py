@@ -103,18 +103,15 @@ def check_same(
         if other != described:
             pairs = zip_longest(described, other, fillvalue="nothing")
             mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
-            fault = (
-                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} "
-                "there"
-            )
             raise MismatchError(
-                f"{fault}, of {len(described)} and {len(other)} tensors: build the same on every "
-                "rank"
+                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} "
+                f"there, of {len(described)} and {len(other)} tensors: build the same on every rank"
             )
     for name, _, dtype, _ in described:
         if "complex" in dtype and comm.size > 1:
             raise TypeError(
-                f"{name} is {dtype}, which no rank can send: hold its torch.view_as_real instead"
+                f"{name} is {dtype}, and complex numbers do not travel between ranks: hold its "
+                "real and imaginary part, torch.view_as_real, and take the complex view in forward"
             )
 
 

@@ -1,4 +1,8 @@
-"""What all strategies over the data axis share; they differ in what they reduce, and when."""
+"""What all strategies over the data axis share: a model that is wrapped, and starts equal on all
+ranks.
+
+They differ in what they reduce, and when. That is theirs, and so are their hooks on backward.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Set
@@ -10,7 +14,8 @@ from torch import nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.backward import hooked, kept_by_graph
+from minidist.memory.hooks import waiting_for
+from minidist.parallel.data.backward import kept_by_graph, remove_all
 from minidist.parallel.data.replicas import copy_from_root, make_equal
 from minidist.parallel.placement import copies_of, expert_groups_of
 from minidist.parallel.replica import Replica
@@ -53,26 +58,28 @@ class DataParallel(nn.Module, Replica):
     ) -> None:
         super().__init__()
         self.op = checked_op(op, type(self).__name__)
-        self.module, self.comm, self.unused, self.synchronising = model, comm, unused, True
+        self.module, self.comm = model, comm
+        self.hooks: list[Any] = []  # on the model, until `unwrap`
         self.names = {
             parameter: name
             for name, parameter in model.named_parameters()
             if parameter not in self.ignored
         }
-        self.parameters_to_reduce = [
-            parameter for parameter in self.names if parameter.requires_grad
-        ]
         for parameter, name in self.names.items():
             if parameter.untyped_storage().nbytes() < parameter.nbytes:
                 raise ValueError(
-                    f"{name} has no memory of its own, as if sharded already: wrap the model once"
+                    f"{name} has no memory of its own, as if sharded already, so there is nothing "
+                    "to start from: wrap the model once"
                 )
-            if hooked(parameter):
+            if waiting_for(parameter):
                 raise ValueError(
                     f"parameter {name} belongs to another DDP already: call unwrap() on the other "
                     "first"
                 )
-        self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
+        self.expected = ExpectedGradients(
+            type(self).__name__, self.names, comm, unused, self.ignored
+        )
+        self.parameters_to_reduce = self.expected.parameters
         if self.op == "mean" and any(map(expert_groups_of, self.names)):
             raise ValueError(
                 "op='mean' would divide shared-out experts by their copies, not the ranks: use "
@@ -102,11 +109,26 @@ class DataParallel(nn.Module, Replica):
                     copy_from_root(buffer, self.comm)
         return kept_by_graph(self, self.module(*args, **kwargs))
 
+    def unwrap(self) -> nn.Module:
+        """Return the model without hooks, to be changed and wrapped again."""
+        remove_all(self.hooks)
+        return self.module
+
     def __getstate__(self) -> NoReturn:
         """Refuse to be copied or pickled: running ranks cannot be copied."""
         raise TypeError(
             f"{type(self).__name__} belongs to running ranks: copy or save its .module instead"
         )
+
+    @property
+    def synchronising(self) -> bool:
+        """Whether the gradients of a backward are reduced: not in `no_sync`."""
+        return self.expected.synchronising
+
+    @synchronising.setter
+    def synchronising(self, reduced: bool) -> None:
+        """Have the gradients of the next backwards reduced, or not."""
+        self.expected.synchronising = reduced
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -154,53 +176,104 @@ class DataParallel(nn.Module, Replica):
         return "2 (P - 1)/P x bytes" + ", of experts with P copies" * (len(bytes) > 1), sent
 
     def _check_parameters(self) -> None:
-        """Raise if the model has a trained parameter whose gradient nobody would reduce."""
-        known = {*self.parameters_to_reduce, *self.ignored}
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and parameter not in known:
-                raise RuntimeError(
-                    f"parameter {name} was added, replaced or unfrozen after wrapping: do that "
-                    "first"
-                )
-
-    def _refuse_graphs(self) -> None:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{type(self).__name__} reduces no graphs: call backward() without "
-                "create_graph=True"
-            )
-
-    def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
-        """Raise for a gradient that is to be differentiated again, or that came before in this
-        backward.
+        """Raise RuntimeError if the model has a trained parameter whose gradient nobody would
+        reduce.
         """
-        self._refuse_graphs()
-        if self.synchronising and parameter in arrived:
-            fault = (
-                f"a second gradient came for {self.names[parameter]} within one backward, which "
-                "may be reduced"
-            )
-            raise RuntimeError(
-                f"{fault}: checkpointed layers that share it need checkpoint(use_reentrant=False)"
-            )
+        self.expected.check_parameters(self.module)
 
-    def _drop_unused(self, used: Set[nn.Parameter]) -> None:
-        """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those
-        of this rank.
+    def reduced(self, used: Set[nn.Parameter]) -> None:
+        """Set `grad = None` for parameters that no rank has used: all gradients of a backward are
+        reduced. Raises as `ExpectedGradients`.
         """
         self._check_parameters()
-        parameters = self.parameters_to_reduce
+        self.expected.drop_unused(used)
+
+
+class ExpectedGradients:
+    """Knows the trained parameters, and says what is wrong with the gradients that came.
+
+    Parameters
+    ----------
+    strategy : str
+        Who asks, for errors.
+    names : dict[nn.Parameter, str]
+        All parameters, in the same order on every rank of `comm`.
+    unused : bool
+        Allow parameters that get no gradient, as for `DataParallel`.
+    ignored : Set[nn.Parameter]
+        Parameters whose gradients are the caller's business.
+
+    Attributes
+    ----------
+    parameters : list[nn.Parameter]
+        The trained ones.
+    synchronising : bool
+        Whether the gradients of this backward are to be reduced; not in `no_sync`.
+    nowhere_used : set[nn.Parameter]
+        Those that no rank has used in the last step.
+    """
+
+    def __init__(
+        self,
+        strategy: str,
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        unused: bool,
+        ignored: Set[nn.Parameter],
+    ) -> None:
+        self.strategy, self.names = strategy, names
+        self.parameters = [parameter for parameter in names if parameter.requires_grad]
+        self.comm, self.unused, self.ignored = comm, unused, ignored
+        self.synchronising = True
+        self.nowhere_used: set[nn.Parameter] = set()
+
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raise RuntimeError if the model has a trained parameter whose gradient nobody would
+        reduce.
+        """
+        known = {*self.parameters, *self.ignored}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise RuntimeError(
+                    f"parameter {name} was added, replaced or unfrozen after wrapping, so its "
+                    "gradients would stay different on every rank: change the model first, then "
+                    "wrap it"
+                )
+
+    def refuse_graphs(self) -> None:
+        """Raise RuntimeError in a backward whose gradients are to be differentiated again."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{self.strategy} reduces no graphs: call backward() without create_graph=True"
+            )
+
+    def check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
+        """Raise RuntimeError for a gradient that is to be differentiated again, or that came before
+        in this backward.
+        """
+        self.refuse_graphs()
+        if self.synchronising and parameter in arrived:
+            raise RuntimeError(
+                f"a second gradient came for {self.names[parameter]} within one backward, and the "
+                "first may be reduced already: checkpointed layers that share it need "
+                "checkpoint(use_reentrant=False)"
+            )
+
+    def drop_unused(self, used: Set[nn.Parameter]) -> None:
+        """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those
+        of this rank.
+
+        Cost: with `unused`, an all-reduce of one byte for each parameter.
+        """
+        parameters = self.parameters
         if not self.unused or not parameters:
             if missing := [
                 self.names[parameter] for parameter in parameters if parameter not in used
             ]:
                 others = " and others" * (len(missing) > 3)
-                fault = (
-                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
-                )
                 raise RuntimeError(
-                    f"{fault}: freeze them, or pass unused=True if the model is meant to leave "
-                    "them out"
+                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
+                    ": freeze them, or pass unused=True if the model is meant to leave them out"
                 )
             return
         device = "cpu" if parameters[0].device.type == "meta" else parameters[0].device
@@ -221,11 +294,10 @@ def checked_op(op: str | None, strategy: str) -> str:
     """Return `op`, by which gradients are joined. Raises ValueError if it is missing or unknown."""
     if op in ("sum", "mean"):
         return op
-    fault = (
-        f"{strategy} has no default for op="
-        if op is None
-        else f"op={op!r} is unknown to {strategy}"
-    )
+    if op is None:
+        fault = f"{strategy} has no default for op="
+    else:
+        fault = f"op={op!r} is unknown to {strategy}"
     raise ValueError(
         f"{fault}, and the wrong one would make all gradients too large or too small by the number "
         "of ranks: pass op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's "

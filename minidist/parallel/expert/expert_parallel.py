@@ -15,21 +15,68 @@ and `ExpertGroups` among which ranks; data parallelism, ZeRO, clipping and check
 (Singh et al. 2023; Liu et al. 2025, "MoE parallel folding".)
 """
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 from torch import nn
 
 from minidist.collectives.fast import cut
 from minidist.memory.hooks import check_unwrapped
-from minidist.mesh import Mesh
-from minidist.model.moe import RoutedExperts, routed_in
+from minidist.mesh import Layout, Mesh
+from minidist.model.moe import RoutedExperts, rebalance, routed_in
+from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.expert.dispatch import Dispatch, Levels
+from minidist.parallel.expert.options import WAYS
 from minidist.parallel.expert.plain import plain_dispatch
 from minidist.parallel.optimizer.guard import GuardOfBlocks
 from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard, tensor_placement_of
+from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.parallel.strategy import Facts, Parallel, Strategy
 
-WAYS = ("direct", "hierarchical", "plain")
+
+class ExpertParallelism(Strategy):
+    """Leaves this rank's experts, and moves the biases of routers. These are state of the model
+    (`state_beside`).
+    """
+
+    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
+        """Experts have fewer copies than all else, which some strategies do not know."""
+        if layout.ep == 1:
+            return
+        whole = {
+            recipe.strategy: recipe.strategy != "ddp",
+            "ZeRO++": recipe.zeropp,
+            f"hsdp={recipe.hsdp}": recipe.hsdp > 0,
+        }
+        for what, asked in whole.items():
+            if asked:
+                yield (
+                    f"ep={layout.ep}: experts have fewer copies than all else, which {what} does "
+                    "not know: leave it out"
+                )
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """The model has experts, or the mesh has an axis for them."""
+        return layout.ep > 1 or facts.experts > 0
+
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+        """Ask the model how many experts it has, and the mesh where ranks lie."""
+        try:
+            check_experts(model, mesh, recipe.ep_comm, recipe.ep_fp8)
+        except ValueError as error:
+            raise RecipeError(f"ep={mesh.layout.ep}: {error}") from None
+
+    def apply(self, parallel: Parallel, checked: Any) -> None:
+        """Share the experts out."""
+        recipe = parallel.recipe
+        share_experts(parallel.model, parallel.mesh, recipe.ep_comm, recipe.ep_fp8)
+
+    def after_step(self, parallel: Parallel) -> None:
+        """Move biases by the load that all ranks saw, and keep that to report it."""
+        world = parallel.mesh.world
+        parallel.load = rebalance(parallel.model, partial(reduce_from, comm=world))
 
 
 def parallelize_experts(
@@ -54,6 +101,11 @@ def parallelize_experts(
         As `check_experts`.
     """
     check_experts(model, mesh, way, fp8)
+    share_experts(model, mesh, way, fp8)
+
+
+def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
+    """Leave this rank's experts of a model that `check_experts` has looked at. Collective."""
     comm = mesh.over("ep", "tp")
     if comm.size == 1:
         return

@@ -9,7 +9,7 @@ plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
 `actions.py` and `schedules.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows
 what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages and reductions, and
 `executor.py` runs them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here
-imports torch.
+imports torch. `options.py` has what a user can ask for.
 
 To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for
 (`needs`), `check.py` how often a plan has it, `simulate.py` what it costs, `executor.py` how it is

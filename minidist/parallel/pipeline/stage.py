@@ -10,11 +10,120 @@ the serial model.
 """
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 
 from torch import nn
+
+from minidist.mesh import Layout, Mesh
+from minidist.parallel.layers.blocks import blocks_of
+from minidist.parallel.pipeline.actions import Plan
+from minidist.parallel.pipeline.check import check
+from minidist.parallel.pipeline.executor import tie_stages
+from minidist.parallel.pipeline.schedules import NAMES, plan
+from minidist.parallel.placement import record_stages
+from minidist.parallel.recipe import ADAPTERS, Recipe, RecipeError
+from minidist.parallel.strategy import Facts, Parallel, Strategy
+from minidist.parallel.tensor.sequence import know_all_tokens
+
+
+class PipelineParallelism(Strategy):
+    """Leaves the layers of this rank's stages."""
+
+    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
+        """Options fit the schedule, and the schedule fits the layout and the layers."""
+        own = recipe.own_plan
+        if own is None and recipe.schedule not in NAMES:
+            yield f"there is no schedule {recipe.schedule!r}: choose one of {', '.join(NAMES)}"
+        if layout.pp > 1 and facts.layers < 1:
+            yield (
+                f"pp={layout.pp} cuts a model between the modules of its nn.ModuleList `layers`, "
+                "and it has none: use pp=1, or a model that has embedding, layers, norm and head, "
+                "as minidist.model.GPT has"
+            )
+        yield from self._faults_of_row(recipe, recipe.row(layout))
+        if recipe.microbatches < 0:
+            yield f"microbatches={recipe.microbatches}, but a step has at least 1"
+        if own and recipe.microbatches not in (0, own.microbatches):
+            yield (
+                f"microbatches={recipe.microbatches}, but the plan has {own.microbatches} of its "
+                "own: leave it out"
+            )
+        if recipe.chunks > 1 and (own or layout.pp == 1):
+            yield f"chunks={recipe.chunks} is for a pipeline that is interleaved: leave it out"
+        if own and own.ranks != layout.pp:
+            yield f"the plan is for {own.ranks} ranks, but pp={layout.pp}: use pp={own.ranks}"
+        # asked before planning, which takes a time for each
+        if layout.pp > 1 and recipe.chunks > facts.layers:
+            yield (
+                f"chunks={recipe.chunks} on each rank are more than the model has layers: {facts.layers}"
+            )
+        if recipe.costs is not None and len(recipe.costs) != facts.layers:
+            yield (
+                f"costs= names {len(recipe.costs)} costs, but the model has {facts.layers} layers: give "
+                "one for each"
+            )
+
+    def _faults_of_row(self, recipe: Recipe, row: str) -> Iterator[str]:
+        """Yield a sentence for each option that does not go with a row of `Recipe.supported`."""
+        offered = Recipe.supported[row]
+        if recipe.zero not in offered:
+            stages = " or ".join(str(stage) for stage in offered if isinstance(stage, int))
+            yield (
+                f"ZeRO {recipe.zero} does not go with {row}: use ZeRO {stages}, or the schedule "
+                "gpipe or 1f1b"
+            )
+        for name in (*ADAPTERS, "fp8", "zeropp"):
+            if getattr(recipe, name) and name not in offered:
+                yield (
+                    f"{name}={getattr(recipe, name)} does not go with {row}: use the schedule "
+                    "gpipe or 1f1b"
+                )
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """The pipeline axis has several ranks."""
+        return layout.pp > 1
+
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> Plan:
+        """Return the checked plan, which names only what is computed."""
+        layers, found = len(blocks_of(model)), plan_of(recipe, mesh.layout.pp)
+        if found.stages > layers:
+            raise RecipeError(
+                f"{found.stages} stages need at least as many layers, but the model has {layers}: "
+                f"use fewer ranks in the pipeline, or {found.stages} layers"
+            )
+        return found
+
+    def apply(self, parallel: Parallel, checked: Plan) -> None:
+        """Cut the model, and keep this rank's stages of it."""
+        model, pp, recipe = parallel.model, parallel.mesh.pp, parallel.recipe
+        tied = tied_names(model)
+        parts = balance(recipe.costs or [1.0] * len(blocks_of(model)), checked.stages)
+        parallel.stages = take_stages(model, parts, checked.stages_of(pp.rank))
+        parallel.ties = tie_stages(model, tied, pp)
+        record_stages(model.parameters(), pp)
+        for stage, module in parallel.stages.items():
+            if recipe.sp and stage > 0:  # what comes to this stage has only some of the tokens
+                know_all_tokens(module, parallel.mesh.tp)
+
+
+def plan_of(recipe: Recipe, ranks: int) -> Plan:
+    """Return the checked plan of a settled recipe.
+
+    Raises
+    ------
+    RecipeError
+        If there is no plan for these numbers of ranks and microbatches, or your own plan has a
+        fault.
+    """
+    try:
+        if recipe.own_plan:
+            check(recipe.own_plan)
+            return recipe.own_plan
+        return plan(str(recipe.schedule), ranks, recipe.microbatches, recipe.chunks)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:

@@ -1,19 +1,19 @@
 """ZeRO 1, 2 and 3: the optimizer's state, the gradients and the parameters are shared out.
 
-Read `plain.py` first: all three stages as loops. Then read `shard.py` (a rank's part of several
-parameters) and `zero.py` (stages 1 and 2, during backward). Stage 3 gathers and frees *units*,
-parameters that are used together: `units.py` is the life of one unit, `sharded_model.py` limits how
-many are whole at a time and gathers one ahead, and `fsdp.py` says which unit is next, and when.
-`zero_plus_plus.py` sends fewer bytes, `sharded_optimizer.py` shards the optimizer's state alone.
+Read `plain.py` first: all three stages as loops (`layers.py` checks their layers). For stages 1 and
+2, then read `zero.py`: three phases, during backward and at its end. For stage 3, read what a model
+is made of, from the inside out:
 
-`methods.py` gathers a unit for methods that are not `forward`.
+`flat.py` has a `Shard`, this rank's part of parameters laid end to end, and a `Flat`, which *has*
+one, and a tensor of all elements that exists while it is used. `unit.py`: a `Unit` has flats, which
+are gathered and freed together. `window.py`: a `Window` says which units have memory, and which is
+gathered next. `passes.py`: `Passes` are the hooks that tell the window what is needed, and reduce
+gradients. `fsdp.py`: `FSDP` has all of these, and is what a user sees.
 
-Helpers: `policy.py` chooses the units, `same_steps.py` compares what the ranks do, and `whole.py`
-makes the state whole, to save or load it.
-
-A `Shard` is this rank's part of parameters laid end to end. A `BucketShard` is one whose parameters
-stay whole (ZeRO 1 and 2); a `Flat` is one whose parameters are freed between uses, and a `Unit` has
-a `Flat` for each dtype (ZeRO 3).
+`ranks.py` says who cuts what, and compares what the ranks do; `policy.py` chooses the units.
+`zero_plus_plus.py` sends fewer bytes, by another `Transport` of the flats. `sharded_optimizer.py`
+shards the optimizer's state alone. `access/` is what is asked from outside, between the uses of a
+unit. The optimizers of slices are in `parallel/optimizer/over_slices.py`.
 """
 
 from minidist.parallel.sharded.plain import PlainUnit, PlainZeRO

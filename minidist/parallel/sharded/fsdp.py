@@ -7,11 +7,18 @@ overlap: the next unit is gathered while one is in use, and gradients are reduce
                                  free 3 ┘, reduce-scatter its gradients
 
     plain.py                         here
-    unshard before a forward         `_pre_forward`, which calls `_unshard`; that gathers the next unit as well
-    reshard after it                 `_post_forward`
-    unshard before a backward        `_pre_backward`
-    reshard after it                 `_post_backward`
-    reduce_scatter                   `_gradient_arrived` and `_reduce_line`, which call `_reduce` on the stream
+    unshard before a forward         `Passes.pre_forward`, which calls `Window.enter`, and so gathers the next one
+    reshard after it                 `Passes.post_forward`
+    unshard before a backward        `Passes.pre_backward`
+    reshard after it                 `Passes.post_backward`
+    reduce_scatter                   `Passes.gradient_arrived`, which has `Flat.reduce` called on the stream
+
+    FSDP has                         which has
+    `units`                          `Flat`s, each with this rank's `Shard` and a `Transport`
+    `window`                         the units that are unsharded now, and those that come next
+    `passes`                         the hooks: what is needed, what is freed, what is reduced
+    `ranks`                          the communicators: who cuts what
+    `optimizers`                     the slices of its shards
 
 The model is cut into *units*, such as its blocks. Parameters in none of them belong to the root
 unit, which is whole from the start of forward to the end of backward. At most two others are whole
@@ -29,21 +36,40 @@ across. (Zhao et al. 2023, section 3.2.2.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.optim.optimizer import ParamsT
 
-from minidist.collectives import all_reduce
-from minidist.parallel.data.backward import BackwardEnd, Hook
-from minidist.parallel.sharded.sharded_model import ShardedModel
-from minidist.parallel.sharded.units import Flat, Unit
+from minidist.comm import Communicator
+from minidist.parallel.data.backward import remove_all
+from minidist.parallel.data.buckets import of_one_kind
+from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.meta import on_device
+from minidist.parallel.optimizer.over_slices import SliceOptimizers
+from minidist.parallel.replica import Optimizer, Replica
+from minidist.parallel.sharded.access import state
+from minidist.parallel.sharded.access.closed import ClosedState, leave
+from minidist.parallel.sharded.access.linked import LinkedGradients
+from minidist.parallel.sharded.flat import Allocate, Flat, Transport
+from minidist.parallel.sharded.passes import Passes
+from minidist.parallel.sharded.policy import (
+    MixedPrecision,
+    Policy,
+    Precision,
+    precision_of,
+    split,
+)
+from minidist.parallel.sharded.ranks import Ranks
+from minidist.parallel.sharded.unit import Unit
+from minidist.parallel.sharded.window import MOST, Window
 
 
-class FSDP(ShardedModel):
+class FSDP(DataParallel):
     """Sharded parameters, gradients and optimizer state.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices,
@@ -91,257 +117,248 @@ class FSDP(ShardedModel):
         number of ranks; and in the step of an optimizer over the parameters themselves.
     """
 
-    def _register_hooks(self) -> None:
-        self.order: list[Unit] = []  # in which the last forward called them
-        self.next: dict[Unit, Unit] = {}  # what to gather next in forward
-        self.previous: dict[Unit, Unit] = {}  # and in backward
-        self.in_forward: Unit | None = None
-        self.root_runs = False  # the model's forward, or another method of it
-        self.within: set[Unit] = set()  # units of which a registered method runs
-        self.in_backward: Unit | None = None
-        # whose gradients are still to be reduced, in the order in which all ranks do it
-        self.line: list[Unit] = []
-        self.reducing: Any = None
-        # A GPU is still to compute the gradients that have "arrived" here: to gather then would be
-        # to wait for them.
-        self.ahead_of_time = any(flat.device.type == "cuda" for flat in self.flats)
-        self.end = BackwardEnd(self._backward_ended, self.comm)
-        for unit in self.units:
-            before, after = UnitHook(self._pre_forward, unit), Hook(self._post_forward, unit)
-            # Before all other hooks: some, such as those of weight_norm, use the parameters.
-            self.hooks.append(
-                unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    whole_parameters = whole_gradients = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        unused: bool = False,
+        policy: Policy | None = None,
+        reshard_after_forward: bool = True,
+        precision: Precision = None,
+        shard_ranks: int | None = None,
+        device: torch.device | str | None = None,
+        allocate: Allocate | None = None,
+        replicated: Collection[nn.Parameter] = (),
+        ignored: Collection[nn.Parameter] = (),
+    ) -> None:
+        # First all complaints that need no message.
+        chosen = split(model, policy)
+        if comm.size % (shard_ranks or 1):
+            raise ValueError(
+                f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one "
+                "size"
             )
-            self.hooks.append(unit.module.register_forward_hook(after))
-        for parameter in self.parameters_to_reduce:
-            self.hooks.append(
-                parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived))  # type: ignore[no-untyped-call]
+        self.replicated, self.ignored = frozenset(replicated), frozenset(ignored)
+        if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
+            raise ValueError(
+                f"{strangers} of the parameters in replicated= and ignored= are none of the model's"
             )
+        where = torch.device(device or next(model.parameters()).device)
+        precisions = [
+            precision_of(module, precision, not name, where) for name, module, _ in chosen
+        ]
+        super().__init__(model, comm, op, unused)
+        if device is not None:
+            on_device(model, where)
+
+        # Then units, whose flats take the parameters over.
+        self.allocate = allocate
+        self.ranks = self._make_ranks(shard_ranks)
+        self.stream = self.ranks.stream
+        self.hooks.append(LinkedGradients(self, self.names))
+        self.units = [
+            Unit(name, module, self._make_flats(parameters, each), each)
+            for (name, module, parameters), each in zip(chosen, precisions, strict=True)
+        ]
+        self.root = self.units[-1]
+        self.flats = [flat for unit in self.units for flat in unit.flats]
+        self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
+        most = MOST if reshard_after_forward else len(self.units)
+        self.window = Window(self.units, most, self.ranks)
+
+        # Then what the model says to others: to torch's state dicts, and to optimizers.
+        self.closed = ClosedState(model, type(self).__name__)
+        self.optimizers = SliceOptimizers(self, self.names)
+        self.hooks += [self.closed, self.optimizers.guard]
+        weakref.finalize(self, leave, self.hooks, model).atexit = False
+
+        self.passes = Passes(
+            self.window,
+            self.expected,
+            self.op,
+            reshard_after_forward,
+            self.hooks,
+        )
+
+    def _make_ranks(self, shard_ranks: int | None) -> Ranks:
+        return Ranks(self.comm, self.names, shard_ranks, bool(self.replicated))
+
+    def _make_transport(self, parameters: list[nn.Parameter]) -> Transport:
+        """Return how the flat of these parameters, which are cut, is to travel."""
+        return self.ranks.direct(parameters)
+
+    def _make_flats(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> list[Flat]:
+        """Return the flats of a unit: first those that are cut, then those that every rank has
+        whole.
+        """
+        names, ranks, flats = self.names, self.ranks, []
+        mine = [parameter for parameter in parameters if parameter not in self.ignored]
+        for kind in of_one_kind(p for p in mine if p not in self.replicated):
+            comm, transport = ranks.cutting(kind), self._make_transport(kind)
+            # experts with one copy
+            alone = comm is not ranks.shard_comm and comm.size == 1 and self.allocate is None
+            flats.append(Flat(kind, names, comm, transport, precision, self.allocate, alone))
+        for kind in of_one_kind(p for p in mine if p in self.replicated):
+            flats.append(
+                Flat(kind, names, ranks.single, ranks.direct(kind), precision, replicated=True)
+            )
+        return flats
 
     def synchronize(self) -> None:
         """Do nothing: when `backward()` returns, all gradients are reduced."""
 
-    # ---------------------------------------------------------------- forward
+    # ---------------------------------------------------------------- gradients and optimizers
 
-    def as_forward(self, unit: Unit, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call another method of a unit as if it were its forward; see
-        `register_fsdp_forward_method`.
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the elements of a parameter that this rank updates, flat."""
+        return self.flat_of[parameter].shard.slices[parameter]
+
+    slices = Replica.trained
+    """What this rank's optimizer updates: one slice for each trained parameter, in the model's
+    order.
+    """
+
+    @property
+    def kept(self) -> list[nn.Parameter]:
+        """What a checkpoint keeps of this rank: its slices, those of frozen parameters, too."""
+        return [piece for flat in self.flats for piece in flat.shard.slices.values()]
+
+    def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return what `parameter.grad` shows: this rank's slice of the reduced gradient, from when
+        there is one.
         """
-        if unit in self.within or unit is self.in_forward or (unit is self.root and self.root_runs):
-            return method(*args, **kwargs)  # called from within the unit: its parameters are whole
-        args, kwargs = self._pre_forward(unit, unit.module, args, kwargs)
-        self.within.add(unit)
+        own = parameter._grad
+        return self.slice_of(parameter).grad if own is None else own
+
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters, and of their slices."""
+        super().forget_gradients(parameters, set_to_none)
+        for flat in {self.flat_of[parameter] for parameter in parameters}:
+            flat.forget_gradients(parameters)
+        self.passes.used -= parameters
+
+    def optimizer(
+        self,
+        kind: Callable[..., Optimizer],
+        groups: ParamsT | None = None,
+        elementwise: bool = False,
+        **options: Any,
+    ) -> Optimizer:
+        """Return an optimizer of this `kind` that holds state for this rank's slices only; see
+        `SliceOptimizers.build`.
+        """
+        return self.optimizers.build(kind, groups, elementwise, options)
+
+    def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
+        """Change an optimizer over the model's parameters, in place, so that it updates this rank's
+        slices; see `SliceOptimizers.adopt`.
+        """
+        self.optimizers.adopt(optimizer, elementwise)
+
+    def check_places(self) -> None:
+        """Raise RuntimeError if parameters were moved or converted: gathering would undo it."""
+        for flat in self.flats:
+            flat.check_place()
+
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice lacks."""
+        return self.flat_of[parameter].passed_over(parameter)
+
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Let the next gathering bring the new values. Each step of the optimizer ends with
+        this.
+        """
+        self.window.entered.clear()
+        for flat in self.flats:
+            flat.publish()
+        self.window.reshard_all()
+
+    # ---------------------------------------------------------------- the whole state
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole of each parameter; see `state.full_tensors`. Collective."""
+        return state.full_tensors(self.flats, self.names)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield name and whole gradient of each trained parameter; see `state.full_gradients`.
+        Collective.
+        """
+        return state.full_gradients(self.flats, self.names)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+        Collective.
+        """
+        with self.closed.opened():
+            return state.full_state_dict(self.module, self.flats, self.names)
+
+    def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Load whole parameters: a serial model's state, or pairs that are drawn one by one. Every
+        rank needs them all. Raises as `state.load`.
+        """
+        state.load(self.module, self.flat_of, self.names, tensors)
+        self.stepped()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Make all parameters whole in this context, to be read; changes are lost. Collective: one
+        gathering.
+        """
+        self._gather_all()
         try:
-            output = method(*args, **kwargs)
+            with self.closed.opened():
+                yield
         finally:
-            self.within.discard(unit)
-        return self._post_forward(unit, unit.module, args, output)
+            self.window.reshard_all()
 
-    def _pre_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        if unit in self.within:
-            return args, kwargs
-        if unit.precision.parameters is not None:
-            args, kwargs = cast((args, kwargs), unit.precision.parameters)
-        if recomputing():  # a part of forward again, in backward
-            self._unshard(unit, None, self.in_backward)
-        else:
-            self._enter(unit)
-        if unit is self.root or not torch.is_grad_enabled():
-            return args, kwargs
-        return followed((args, kwargs), Hook(self._post_backward, unit))
+    def unwrap(self) -> nn.Module:
+        """Return the model, whole on every rank and without hooks, to be used alone. Collective:
+        one gathering.
+        """
+        if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
+            remove_all(self.hooks)
+            self._gather_all()
+        return self.module
 
-    def _enter(self, unit: Unit) -> None:
-        if unit is self.root:
-            self.order, self.in_backward, self.root_runs = [], None, True
-        elif self.in_forward is not None:
-            raise RuntimeError(
-                f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them"
-            )
-        self.in_forward = unit if unit is not self.root else None
-        self.order.append(unit)
-        self.entered[unit] = None
-        self._unshard(unit, self.next.get(unit))
+    def _gather_all(self) -> None:
+        self.window.unshard_all()
 
-    def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
-        if unit in self.within:
-            return output
-        self.in_forward = None
-        output = unit.apart(output)
-        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        if not tensors and torch.is_grad_enabled():
-            fault = (
-                f"{unit.name or 'the model'} returns a {type(output).__name__} in which no "
-                "tensors can be seen"
-            )
-            raise TypeError(f"{fault}: return tensors, or tuples, lists or dictionaries of them")
-        if unit is self.root:
-            self.root_runs = False
-            self._pass_ended("forward")
-            self.next = dict(pairwise(self.order))
-            self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
-        if unit.precision.output is not None:
-            output = cast(output, unit.precision.output)
-        differentiable = [tensor for tensor in tensors if tensor.requires_grad]
-        for tensor in differentiable:
-            tensor.register_hook(Hook(self._pre_backward, unit))  # type: ignore[no-untyped-call]
-        if not differentiable or (
-            self.reshard_after_forward and unit not in (self.root, self.in_backward)
-        ):
-            self._reshard(unit)
-        return output
+    # ---------------------------------------------------------------- what is asked of it
 
-    # ---------------------------------------------------------------- backward
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root
+        once.
 
-    def _pre_backward(self, unit: Unit, _: Tensor) -> None:
-        """The gradient of a unit's output has come: its parameters are needed now."""
-        self._backward_runs()
-        if unit not in (self.root, self.in_backward):
-            self.in_backward = unit
-            self._unshard(
-                unit, self.previous.get(unit) if self.ahead_of_time or not unit.parameters else None
-            )
+        Gradients of what is trained are reduced once.
+        """
+        return self.ranks.volume(self.flats, self.root.flats, microbatches)
 
-    def _post_backward(self, unit: Unit) -> None:
-        """The gradients of a unit's inputs have come: its parameters are no longer needed."""
-        self._reshard(unit)
-        if self.in_backward is unit:
-            self.in_backward = None
-
-    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
-        """Autograd has added to `parameter.grad`."""
-        self._backward_runs()
-        unit = self.unit_of[parameter]
-        if unit not in (self.root, self.in_backward):
-            raise RuntimeError(
-                f"{self.names[parameter]} was used outside the forward of its unit {unit.name}, "
-                "or for what that does not return: return all that the loss needs, or pass a "
-                "policy that does not choose this unit"
-            )
-        self._check_arrival(parameter, unit.arrived)
-        flat = self.shard_of[parameter]
-        if not self.synchronising or flat.own is not None:
-            flat.collect([parameter])
-        unit.arrived.add(parameter)
-        self.used.add(parameter)
-        if (
-            unit in self.previous
-            and unit is self.in_backward
-            and 2 * len(unit.arrived) >= len(unit.parameters)
-        ):
-            # not before about half its activations are free
-            self._prefetch(self.previous[unit], unit)
-        if self.synchronising:
-            self._reduce_line()
-
-    def _backward_runs(self) -> None:
-        self._refuse_graphs()
-        if not self.end.expect():
-            return
-        self._unshard(self.root, self.previous.get(self.root))
-        called = [
-            unit
-            for unit in dict.fromkeys([*reversed(self.order), *self.entered])
-            if unit is not self.root
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Return this rank's tensors by category, for `Account`: shards, and gradients of any
+        kind.
+        """
+        gradients = [
+            each for flat in self.flats for each in (flat.shard.gradient, flat.accumulated)
         ]
-        self.line = [unit for unit in [*called, self.root] if unit.parameters]
-        for unit in self.units:
-            unit.arrived.clear()
+        return {
+            "parameters": [kept for flat in self.flats for kept in flat.stored()],
+            "gradients": [each for each in gradients if each is not None],
+        }
 
-    def _reduce_line(self, all_of_them: bool = False) -> None:
-        """Reduce the complete units at the head of the line; at most two units' gradients wait for
-        it at a time.
-        """
-        while self.line and (
-            all_of_them or len(self.line[0].arrived) == len(self.line[0].parameters)
-        ):
-            unit = self.line.pop(0)
-            if self.reducing is not None:
-                self.reducing.wait()
-            gradients = [(flat, flat.take_gradients()) for flat in unit.trained]
-            self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
+        """Refuse to be moved or converted."""
+        raise TypeError(
+            f"what {type(self).__name__} has sharded cannot be moved or converted, as its shards "
+            "would stay what they are: do that before, or pass precision="
+        )
 
-    def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:
-        """Add this rank's shard of all ranks' gradients to what it has. Runs on the stream."""
-        for same in (self.same, *self.same_across):
-            same.step(f"reduce the gradients of {name or 'the root unit'}")
-        for flat, gradient in gradients:
-            shard = flat.reduce(gradient, self.op)
-            if self.across is not None:
-                all_reduce(shard, self.across, self.op)
-            flat.add_gradient(shard)
-
-    def _backward_ended(self) -> None:
-        self.in_backward = None
-        if self.synchronising and any(unit.arrived for unit in self.units):
-            self._reduce_line(all_of_them=True)
-            self._pass_ended("backward")
-            self.reducing.wait()
-            self.reducing = None
-            self._drop_unused(self.used)
-            for flat in self.flats:
-                flat.give_gradient(self.nowhere_used)
-        else:
-            self._pass_ended("backward")
-        self._reshard_all()
-
-    def _pass_ended(self, which: str) -> None:
-        """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no
-        GPU.
-        """
-        for same in (self.same, *(self.same_across if which == "backward" else ())):
-            self.stream.launch(same.step, f"the end of {which}", True)
-
-
-class UnitHook(Hook):
-    """The hook before a unit's forward, by which the unit's module is known as such."""
-
-    def asked(self) -> tuple[FSDP | None, Unit | None]:
-        """Return the model and the unit whose hook this is, if they still exist."""
-        method: Any = self.method()
-        return (None if method is None else method.__self__), self.first[0]()
-
-
-def followed(inputs: Any, work: Callable[[], None]) -> Any:
-    """Return the nested `inputs`, so hooked that backward calls `work` once it has all their
-    gradients.
-    """
-    tensors = [
-        leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
-    if not tensors:
-        return inputs
-    passed = iter(Begin.apply(work, *tensors))  # type: ignore[no-untyped-call]
-    return tree_map_only(
-        Tensor, lambda tensor: next(passed) if tensor.requires_grad else tensor, inputs
-    )
-
-
-class Begin(torch.autograd.Function):
-    """The identity of a unit's inputs, whose backward runs, and calls `work`, when all their
-    gradients have come.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, work: Callable[[], None], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return `inputs`."""
-        ctx.work = work
-        ctx.set_materialize_grads(False)
-        return inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return `gradients`."""
-        ctx.work()
-        return None, *gradients
-
-
-def recomputing() -> bool:
-    """Tell whether a backward has called this forward, to recompute activations."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Return nested `values` with all floating-point tensors in `dtype`."""
-    return tree_map_only(
-        Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, values
-    )
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to be compiled as a whole."""
+        raise TypeError(
+            f"compile() would compile the hooks of {type(self).__name__}, too, and read "
+            "parameters before they are gathered: call compile_blocks(model.layers) instead, "
+            "before or after wrapping"
+        )

@@ -24,35 +24,34 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import make_room, take_gradients, views_into
-from minidist.parallel.data.replicas import make_equal
-from minidist.parallel.sharded.policy import check_layers
+from minidist.parallel.data.flatten import make_room, take_gradients, views_into
+from minidist.parallel.sharded.layers import start_equal
 
 
 class PlainUnit:
-    """The trained parameters of a layer: `whole` while they are used, and the `shard` that this
+    """The trained parameters of a layer: `unsharded` while they are used, and the `shard` that this
     rank updates.
     """
 
     def __init__(self, layer: nn.Module, comm: Communicator) -> None:
         self.layer, self.comm = layer, comm
         self.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-        self.whole = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
-        self.views = views_into(self.whole, self.parameters)
-        self.shard = nn.Parameter(self.whole.tensor_split(comm.size)[comm.rank].clone())
+        self.unsharded = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        self.views = views_into(self.unsharded, self.parameters)
+        self.shard = nn.Parameter(self.unsharded.tensor_split(comm.size)[comm.rank].clone())
         self.show(self.views)
 
     def unshard(self) -> None:
         """Gather every rank's shard into the same memory as before: autograd has saved views into
         it.
         """
-        all_gather(self.shard.detach(), self.comm, out=make_room(self.whole))
+        all_gather(self.shard.detach(), self.comm, out=make_room(self.unsharded))
         self.show(self.views)
 
     def reshard(self) -> None:
         """Free all parameters but the shard; until the next `unshard` they read as NaN."""
         self.show([self.shard.new_full((), torch.nan).expand_as(view) for view in self.views])
-        self.whole.untyped_storage().resize_(0)
+        self.unsharded.untyped_storage().resize_(0)
 
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the summed gradients to `shard.grad`, and free the whole
@@ -81,8 +80,7 @@ class PlainZeRO:
     """
 
     def __init__(self, layers: Sequence[nn.Module], comm: Communicator, stage: int) -> None:
-        check_layers(layers, stage)
-        make_equal(nn.ModuleList(layers), comm)
+        start_equal(layers, comm, stage)
         self.units, self.stage = [PlainUnit(layer, comm) for layer in layers], stage
         self.shards = [unit.shard for unit in self.units]
         for unit in self.units:

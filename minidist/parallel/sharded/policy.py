@@ -5,16 +5,37 @@ the root unit's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from minidist.memory.precision.mixed import check_dtype
-from minidist.parallel.placement import expert_groups_of
-from minidist.parallel.sharded.units import MixedPrecision
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Which dtype is used where; None is the model's. Shards and the optimizer's state always have
+    the model's.
+
+    Attributes
+    ----------
+    parameters : torch.dtype, optional
+        Of gathered parameters; inputs are cast to it, so it is that of computing and of activations
+        as well.
+    reduction : torch.dtype, optional
+        Of gradients while they are summed over ranks; by default that of `parameters`.
+    output : torch.dtype, optional
+        Of what the model returns.
+    """
+
+    parameters: torch.dtype | None = None
+    reduction: torch.dtype | None = None
+    output: torch.dtype | None = None
+
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
 Precision: TypeAlias = MixedPrecision | Callable[[nn.Module], MixedPrecision] | None
@@ -90,42 +111,26 @@ def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
 def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
     if not chosen:
         raise ValueError(
-            f"the policy chooses no module with parameters of this {type(model).__name__}: "
-            "choose its blocks"
+            f"the policy chooses no module with parameters of this {type(model).__name__}, so all "
+            "of them would be gathered at once: choose its blocks, or leave the policy out"
         )
     for name, module in chosen:
         if isinstance(module, CONTAINERS):
-            kind = type(module).__name__
             raise ValueError(
-                f"the policy chooses {name}, a {kind}, which is never called itself: choose its "
-                "elements"
+                f"the policy chooses {name}, a {type(module).__name__}, which is never called "
+                "itself, so nobody would gather it: choose its elements"
             )
         for outer, around in chosen:
             if around is not module and any(below is module for below in around.modules()):
                 parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))
                 raise ValueError(
-                    f"the policy wraps {parameter} twice, in {name} and in {outer} around it: "
-                    "choose one"
+                    f"the policy wraps {parameter} twice, in {name} and in {outer} around it, and "
+                    "two units would gather it: choose one"
                 )
 
 
-def check_layers(layers: Sequence[nn.Module], stage: int) -> None:
-    """Raise ValueError if `PlainZeRO` cannot cut these layers into a shard each."""
-    if stage not in (1, 2, 3):
-        raise ValueError(f"stage={stage}: ZeRO has the stages 1, 2 and 3")
-    users = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
-    if any(map(expert_groups_of, users)):
-        fault = (
-            "ranks have shared out the experts of a layer, which PlainZeRO would cut over all ranks"
-        )
-        raise ValueError(f"{fault}: use ZeRO1 or FSDP")
-    for number, layer in enumerate(layers):
-        trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-        if len({parameter.dtype for parameter in trained}) != 1 or any(
-            users[parameter] > 1 for parameter in trained
-        ):
-            raise ValueError(
-                f"layer {number}, a {type(layer).__name__}, has nothing to train, more than one "
-                "dtype, or a parameter of another layer: join it with that or a neighbour in an "
-                "nn.Sequential, or use FSDP"
-            )
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """Return nested `values` with all floating-point tensors in `dtype`."""
+    return tree_map_only(
+        Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, values
+    )

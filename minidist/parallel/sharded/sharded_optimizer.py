@@ -18,12 +18,12 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from minidist.comm import Communicator
+from minidist.parallel.data.buckets import of_one_kind
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import build_over_slices
 from minidist.parallel.optimizer.groups import chosen, read_groups
 from minidist.parallel.optimizer.guard import GUARDS
 from minidist.parallel.placement import copies_of
-from minidist.parallel.sharded.units import of_one_kind
 from minidist.parallel.sharded.zero import BucketShard
 
 
@@ -83,7 +83,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         kinds = of_one_kind(self.parameters)
         self.shards = [BucketShard(alike, names, copies_of(alike[0], comm)) for alike in kinds]
         self.slices = {
-            parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()
+            parameter: piece
+            for part in self.shards
+            for parameter, piece in part.shard.slices.items()
         }
         local = build_over_slices(
             kind, [chosen(group, self.slices) for group in groups], elementwise, options
@@ -102,18 +104,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure() if closure else None
         copy_options(self.param_groups, self.local.param_groups)
-        for shard in self.shards:
-            shard.check_place()
-        for shard in self.shards:
-            for parameter, piece in shard.slices.items():
-                piece.grad = (
-                    None
-                    if parameter.grad is None
-                    else shard.placements[parameter].take(parameter.grad)
-                )
+        for part in self.shards:
+            part.check_place()
+        # Now each slice gets its piece of the gradient, and the step updates this rank's part.
+        for part in self.shards:
+            for parameter, piece in part.shard.slices.items():
+                piece.grad = None
+                if parameter.grad is not None:
+                    piece.grad = part.shard.placements[parameter].take(parameter.grad)
         self.local.step(**options)
-        for shard in self.shards:
-            shard.publish(shard.comm)
+        # Now every rank has a new part, so all are gathered.
+        for part in self.shards:
+            part.publish(part.shard.comm)
         for piece in self.slices.values():
             piece.grad = None  # a view, which would keep all of it
         return loss

@@ -5,10 +5,10 @@ backward runs.
     ZeRO     reduce-scatter gradients ─▶ rank r updates shard r   ─▶ all-gather parameters
 
     plain.py                          here
-    PlainUnit                         a bucket (`data_parallel.py`), and its `BucketShard`
-    reduce_scatter                    `_launch` and `_reduce`, on a stream
-    the optimizer's step              of `optimizer(kind, ...)`, which is over `slices`
-    unshard, in `step`                `stepped`, with which the optimizer's step ends
+    PlainUnit                         a bucket (`buckets.py`), and its `BucketShard`
+    reduce_scatter                    phase 1: `launch` and `_reduce`, on a stream
+    the optimizer's step              phase 2: of `optimizer(kind, ...)`, which is over slices
+    unshard, in `step`                phase 3: `stepped`, with which the optimizer's step ends
 
 An all-reduce *is* a reduce-scatter and an all-gather, so ZeRO sends as much as DDP: 2 (P - 1)/P n
 bytes a rank. With n bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
@@ -21,36 +21,49 @@ bytes a rank. With n bytes of parameters, and so 2 n bytes of AdamW's state, a r
 (Rajbhandari et al. 2020, sections 5.1, 5.2 and 7.)
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
+from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
-from minidist.parallel.data.data_parallel import Bucketed
+from minidist.parallel.data.buckets import MIB, Bucket, FlatBucket
+from minidist.parallel.data.flatten import flat_buffer, views_into
+from minidist.parallel.data.reducer import Reducer
+from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.optimizer.over_slices import SliceOptimizers
 from minidist.parallel.placement import copies_of
-from minidist.parallel.sharded.shard import Links, Shard, Sharded, moved, place_of
+from minidist.parallel.replica import Optimizer, Replica
+from minidist.parallel.sharded.access.linked import LinkedGradients
+from minidist.parallel.sharded.flat import Shard, moved, place_of
 
 
-class BucketShard(Shard):
-    """This rank's part of a bucket. Its parameters are views into one flat buffer, which one
-    all-gather fills.
+class BucketShard:
+    """The parameters of a bucket: views into one flat buffer, of which this rank updates a shard.
+
+    Attributes
+    ----------
+    flat : Tensor
+        All elements, on every rank, all the time.
+    shard : Shard
+        This rank's; its values are a part of `flat`.
     """
 
     def __init__(
         self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator
     ) -> None:
-        super().__init__(parameters, names, comm)
-        self.whole = flat_buffer(parameters, comm)
-        self.views = views_into(self.whole, parameters)
+        self.parameters, self.shard = parameters, Shard(parameters, names, comm)
+        self.flat = flat_buffer(parameters, comm)
+        self.views = views_into(self.flat, parameters)
         for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.make_slices(self.whole[self.start : self.stop])
+        self.shard.make_slices(self.flat[self.shard.start : self.shard.stop])
 
     def check_place(self) -> None:
         """Raise RuntimeError if a parameter has left the flat buffer, into which `publish`
@@ -58,14 +71,14 @@ class BucketShard(Shard):
         """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if place_of(parameter) != place_of(view):
-                raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
+                raise RuntimeError(moved(self.shard.placements[parameter].name, view, parameter))
 
     def publish(self, comm: Communicator) -> None:
         """Gather every rank's updated values: one all-gather. Runs on the stream."""
-        all_gather(self.values, comm, out=self.whole, counts=self.counts)
+        all_gather(self.shard.values, comm, out=self.flat, counts=self.shard.counts)
 
 
-class ZeRO1(Sharded, Bucketed):
+class ZeRO1(DataParallel):
     """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are
     reduce-scattered.
 
@@ -75,8 +88,8 @@ class ZeRO1(Sharded, Bucketed):
 
     Parameters
     ----------
-    model, comm, *args, **options
-        As for `DDP`: `op`, `unused`, `bucket_bytes` and `first_bucket_bytes`.
+    model, comm, op, unused, bucket_bytes, first_bucket_bytes
+        As for `DDP`.
     overlap : bool
         Return from the optimizer's step while parameters are still being gathered; each module
         waits for its own when it is called. This pays where communication has its own hardware.
@@ -86,55 +99,56 @@ class ZeRO1(Sharded, Bucketed):
     computes in 16 bits, use `MasterWeights` as the optimizer: it updates values in 32 bits.
     """
 
-    shard_of: dict[nn.Parameter, BucketShard]
+    stream: Stream[Communicator]
+    kind_of_bucket: type[Bucket] = FlatBucket
 
     def __init__(
         self,
         model: nn.Module,
         comm: Communicator,
-        *args: Any,
+        op: str | None = None,
+        unused: bool = False,
+        bucket_bytes: int = 25 * MIB,
+        first_bucket_bytes: int = MIB,
+        *,
         overlap: bool = False,
-        **options: Any,
     ) -> None:
-        super().__init__(model, comm, *args, **options)
+        super().__init__(model, comm, op, unused)
+        self.stream, self.overlap = comm.stream(), overlap
+        self.reducer = Reducer(
+            self,
+            self.kind_of_bucket,
+            self.parameters_to_reduce,
+            bucket_bytes,
+            first_bucket_bytes,
+        )
         self.shards: dict[Bucket, BucketShard] = {}
-        for bucket in self.buckets:
-            shard = BucketShard(
-                bucket.parameters, self.names, copies_of(bucket.parameters[0], comm)
-            )
-            shard.gradient = torch.zeros_like(shard.values)
-            self.shards[bucket] = shard
-        self.shard_of = {
-            parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()
+        for bucket in self.reducer.buckets:
+            part = BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
+            part.shard.gradient = torch.zeros_like(part.shard.values)
+            self.shards[bucket] = part
+        self.part_of = {
+            parameter: self.shards[bucket] for parameter, bucket in self.reducer.bucket_of.items()
         }
-        self.guard(self.parameters_to_reduce)
-        self.hooks.append(Links(self, self.parameters_to_reduce))
-        self.gathering: dict[BucketShard, Any] = {}
-        self.overlap = overlap
+        self.gathering: dict[BucketShard, Handle] = {}
+        self.optimizers = SliceOptimizers(self, self.parameters_to_reduce)
+        self.hooks += [
+            self.optimizers.guard,
+            LinkedGradients(self, self.parameters_to_reduce),
+        ]
         if overlap:
             for module in model.modules():
                 self.hooks.append(module.register_forward_pre_hook(Hook(self._pre_forward)))
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """Return this rank's tensors by category, for `Account`: buckets and reduced shards are
-        gradients.
-        """
-        reduced = [shard.gradient for shard in self.shards.values() if shard.gradient is not None]
-        return {"gradients": super().held()["gradients"] + reduced}
+    # ------------- phase 1, during backward: reduce-scatter each bucket as soon as it is complete
 
-    def wait(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Wait until all parameters, or these, are gathered."""
-        for parameter in self.shard_of if parameters is None else parameters:
-            shard = self.shard_of.get(parameter)  # None if it is frozen
-            if shard in self.gathering:
-                self.gathering.pop(shard).wait()
-
-    def _launch(self, bucket: Bucket) -> Any:
+    def launch(self, bucket: Bucket) -> Handle:
+        """Begin to reduce a bucket; return what to wait for."""
         return self.stream.launch(self._reduce, self.shards[bucket], bucket.take(), bucket.link)
 
-    def _reduce(self, shard: BucketShard, gradients: Tensor, link: Communicator) -> None:
+    def _reduce(self, part: BucketShard, gradients: Tensor, link: Communicator) -> None:
         """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream."""
-        shard.add_gradient(reduce_scatter(gradients, link, self.op))
+        part.shard.add_gradient(reduce_scatter(gradients, link, self.op))
         self._empty(gradients)
 
     def _empty(self, gradients: Tensor) -> None:
@@ -143,19 +157,61 @@ class ZeRO1(Sharded, Bucketed):
         """
         gradients.zero_()
 
-    def _backward_ended(self) -> None:
-        super()._backward_ended()
-        for shard in self.shards.values():
-            shard.give_gradient(without=self.nowhere_used)
+    def reduced(self, used: Set[nn.Parameter]) -> None:
+        """Let `parameter.grad` be the gradient of this rank's slice: all buckets are reduced."""
+        super().reduced(used)
+        for part in self.shards.values():
+            part.shard.give_gradient(without=self.expected.nowhere_used)
+
+    def begin_again(self) -> None:
+        """Do nothing: what is reduced is in the shards, and the next comes on top."""
+
+    def synchronize(self) -> None:
+        """Reduce what `no_sync` has only added up, if no later backward has reduced it."""
+        self.reducer.synchronize()
+
+    # ------------- phase 2, the optimizer's step: each rank updates its slices, and no others
+
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the elements of a parameter that this rank updates, flat."""
+        return self.part_of[parameter].shard.slices[parameter]
+
+    slices = Replica.trained
+    """What this rank's optimizer updates: one slice for each trained parameter, in the model's
+    order.
+    """
+
+    def optimizer(
+        self,
+        kind: Callable[..., Optimizer],
+        groups: ParamsT | None = None,
+        elementwise: bool = False,
+        **options: Any,
+    ) -> Optimizer:
+        """Return an optimizer of this `kind` that holds state for this rank's slices only; see
+        `SliceOptimizers.build`.
+        """
+        return self.optimizers.build(kind, groups, elementwise, options)
+
+    def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
+        """Change an optimizer over the model's parameters, in place, so that it updates this rank's
+        slices; see `SliceOptimizers.adopt`.
+        """
+        self.optimizers.adopt(optimizer, elementwise)
+
+    def check_places(self) -> None:
+        """Raise RuntimeError if new values would not reach parameters, which lie elsewhere by
+        now.
+        """
+        for part in self.shards.values():
+            part.check_place()
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
-        given = self.waiting_gradient(parameter)
+        given = self.reducer.bucket_of[parameter].unreduced(parameter)
         return given is not None and bool(given.any())
 
-    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient of a parameter that has come, and is still to be reduced."""
-        return self.bucket_of[parameter].unreduced(parameter)
+    # ------------- phase 3, after the step: all-gather the new parameters, bucket by bucket
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this.
@@ -164,14 +220,54 @@ class ZeRO1(Sharded, Bucketed):
         With `updated`, only the buckets of these parameters are gathered; one that two optimizers
         update, twice.
         """
-        for bucket, shard in self.shards.items():
-            if updated is None or any(parameter in updated for parameter in shard.parameters):
-                self.gathering[shard] = self.stream.launch(shard.publish, bucket.link)
+        for bucket, part in self.shards.items():
+            if updated is None or any(parameter in updated for parameter in bucket.parameters):
+                self.gathering[part] = self.stream.launch(part.publish, bucket.link)
         if not self.overlap:
             self.wait()
 
+    def wait(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Wait until all parameters, or these, are gathered."""
+        for parameter in self.part_of if parameters is None else parameters:
+            part = self.part_of.get(parameter)  # None if it is frozen
+            if part in self.gathering:
+                self.gathering.pop(part).wait()
+
     def _pre_forward(self, module: nn.Module, _: object) -> None:
         self.wait(module.parameters(recurse=False))
+
+    # ------------- then gradients are forgotten, and phase 1 begins anew
+
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters, and of their slices."""
+        super().forget_gradients(parameters, set_to_none)
+        self.reducer.forget(parameters)
+        for part in {self.part_of[parameter] for parameter in parameters}:
+            part.shard.forget_gradients(parameters)
+
+    # ------------- besides
+
+    def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return what `parameter.grad` shows: this rank's slice of the reduced gradient, from when
+        there is one.
+        """
+        own = self.reducer.bucket_of[parameter].unreduced(parameter)
+        return self.slice_of(parameter).grad if own is None else own
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Return this rank's tensors by category, for `Account`: buckets and reduced shards are
+        gradients.
+        """
+        gradients = [bucket.flat for bucket in self.shards]
+        gradients += [part.shard.gradient for part in self.shards.values()]
+        return {"gradients": [each for each in gradients if each is not None]}
+
+    def _check_parameters(self) -> None:
+        """Raise if nobody would reduce the gradient of a trained parameter, or one was
+        converted.
+        """
+        super()._check_parameters()
+        self.reducer.check_places()
 
 
 class ZeRO2(ZeRO1):
@@ -184,14 +280,13 @@ class ZeRO2(ZeRO1):
     """
 
     whole_gradients = False
+    kind_of_bucket = Bucket
 
-    def _bucket(self, parameters: list[nn.Parameter], copies: Communicator) -> Bucket:
-        return Bucket(parameters, self.links[copies])
-
-    def _launch(self, bucket: Bucket) -> Any:
-        if at := self.buckets.index(bucket):
-            self.buckets[at - 1].handle.wait()
-        return super()._launch(bucket)
+    def launch(self, bucket: Bucket) -> Handle:
+        """Wait for the bucket before, then begin to reduce this one; return what to wait for."""
+        if at := self.reducer.buckets.index(bucket):
+            self.reducer.buckets[at - 1].wait()
+        return super().launch(bucket)
 
     def _empty(self, gradients: Tensor) -> None:
         """Do nothing: these gradients are freed."""

@@ -27,8 +27,9 @@ from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack, unpack
 from minidist.parallel.placement import expert_groups_of
+from minidist.parallel.sharded.flat import Direct, Flat, Transport
 from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.units import Flat, MixedPrecision
+from minidist.parallel.sharded.ranks import Ranks
 
 
 class Nodes:
@@ -64,67 +65,57 @@ class Nodes:
         return rows[0]
 
 
-class QuantisedFlat(Flat):
-    """Parameters that travel in 8 bits, or only inside the node while the second partition is
-    valid.
-
-    Attributes
-    ----------
-    second : Tensor or None
-        This rank's part of what was gathered last, if that is cut among the ranks of the node.
+class Quantised:
+    """The transport of a flat that travels in 8 bits, or only inside the node while the second
+    partition is valid: `flat.second`, this rank's part of what was gathered last, if that is cut
+    among the ranks of the node.
     """
 
-    def __init__(self, nodes: Nodes, *args: Any, **options: Any) -> None:
-        self.nodes = nodes
-        self.second: Tensor | None = None
-        super().__init__(*args, **options)
-        # elements of every rank's shard, filled up with zeros
-        self.row = -(-self.counts[0] // BLOCK) * BLOCK
+    def __init__(self, nodes: Nodes, direct: Direct) -> None:
+        self.nodes, self.direct = nodes, direct
 
-    @property
-    def hop(self) -> float:
-        """Bytes of a rank's row: in the first gathering of a step and, if it is trained, in the
-        reduction.
-        """
-        scales = self.row / BLOCK * 4
-        if not self.mine.is_floating_point():
-            return self.row * self.mine.itemsize
-        return self.row + scales + (self.row / 2 + scales if self.trained else 0)
-
-    def publish(self) -> None:
-        """Publish new values; the second partition is out of date."""
-        super().publish()
-        self.second = None
-
-    def fetch(self, whole: Tensor) -> None:
-        """Gather all elements. Runs on the stream."""
+    def gather(self, flat: Flat, unsharded: Tensor) -> None:
+        """Fill `unsharded` with all ranks' elements of a flat."""
         inside = self.nodes.inside
         if self.nodes.exact:
-            super().fetch(whole)
-        elif self.second is None:
-            mine = whole.new_zeros(self.row)
-            mine[: len(self.mine)] = self.mine
-            for row, target in zip(
-                self.nodes.gather(mine), torch.split(whole, self.counts), strict=True
-            ):
+            self.direct.gather(flat, unsharded)
+        elif flat.second is None:
+            mine = unsharded.new_zeros(row_of(flat))
+            mine[: len(flat.mine)] = flat.mine
+            rows = self.nodes.gather(mine)
+            targets = torch.split(unsharded, flat.shard.counts)
+            for row, target in zip(rows, targets, strict=True):
                 target.copy_(row[: len(target)])
-            self.second = whole.tensor_split(inside.size)[inside.rank].clone()
+            flat.second = unsharded.tensor_split(inside.size)[inside.rank].clone()
         else:
-            all_gather(self.second, inside, out=whole)
+            all_gather(flat.second, inside, out=unsharded)
 
-    def stored(self) -> list[Tensor]:
-        """Return what this rank has of the parameters between uses: the second partition, too."""
-        return [self.mine] if self.second is None else [self.mine, self.second]
-
-    def reduce(self, gradient: Tensor, op: str) -> Tensor:
-        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on
-        the stream.
-        """
-        rows = gradient.new_zeros(self.comm.size, self.row)  # one for each rank
-        for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
+    def reduce(self, gradient: Tensor, flat: Flat, op: str) -> Tensor:
+        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients."""
+        counts = flat.shard.counts
+        rows = gradient.new_zeros(len(counts), row_of(flat))  # one for each rank
+        for row, part in zip(rows, torch.split(gradient, counts), strict=True):
             row[: len(part)] = part
-        shard = self.nodes.reduce(rows)[: len(self.mine)]
-        return shard / self.comm.size if op == "mean" else shard
+        shard = self.nodes.reduce(rows)[: len(flat.mine)]
+        return shard / len(counts) if op == "mean" else shard
+
+
+def row_of(flat: Flat) -> int:
+    """Return how many elements of each rank's shard travel: filled up with zeros to whole
+    blocks.
+    """
+    return -(-flat.shard.counts[0] // BLOCK) * BLOCK
+
+
+def hop_of(flat: Flat) -> float:
+    """Return the bytes of a rank's row: in the first gathering of a step and, if it is trained, in
+    the reduction.
+    """
+    row = row_of(flat)
+    if not flat.mine.is_floating_point():
+        return row * flat.mine.itemsize
+    scales = row / BLOCK * 4
+    return row + scales + (row / 2 + scales if flat.trained else 0)
 
 
 class ZeROPlusPlus(FSDP):
@@ -159,14 +150,19 @@ class ZeROPlusPlus(FSDP):
             )
         super().__init__(model, comm, op, **options)
 
-    def _divide(self, shard_ranks: int | None) -> None:
+    def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         """Make the communicators: those of FSDP, and those inside a node and across nodes."""
         if any(map(expert_groups_of, self.names)):
             raise ValueError(
                 "ZeRO++ knows no experts that ranks have shared out: use FSDP, or ep=1"
             )
-        super()._divide(shard_ranks)
+        ranks = super()._make_ranks(shard_ranks)
         self.nodes = Nodes(self.comm, self.node_ranks)
+        return ranks
+
+    def _make_transport(self, parameters: list[nn.Parameter]) -> Transport:
+        """Return how the flat of these parameters, which are cut, is to travel."""
+        return Quantised(self.nodes, self.ranks.direct(parameters))
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step: the first gathering and the reduction quantised,
@@ -186,19 +182,15 @@ class ZeROPlusPlus(FSDP):
 
     @property
     def _hops(self) -> float:
-        return sum(flat.hop for flat in self.flats if isinstance(flat, QuantisedFlat))
+        return sum(hop_of(flat) for flat in self.flats if isinstance(flat.transport, Quantised))
 
-    def _unshard_all(self) -> None:
+    def _gather_all(self) -> None:
         """Gather every unit as it is."""
         self.nodes.exact = True
-        super()._unshard_all()
-        self.nodes.exact = False
-
-    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
-        link = self.links[self.shard_comm]
-        return QuantisedFlat(
-            self.nodes, parameters, self.names, self.shard_comm, precision, self.allocate, link=link
-        )
+        try:
+            super()._gather_all()
+        finally:
+            self.nodes.exact = False
 
 
 def _swapped(rows: Tensor, outer: int) -> Tensor:

@@ -13,7 +13,7 @@ Afterwards all ranks call the model with the same tokens. `state_dict` has the s
 slices; the record of each parameter (`tensor_placement_of`) says which slice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ from minidist.comm import Communicator
 from minidist.memory.adapters.lora import linear_in
 from minidist.memory.hooks import check_unwrapped
 from minidist.memory.precision.fp8 import scales_of
+from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
@@ -33,6 +34,8 @@ from minidist.parallel.placement import (
     shard,
     tensor_placement_of,
 )
+from minidist.parallel.recipe import Recipe
+from minidist.parallel.strategy import Facts, Parallel, Strategy
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
     ColumnParallel,
@@ -45,6 +48,30 @@ from minidist.parallel.tensor.styles import (
 from minidist.parallel.tensor.tensor_parallel import Boundary, sum_gradient
 
 Plan: TypeAlias = Mapping[str, Style]
+
+
+class TensorParallelism(Strategy):
+    """Leaves this rank's block of each matrix."""
+
+    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
+        """Sequence parallelism needs several ranks along the tensor axis."""
+        if recipe.sp and layout.tp == 1:
+            yield (
+                "sequence parallelism shares tokens out among the ranks of tensor parallelism: "
+                "use tp=2"
+            )
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """The tensor axis has several ranks."""
+        return layout.tp > 1
+
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> Mapping[str, Style]:
+        """Return the style of each module that is split, by its name."""
+        return check_plan(model, mesh.tp, recipe.tensor_plan, recipe.sp)
+
+    def apply(self, parallel: Parallel, checked: Mapping[str, Style]) -> None:
+        """Split the model by these styles."""
+        split(parallel.model, parallel.mesh.tp, checked, parallel.recipe.sp)
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
@@ -106,19 +133,19 @@ def parallelize_tensor(
 
     Cost: one broadcast of the model. For that of a step see `tensor_parallel.py` and `sequence.py`.
     """
-    split_equal(model, comm, check_plan(model, comm, plan, sequence), sequence)
+    styles = check_plan(model, comm, plan, sequence)
+    if comm.size > 1:
+        make_equal(model, comm)
+        split(model, comm, styles, sequence)
 
 
-def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) -> None:
-    """Give every rank the values of rank 0, then split the model by styles from `check_plan`.
-    Collective.
+def split(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) -> None:
+    """Split a model, which has the same values on all ranks, by styles from `check_plan`. Sends
+    nothing.
 
     First each style is applied; then comes what no style names: whole parameters, and dropouts of a
     split sequence.
     """
-    if comm.size == 1:
-        return
-    make_equal(model, comm)
     GuardOfBlocks(model)
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():

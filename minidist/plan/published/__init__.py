@@ -2,6 +2,6 @@
 fitted to them.
 
 Read `fields.py`, what a row may say, and `rows.py`, which makes a setup of a row, then `check.py`,
-which compares (`python -m minidist plan check`). `fit.py` chooses the fitted constants. `some.json`
+which compares (`python -m minidist plan check`). `fit.py` chooses the fitted constants. `tested_rows.json`
 holds the rows that tests look at.
 """

@@ -2,11 +2,11 @@
 prediction.
 
     READ      decides what is predicted: sizes, layout, software
-    BESIDE    changes nothing, or has one value for which it does not: what else it may be is not modelled
+    BESIDE    changes nothing. Some of these fields may have only the values that are listed: others are not modelled
 
-A field that is in neither table leaves its row out, as does a value outside its range: whoever adds
-a field to the published rows has to say here whether predictions read it. Otherwise a mixture would
-be predicted as a dense model.
+A row is left out if it has a field that is in neither table, or a value outside its range. So whoever
+adds a field to the published rows has to say here whether predictions read it. Otherwise a mixture
+would be predicted as a dense model.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,8 @@ from minidist.comm.job.number import shown
 from minidist.plan.device import Ranges, ranges
 from minidist.trainer.files import FileError, check_values, retold, typed
 
-Row = dict[str, Any]
+PublishedRow = dict[str, Any]
+"""One published measurement as JSON has it: id, source, kind, config and measured."""
 
 
 class LeftOut(ValueError):
@@ -99,9 +100,9 @@ BESIDE: dict[str, tuple[Any, ...]] = {  # empty: whatever it says
 
 
 def check_row(row: Any) -> None:
-    """Find out whether a row has the fields of a row, each of its kind; raise LeftOut otherwise."""
+    """Raise LeftOut unless a row has the fields of a row, each of its kind."""
     if not isinstance(row, dict):
-        raise LeftOut(f"{shown(row)} is no row with id, source, kind, config and measured")
+        raise LeftOut(f"{shown(row)} is not a row with id, source, kind, config and measured")
     with retold(LeftOut, FileError, before="it "):
         check_values(row)
     for name in ("id", "measured"):
@@ -114,11 +115,11 @@ def check_row(row: Any) -> None:
             raise LeftOut(f"it has {name}, a field that no prediction reads")
 
 
-def read_config(config: Row) -> Row:
-    """Return a configuration whose numbers are of their kinds; raise LeftOut for what predictions
-    do not know.
+def read_config(config: PublishedRow) -> PublishedRow:
+    """Return a configuration with every number of its kind; raise LeftOut for what predictions do
+    not know.
     """
-    found: Row = {}
+    found: PublishedRow = {}
     for name, value in config.items():
         if name not in READ and name not in EITHER and name not in BESIDE:
             raise LeftOut(f"it has {name}, a field that no prediction reads")
@@ -134,17 +135,15 @@ def read_config(config: Row) -> Row:
 
 
 def _either(value: Any, known: Iterable[Any], words: bool = True) -> bool:
-    """Tell whether a value is among those that are known, as True is not among numbers, or is in
-    words.
-    """
-    return (words and type(value) is str) or any(
-        type(each) is type(value) and each == value for each in known
-    )
+    """Tell whether a value is among the known ones, or in words if words will do. True is not 1."""
+    if words and type(value) is str:
+        return True
+    return any(type(each) is type(value) and each == value for each in known)
 
 
 def _check(name: str, value: Any, ranges: Ranges) -> Any:
-    """Return a value of its kind, whole if it has to be: JSON has 1.0, too."""
+    """Return a value of its kind; 1.0, which JSON may have for a whole number, as 1."""
     kind, limit = ranges[name]
-    whole = kind is int and type(value) is float and value.is_integer()
+    integral = kind is int and type(value) is float and value.is_integer()
     with retold(LeftOut, ValueError, before=f"it has {name} = {shown(value)}, which "):
-        return typed(int(value) if whole else value, kind, limit)
+        return typed(int(value) if integral else value, kind, limit)

@@ -3,10 +3,10 @@ else.
 
     python -m minidist.plan.published.fit rows.json
 
-Each source weighs the same, however many rows it has. The sum of |ln(predicted / measured)| is made
-as small as a damped Gauss-Newton method makes it, reweighted so that squares stand for absolute
-values. `resident` follows from the rows on memory alone: it is the median of what they have beside
-tensors. It prints the values; a person puts them in.
+Each source weighs the same, however many rows it has. A damped Gauss-Newton method makes the sum of
+|ln(predicted / measured)| small; it is reweighted so that squares stand for absolute values.
+`resident` follows from the rows on memory alone: it is the median of the bytes beside tensors. The
+command prints the values; a person writes them into the table.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidist.plan.device import Constants, table
-from minidist.plan.held import GB, held
+from minidist.plan.memory import GB, bytes_held
 from minidist.plan.published.check import SOURCES, name_of, predicted_seconds, read
-from minidist.plan.published.fields import LeftOut, Row
+from minidist.plan.published.fields import LeftOut, PublishedRow
 from minidist.plan.published.rows import positive, seconds, setup
 
 Vector = NDArray[np.float64]
@@ -45,7 +45,7 @@ def fitted_names() -> list[str]:
     ]
 
 
-def errors(rows: Sequence[Row], known: Constants) -> Vector:
+def errors(rows: Sequence[PublishedRow], known: Constants) -> Vector:
     """Return ln(predicted / measured) of each row."""
     found = []
     for row in rows:
@@ -54,8 +54,8 @@ def errors(rows: Sequence[Row], known: Constants) -> Vector:
     return np.array(found)
 
 
-def usable(rows: Sequence[Row], known: Constants) -> list[Row]:
-    """Return the rows with a time, of the sources that weigh anything."""
+def usable(rows: Sequence[PublishedRow], known: Constants) -> list[PublishedRow]:
+    """Return the rows that have a time and whose source has a weight."""
     found = []
     for row in rows:
         try:
@@ -72,13 +72,14 @@ def usable(rows: Sequence[Row], known: Constants) -> list[Row]:
     return found
 
 
-def fit(rows: Sequence[Row], known: Constants) -> Constants:
+def fit(rows: Sequence[PublishedRow], known: Constants) -> Constants:
     """Return the constants that fit the rows best, starting from `known` and inside their
     ranges.
     """
     rows = usable(rows, known)
     names, entries = fitted_names(), table("constants")
-    low, high = (np.array([log(entries[name]["range"][i]) for name in names]) for i in (0, 1))
+    low = np.array([log(entries[name]["range"][0]) for name in names])
+    high = np.array([log(entries[name]["range"][1]) for name in names])
     counts = Counter(map(name_of, rows))
     weight = np.array([WEIGHTS[name_of(row)] / counts[name_of(row)] ** 0.5 for row in rows])
 
@@ -88,7 +89,8 @@ def fit(rows: Sequence[Row], known: Constants) -> Constants:
         )
 
     x = np.array([log(known[name]) for name in names])
-    error, damping = at(x), 1e-2
+    error = at(x)
+    damping = 1e-2
     for _ in range(ROUNDS):
         slope = np.stack([(at(x + 1e-3 * unit) - error) / 1e-3 for unit in np.eye(len(x))], axis=1)
         each = weight / np.maximum(np.abs(error), SMALL)
@@ -106,7 +108,7 @@ def fit(rows: Sequence[Row], known: Constants) -> Constants:
     return known.but(**{name: exp(value) for name, value in zip(names, x, strict=True)})
 
 
-def resident(rows: Sequence[Row], known: Constants) -> float:
+def resident(rows: Sequence[PublishedRow], known: Constants) -> float:
     """Return the median of the GB that drivers reported beside the tensors predicted."""
     beside = []
     for row in rows:
@@ -116,7 +118,7 @@ def resident(rows: Sequence[Row], known: Constants) -> float:
         except LeftOut:
             continue
         if measured and run.software.measured == "driver":
-            beside.append(measured - sum(held(run).values()) / GB)
+            beside.append(measured - sum(bytes_held(run).values()) / GB)
     return float(median(beside))
 
 

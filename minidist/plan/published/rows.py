@@ -1,8 +1,8 @@
-"""A row of published measurements as a `Setup`: only what its configuration says of sizes, layout
-and software counts.
+"""A row of published measurements becomes a `Setup`. Only its configuration counts: sizes, layout
+and software.
 
-No row, no model's name and no source is looked up. What a configuration leaves out is filled in by
-a rule for all:
+Neither rows nor names of models nor sources are looked up. One rule for all rows fills in what a
+configuration leaves out:
 
     microbatch   one sequence in a pipeline or where it is said to be unknown, otherwise one microbatch a step
     recompute    "selective" with tp, as Megatron's sequence parallelism has it, otherwise nothing
@@ -10,8 +10,7 @@ a rule for all:
     layers       what the number of parameters leaves for them
     gradients    of 32 bits in software that has both, but of 16 with fp16 or where their reduction is hidden
 
-What it says in words that are not known here, such as another GPU, leaves the row out: nothing
-stands in for it.
+A row that says something unknown, such as another GPU, is left out: nothing stands in for it.
 """
 
 import re
@@ -21,7 +20,7 @@ from minidist.comm.job.number import shown
 from minidist.mesh import AXES
 from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
-from minidist.plan.published.fields import NUMBERS, LeftOut, Row, check_row, read_config
+from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
 from minidist.plan.run import Setup, Software
 from minidist.trainer.files import FileError, at, retold
 
@@ -60,12 +59,12 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2",
 ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
 
 
-def text(config: Row, *names: str) -> str:
+def text(config: PublishedRow, *names: str) -> str:
     """Return what a configuration says under these names, in small letters."""
     return " ".join(str(config.get(name) or "") for name in names).lower()
 
 
-def setup(row: Row, known: Constants) -> Setup:
+def setup(row: PublishedRow, known: Constants) -> Setup:
     """Return the setup of a row.
 
     Raises
@@ -74,7 +73,7 @@ def setup(row: Row, known: Constants) -> Setup:
         If the configuration does not say enough, or says what is not known here.
     """
     check_row(row)
-    config: Row = row.get("config") or {}
+    config: PublishedRow = row.get("config") or {}
     if missing := [name for name in ("hidden", "seq", "gpus") if config.get(name) is None]:
         raise LeftOut(f"the configuration has no {missing[0]}")
     if isinstance(config.get("global_batch"), list) or (
@@ -93,25 +92,50 @@ def setup(row: Row, known: Constants) -> Setup:
     chunks = chunks_of(config, sizes, pp)
     schedule = "interleaved" if chunks > 1 else schedule_of(config)
     speed = known["eight_bits_rows" if "row" in precision else "eight_bits"]
+    node = config.get("node_size") or 8
+    across = network(config, device)
+    sp = recompute == "selective" or device.generation == "hopper"
+    wide_gradients = "fp32 grad" in precision or (software.gradients == 4 and not narrow)
     return Setup(
-        sizes, Machine(device.name, device, config["gpus"], config.get("node_size") or 8, network(config, device), 0.0),
-        config["seq"], batch, microbatch, tp, pp, dp, cp, ep, chunks=chunks, schedule=schedule, shard=shard,
-        sp=bool(config.get("sequence_parallel")) or recompute == "selective" or device.generation == "hopper",
-        zero=zero, recompute=recompute, order=order_of(config),
-        bits8=speed if "fp8" in precision or "float8" in precision else 0.0, offload="cpu" in text(config, "offload"),
+        sizes,
+        Machine(device.name, device, config["gpus"], node, across, price=0.0),
+        config["seq"],
+        batch,
+        microbatch,
+        tp,
+        pp,
+        dp,
+        cp,
+        ep,
+        chunks=chunks,
+        schedule=schedule,
+        hsdp=shard,
+        sp=sp or bool(config.get("sequence_parallel")),
+        zero=zero,
+        recompute=recompute,
+        order=order_of(config),
+        bits8=speed if "fp8" in precision or "float8" in precision else 0.0,
+        offload="cpu" in text(config, "offload"),
         hidden_tensor=bool(config.get("async_tp")) or sizes.parallel or "overlap" in config,
-        ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0, fused_loss="liger" in text(config, "fused"),
-        gradient_bytes=4 if "fp32 grad" in precision or (software.gradients == 4 and not narrow) else 2,
-        software=software, known=known,
-    )  # fmt: skip
+        ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0,
+        fused_loss="liger" in text(config, "fused"),
+        gradient_bytes=4 if wide_gradients else 2,
+        software=software,
+        known=known,
+    )
 
 
-def axes(config: Row) -> tuple[int, int, int, int, int, int]:
+def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
     """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all; raise LeftOut if
     they do not fit.
     """
-    gpus, tp, pp, cp, ep = (config.get(name) or 1 for name in ("gpus", "tp", "pp", "cp", "ep"))
-    dp, shard = config.get("dp") or max(1, gpus // (tp * pp * cp)), config.get("shard") or 0
+    gpus = config.get("gpus") or 1
+    tp = config.get("tp") or 1
+    pp = config.get("pp") or 1
+    cp = config.get("cp") or 1
+    ep = config.get("ep") or 1
+    dp = config.get("dp") or max(1, gpus // (tp * pp * cp))
+    shard = config.get("shard") or 0
     if tp * pp * cp * dp != gpus:
         raise LeftOut(f"tp={tp} x pp={pp} x cp={cp} x dp={dp} is not {gpus} GPUs")
     if dp * cp % ep:
@@ -125,7 +149,7 @@ def axes(config: Row) -> tuple[int, int, int, int, int, int]:
     return tp, pp, cp, dp, ep, 0 if shard == dp * cp else shard
 
 
-def precision_of(config: Row) -> str:
+def precision_of(config: PublishedRow) -> str:
     """Return what the row says of precision; raise LeftOut if no 16 or 8 bits are among it."""
     said = text(config, "precision")
     if said and not any(sign in said for sign in ("fp16", "bf16", "fp8", "float8")):
@@ -133,7 +157,7 @@ def precision_of(config: Row) -> str:
     return said
 
 
-def recompute_of(config: Row) -> str:
+def recompute_of(config: PublishedRow) -> str:
     """Return which policy recomputes; nothing if the row does not say."""
     said = text(config, "recompute")
     found = next((ours for sign, ours in POLICIES.items() if sign in said), "")
@@ -142,7 +166,7 @@ def recompute_of(config: Row) -> str:
     return found
 
 
-def schedule_of(config: Row) -> str:
+def schedule_of(config: PublishedRow) -> str:
     """Return the schedule of the pipeline, without remarks."""
     said = text(config, "schedule").split(" ")[0].rstrip("*") or "1f1b"
     name = ALSO_CALLED.get(said, said)
@@ -151,17 +175,17 @@ def schedule_of(config: Row) -> str:
     return name
 
 
-def zero_of(config: Row) -> int:
-    """Return the stage of ZeRO: 2, too, for optimizer and gradients sharded in the words of
-    FSDP.
-    """
+def zero_of(config: PublishedRow) -> int:
+    """Return the stage of ZeRO. FSDP's words for sharding optimizer and gradients mean 2."""
     said = config.get("zero") or 0
     if isinstance(said, str) and not said.lower().startswith("fsdp: shard optimizer+grads"):
         raise LeftOut(f"zero {shown(said)} is not known")
-    return 1 if "distributed_optimizer" in config else 2 if isinstance(said, str) else said
+    if "distributed_optimizer" in config:
+        return 1
+    return 2 if isinstance(said, str) else said
 
 
-def order_of(config: Row) -> tuple[str, ...]:
+def order_of(config: PublishedRow) -> tuple[str, ...]:
     """Return the axes from the outermost; rows list them from the innermost, as Megatron does."""
     if not (said := text(config, "order")):
         return ("pp", "dp", "cp", "tp")
@@ -171,7 +195,7 @@ def order_of(config: Row) -> tuple[str, ...]:
     return order
 
 
-def model(config: Row, pp: int) -> Model:
+def model(config: PublishedRow, pp: int) -> Model:
     """Return the sizes of the row's model."""
     arch, hidden = text(config, "arch"), config["hidden"]
     if arch not in ARCHITECTURES:
@@ -212,7 +236,7 @@ def model(config: Row, pp: int) -> Model:
     )
 
 
-def device_name(config: Row) -> str:
+def device_name(config: PublishedRow) -> str:
     """Return which of `devices.toml` the row names; raise LeftOut for any other: none stands in for
     it.
     """
@@ -223,7 +247,7 @@ def device_name(config: Row) -> str:
     return GPUS[name]
 
 
-def software_of(config: Row, device: Device) -> Software:
+def software_of(config: PublishedRow, device: Device) -> Software:
     """Return the software that the options of the row belong to."""
     software = Software.named(software_name(config, device))
     if (overlap := config.get("overlap_grad_reduce")) is not None:
@@ -231,7 +255,7 @@ def software_of(config: Row, device: Device) -> Software:
     return software
 
 
-def software_name(config: Row, device: Device) -> str:
+def software_name(config: PublishedRow, device: Device) -> str:
     """Return which of `software.toml` the options of the row belong to."""
     hopper = device.generation in ("hopper", "blackwell")
     if "sharding" in config or config.get("compile") is False:
@@ -250,31 +274,38 @@ def software_name(config: Row, device: Device) -> str:
     return "megatron-2022" if newer and "framework" not in config else "megatron-2021"
 
 
-def batches(config: Row, pp: int, dp: int) -> tuple[int, int]:
+def batches(config: PublishedRow, pp: int, dp: int) -> tuple[int, int]:
     """Return sequences of a microbatch and of a step."""
-    whole, local, count = (
-        config.get(name) or 0 for name in ("global_batch", "local_batch", "num_microbatches")
-    )
-    unsaid = 1 if pp > 1 or local or "micro_batch" in config or not whole else whole // dp
-    each = config.get("micro_batch") or unsaid
-    if not each:
-        raise LeftOut(f"global_batch={whole} is less than dp={dp}")
-    return each, whole or (count * each * dp if count else local * dp or each * dp)
+    batch = config.get("global_batch") or 0
+    local = config.get("local_batch") or 0
+    count = config.get("num_microbatches") or 0
+    unsaid = 1 if pp > 1 or local or "micro_batch" in config or not batch else batch // dp
+    microbatch = config.get("micro_batch") or unsaid
+    if not microbatch:
+        raise LeftOut(f"global_batch={batch} is less than dp={dp}")
+    if not batch:
+        of_rank = count * microbatch if count else local or microbatch
+        batch = of_rank * dp
+    return microbatch, batch
 
 
-def chunks_of(config: Row, sizes: Model, pp: int) -> int:
+def chunks_of(config: PublishedRow, sizes: Model, pp: int) -> int:
     """Return the chunks of a rank; "one layer per chunk" is as many as a stage has layers."""
     value = config.get("virtual_pp")
     words = [word for word in str(value or "").replace("(", " ").split() if word.isdecimal()]
     several = value or "interleaved" in text(config, "schedule")
-    chunks = int(words[0]) if words else max(1, (sizes.layers + 2) // pp) if several else 1
+    chunks = 1
+    if words:
+        chunks = int(words[0])
+    elif several:
+        chunks = max(1, (sizes.layers + 2) // pp)
     # the embedding and the head count as layers of their own
     if not 1 <= chunks * pp <= sizes.layers + 2:
         raise LeftOut(f"pp={pp} x {chunks} chunks is more than {sizes.layers} layers")
     return chunks
 
 
-def network(config: Row, device: Device) -> float:
+def network(config: PublishedRow, device: Device) -> float:
     """Return the bytes/s of a node's network cards."""
     if config.get("inter_node_Gbps_per_node"):
         return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
@@ -288,13 +319,13 @@ def network(config: Row, device: Device) -> float:
     return float(said or 50) * 8e9  # inside one node nothing crosses it
 
 
-def seconds(row: Row, run: Setup) -> float:
-    """Return the seconds of a step that the row measured, by whatever it was said.
+def seconds(row: PublishedRow, run: Setup) -> float:
+    """Return the seconds of a step that the row measured, as a time or as a throughput.
 
     Raises
     ------
     LeftOut
-        If it says no time, or none that can be.
+        If it says no time, or an impossible one.
     """
     measured, tokens, gpus = row["measured"], run.batch * run.sequence, run.machine.gpus
     if found := positive(measured, "step_time_s") or positive(
@@ -314,7 +345,7 @@ def seconds(row: Row, run: Setup) -> float:
     return float(counted * tokens / (rate * 1e12 * gpus))
 
 
-def positive(values: Row, name: str) -> float:
+def positive(values: PublishedRow, name: str) -> float:
     """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other
     value.
     """

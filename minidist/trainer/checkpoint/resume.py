@@ -6,19 +6,24 @@ checked before any work.
 neither    weights drawn from --seed
 """
 
+import hashlib
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
 from minidist.comm import Communicator
 from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
+from minidist.launch.parser import flag
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.files import FileError, read_tree, retold
 from minidist.trainer.foreign.llama import (
     TOKENIZER_FILE,
@@ -126,6 +131,14 @@ def _check_parameters(path: Path, model: GPT) -> None:
             raise restore.other_model(
                 path, name, there.get(name, "missing"), here.get(name, "missing")
             )
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a digest of all parameters' bits: ranks that hold the same model have the same."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def check_base(path: Path, before: str, now: str, init: str) -> None:

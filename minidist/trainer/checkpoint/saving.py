@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
+from minidist.comm.agree import all_or_none
 from minidist.comm.stream import ThreadStream
 from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
@@ -31,7 +32,6 @@ from minidist.parallel.placement import (
     tensor_placement_of,
     tied_across,
 )
-from minidist.trainer.agreement import all_or_none
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.store import CheckpointError

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.launch.parser import flag
+from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import DEEPSPEED, DEEPSPEED_BATCH, Row
 

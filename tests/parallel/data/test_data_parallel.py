@@ -148,7 +148,7 @@ def test_parameters_of_several_precisions_in_one_model() -> None:
         wrapped = DDP(model, comm, op="sum")
         hidden = model[1](model[0](torch.full((1, 4), comm.rank + 1.0)).bfloat16())
         model[2](hidden.double()).sum().backward()
-        assert [bucket.flat.dtype for bucket in wrapped.buckets] == [
+        assert [bucket.flat.dtype for bucket in wrapped.reducer.buckets] == [
             torch.float64,
             torch.bfloat16,
             torch.float32,

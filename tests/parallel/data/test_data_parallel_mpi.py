@@ -41,11 +41,11 @@ BUCKETS = """
         layers = torch.nn.ModuleList(torch.nn.Linear(100, 100, bias=False, dtype=dtype) for _ in range(4))
         ddp = DDP(layers, comm, op="sum", unused=True, bucket_bytes=1, first_bucket_bytes=1)
         if dtype != torch.bfloat16:
-            for bucket in ddp.buckets:
+            for bucket in ddp.reducer.buckets:
                 assert len(ddp.stream.comm.peers(bucket.flat.numpy())) == 3, "not in the shared window"
         waiting = []  # how many buckets are not launched yet, whenever a gradient has arrived
         for parameter in layers.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: waiting.append(len(ddp.line)))
+            parameter.register_post_accumulate_grad_hook(lambda _: waiting.append(len(ddp.reducer.to_launch)))
         before = comm.traffic.bytes_sent
         x = torch.ones(1, 100, dtype=dtype)
         with ddp.no_sync():

@@ -129,7 +129,7 @@ def recorded(comm: Communicator, first_layer: int) -> list[str]:
             lambda _, name=name: log.append(f"gradient {name[0]}")
         )
     ddp = DDP(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
-    ddp.stream = Recorder(ddp.stream, log, ddp.buckets)  # type: ignore[assignment]
+    ddp.stream = Recorder(ddp.stream, log, ddp.reducer.buckets)  # type: ignore[assignment]
     x, total = torch.ones(1, 8), torch.zeros(())
     for start in (first_layer, (first_layer + 2) % 4):
         total = total + model[start + 1](model[start](x)).sum()
@@ -184,7 +184,10 @@ def test_partition_keeps_precisions_apart() -> None:
 def test_buckets_go_from_the_last_parameter_to_the_first_and_the_first_is_small() -> None:
     def program(comm: Communicator) -> list[list[str]]:
         ddp = wrap_tower(comm, DDP, tower(), layers=2)
-        return [[ddp.names[parameter] for parameter in bucket.parameters] for bucket in ddp.buckets]  # type: ignore
+        return [
+            [ddp.names[parameter] for parameter in bucket.parameters]
+            for bucket in ddp.reducer.buckets
+        ]  # type: ignore
 
     for names in minidist.run(program, 2):
         assert names == [["4.weight"], ["3.weight", "2.weight"], ["1.weight", "0.weight"]]
@@ -212,11 +215,11 @@ def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(
             gradients = [parameter.grad for parameter in ddp.parameters_to_reduce]
             assert len(gradients) == len(list(model.parameters())) - 1, "all but the frozen one"
             for parameter, gradient in zip(ddp.parameters_to_reduce, gradients, strict=True):
-                assert gradient is not None and inside(gradient, ddp.bucket_of[parameter])
-            assert sum(bucket.flat.nbytes for bucket in ddp.buckets) == sum(
+                assert gradient is not None and inside(gradient, ddp.reducer.bucket_of[parameter])
+            assert sum(bucket.flat.nbytes for bucket in ddp.reducer.buckets) == sum(
                 g.nbytes for g in gradients if g is not None
             )
-        for bucket in ddp.buckets:
+        for bucket in ddp.reducer.buckets:
             for seen_from in (comm, ddp.stream.comm):
                 peers = seen_from.peers(bucket.flat.numpy())
                 assert peers is not None and len(peers) == comm.size

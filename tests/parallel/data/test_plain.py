@@ -11,7 +11,8 @@ from torch import nn
 import minidist
 from minidist.comm import Communicator
 from minidist.parallel import DataParallel, NaiveDataParallel
-from minidist.parallel.data import PlainDataParallel, reduce_gradients
+from minidist.parallel.data.after_backward import PlainDataParallel
+from minidist.parallel.data.plain import reduce_gradients
 from minidist.trace import Trace
 
 LAYERS, WIDTH = 5, 121  # which neither 2 nor 3 divides

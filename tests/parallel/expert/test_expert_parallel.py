@@ -24,10 +24,11 @@ from minidist.model.experts import Experts
 from minidist.model.moe import RoutedExperts, rebalance, routed_in
 from minidist.parallel import DDP, FSDP
 from minidist.parallel.adjoint import reduce_from
+from minidist.parallel.apply import parallelize
+from minidist.parallel.data.buckets import MIB
 from minidist.parallel.expert.dispatch import Dispatch, Levels
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.expert.plain import plain_dispatch
-from minidist.parallel.parallelize import parallelize
 from minidist.parallel.recipe import Recipe, RecipeError
 
 MOE = GPTConfig(
@@ -44,14 +45,14 @@ LAYOUTS = {
     "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1, ep_comm="plain"), MOE),
     "ep2 of dp4, ZeRO 2, small buckets": (
         Layout(dp=4, ep=2),
-        Recipe(zero=2, bucket_bytes=3000),
+        Recipe(zero=2, bucket_mib=3000 / MIB),
         BIASED,
     ),
     "ep4, ZeRO 3, one copy of each": (Layout(dp=4, ep=4), Recipe(zero=3), BIASED),
     "ep3 of dp6, ZeRO 3": (Layout(dp=6, ep=3), Recipe(zero=3), MOE),
     "tp2": (Layout(tp=2), Recipe(), MOE),
     "tp3 x ep2, uneven tokens and experts": (Layout(dp=2, tp=3, ep=2), Recipe(), THREE),
-    "sp2 x ep3, ZeRO 1": (Layout(dp=3, tp=2, ep=3), Recipe(zero=1, sequence=True), MOE),
+    "sp2 x ep3, ZeRO 1": (Layout(dp=3, tp=2, ep=3), Recipe(zero=1, sp=True), MOE),
     "cp2 x dp2, ep4": (Layout(dp=2, cp=2, ep=4), Recipe(), MOE),
     "cp3 x tp2, ep3, accumulated": (
         Layout(cp=3, tp=2, ep=3),
@@ -63,7 +64,7 @@ LAYOUTS = {
         Recipe(schedule="1f1b", microbatches=4, recompute="full"),
         BIASED,
     ),
-    "tp2 of dp4, ZeRO 3 in groups of 2": (Layout(dp=4, tp=2), Recipe(zero=3, shard_ranks=2), MOE),
+    "tp2 of dp4, ZeRO 3 in groups of 2": (Layout(dp=4, tp=2), Recipe(zero=3, hsdp=2), MOE),
     "pp2 x ep3, ZeRO 3": (
         Layout(dp=3, pp=2, ep=3),
         Recipe(schedule="gpipe", microbatches=2, zero=3),
@@ -300,7 +301,7 @@ def chosen(comm: Communicator, case: Case) -> tuple[dict[int, list[int]], list[t
     [
         (Layout(dp=2, ep=2), Recipe(recompute="full")),
         (Layout(dp=4, ep=2), Recipe(zero=3, microbatches=2)),
-        (Layout(cp=2, tp=2, ep=2), Recipe(sequence=True)),
+        (Layout(cp=2, tp=2, ep=2), Recipe(sp=True)),
         (Layout(pp=2, dp=2, ep=2), Recipe(schedule="zb-h1", microbatches=4, recompute="full")),
     ],
 )
@@ -354,7 +355,7 @@ def router_gradient(comm: Communicator, layout: Layout, microbatches: int, scale
     """
     mesh, config = Mesh(comm, layout), replace(MOE, dropout=0.0)
     model = GPT(config, torch.Generator().manual_seed(0), dtype=torch.float64)
-    recipe = Recipe(microbatches=microbatches, sequence=layout.tp > 1)
+    recipe = Recipe(microbatches=microbatches, sp=layout.tp > 1)
     case = Case(layout, recipe, config, frozen=())
 
     def carried(x: Tensor) -> Tensor:
@@ -395,10 +396,10 @@ def test_the_auxiliary_loss_alone_is_one_number(
     ("config", "layout", "recipe", "sentence"),
     [
         (MOE, Layout(dp=2, ep=2), Recipe(strategy="naive"), "experts have fewer copies than all else, which naive"),
-        (MOE, Layout(dp=2, ep=2), Recipe(zero=3, shard_ranks=1), "ep=2: experts have fewer copies than all else"),
+        (MOE, Layout(dp=2, ep=2), Recipe(zero=3, hsdp=1), "ep=2: experts have fewer copies than all else"),
         (MOE, Layout(dp=2, ep=2), Recipe(zero=3, zeropp=True), "which ZeRO[+][+] does not know"),
         (MOE, Layout(dp=8, ep=8), Recipe(), "ep=8: 7 experts are fewer than the 8 ranks of ep and tp: use at most 7"),
-        (MOE, Layout(dp=2), Recipe(fp8=True), "experts are none: leave it out"),
+        (MOE, Layout(dp=2), Recipe(fp8=True), "experts are not linear layers: leave it out"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="star"), "there is no way 'star' to reach experts: choose"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="hierarchical"), "ranks 0, 1 lie on nodes of 2: use the way 'direct'"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="plain", ep_fp8=True), "sends nothing in 8 bits"),

@@ -19,7 +19,7 @@ import minidist
 from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.data.data_parallel import DataParallel
+from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.pipeline.actions import Action
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline, Run, tie_stages

@@ -28,7 +28,7 @@ from minidist.comm import Communicator
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, clip_by_global_norm
-from minidist.parallel.sharded.sharded_model import MOST
+from minidist.parallel.sharded.window import MOST
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 5, "tied": False}))
 
@@ -92,7 +92,7 @@ def whole_units(model: FSDP) -> list[str]:
     return [
         unit.name
         for unit in units
-        if any(flat.whole.untyped_storage().nbytes() for flat in unit.flats)
+        if any(flat.unsharded.untyped_storage().nbytes() for flat in unit.flats)
     ]
 
 
@@ -118,7 +118,9 @@ def test_two_units_are_whole_at_most_and_none_after_backward(ranks: int) -> None
         seen = watch(model)
         for _ in range(2):  # from the second forward on, units are gathered ahead
             step(model, comm.rank)
-        held = sum(flat.mine.nbytes + flat.whole.untyped_storage().nbytes() for flat in model.flats)
+        held = sum(
+            flat.mine.nbytes + flat.unsharded.untyped_storage().nbytes() for flat in model.flats
+        )
         return seen, held, sum(p.nbytes for p in model.parameters()), len(model.flats)
 
     for seen, held, total, flats in minidist.run(program, ranks):
@@ -156,8 +158,8 @@ def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> Non
 
     def program(comm: Communicator) -> list[list[str]]:
         model = FSDP(build(DEEP, 0), comm, op="sum")
-        assert not model.ahead_of_time
-        model.ahead_of_time = ahead
+        assert not model.passes.ahead_of_time
+        model.passes.ahead_of_time = ahead
         step(model, comm.rank)
         seen: list[list[str]] = []
         for unit in model.units[1:4]:
@@ -208,13 +210,16 @@ def test_hybrid_sharding_sends_a_part_across() -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = FSDP(build(DEEP, comm.rank).requires_grad_(True), comm, op="sum", shard_ranks=2)
         step(model, comm.rank)
-        assert model.across is not None
-        across, inside = model.across.traffic.bytes_sent, model.shard_comm.traffic.bytes_sent
+        assert model.ranks.across is not None
+        across, inside = (
+            model.ranks.across.traffic.bytes_sent,
+            model.ranks.shard_comm.traffic.bytes_sent,
+        )
         total = sum(p.nbytes for p in model.parameters())
         step(model, comm.rank)
         return (
-            model.across.traffic.bytes_sent - across,
-            model.shard_comm.traffic.bytes_sent - inside,
+            model.ranks.across.traffic.bytes_sent - across,
+            model.ranks.shard_comm.traffic.bytes_sent - inside,
             total,
         )
 
@@ -295,7 +300,7 @@ def test_gradients_that_somebody_still_looks_at_are_not_zeroed_with_the_others()
     def program(comm: Communicator) -> None:
         model = FSDP(build(CONFIG, comm.rank), comm, op="sum")
         step(model, comm.rank)
-        seen = [flat.gradient for flat in model.flats if flat.gradient is not None]
+        seen = [flat.shard.gradient for flat in model.flats if flat.shard.gradient is not None]
         before = [gradient.clone() for gradient in seen]
         model.zero_grad()
         assert (

@@ -165,7 +165,7 @@ def routes(
     """In the last step, rank 2 goes another way."""
     torch.manual_seed(0)
     model = FSDP(Routed(hidden), comm, op="sum", unused=True, policy=each)
-    model.same.at_once = at_once
+    model.ranks.same.at_once = at_once
     with torch.set_grad_enabled(trained):
         for step in range(steps):
             loss = model(rows(0), [0, 2] if step == steps - 1 and comm.rank == 2 else [0, 1]).sum()

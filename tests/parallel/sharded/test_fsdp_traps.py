@@ -318,9 +318,9 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
             y.square().sum().backward()
             optimizer.step()
         seen |= {("out", y.dtype)} | {
-            ("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats
+            ("master", flat.shard.values.dtype, flat.shard.values.grad_fn) for flat in wrapped.flats
         }
-        assert all(flat.mine is flat.values for flat in wrapped.flats), (
+        assert all(flat.mine is flat.shard.values for flat in wrapped.flats), (
             "a second copy of the shards is kept"
         )
         return wrapped.full_state_dict(), seen

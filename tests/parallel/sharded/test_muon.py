@@ -19,7 +19,6 @@ from minidist.model import cross_entropy_sum
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2, placement_of
 from minidist.parallel.data.sampler import share
 from minidist.parallel.optimizer.muon import balance
-from minidist.parallel.sharded.shard import Sharded
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"lr": 0.05},
@@ -45,7 +44,7 @@ def optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices and AdamW for the others, as one does."""
     matrices, others = matrices_and_others(model)
-    if isinstance(wrapped, Sharded):
+    if isinstance(wrapped, ZeRO1 | FSDP):
         return [
             wrapped.optimizer(Muon, matrices, **options),
             wrapped.optimizer(AdamW, others, **ADAMW),
@@ -142,7 +141,7 @@ def test_bytes_sent_and_held(stage: Any, ranks: int) -> None:
             0
             if stage is FSDP
             else sum(
-                b.whole.nbytes for b in wrapped.shards.values() if {*b.parameters} & {*matrices}
+                b.flat.nbytes for b in wrapped.shards.values() if {*b.parameters} & {*matrices}
             )
         )
         return sent, held, stays, published

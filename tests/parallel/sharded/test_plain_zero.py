@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import minidist
 from minidist.comm import Communicator
 from minidist.memory.account import Account
-from minidist.parallel.data import PlainDataParallel
+from minidist.parallel.data.after_backward import PlainDataParallel
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded import PlainUnit, PlainZeRO
 
@@ -90,7 +90,7 @@ def plain_zero(comm: Communicator, stage: int) -> tuple[dict[str, Tensor], int, 
     whole: list[int] = []
 
     def look(*_: object) -> None:
-        whole.append(sum(unit.whole.untyped_storage().nbytes() > 0 for unit in zero.units))
+        whole.append(sum(unit.unsharded.untyped_storage().nbytes() > 0 for unit in zero.units))
         account.sample()
 
     for unit in zero.units:

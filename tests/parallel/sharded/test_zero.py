@@ -84,7 +84,7 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
     def program(comm: Communicator) -> tuple[list[int], int, int]:
         model = wrap(build(CONFIG, comm.rank), comm, Case(stage))
         assert isinstance(model, ZeRO1)
-        largest = max(sum(p.nbytes for p in bucket.parameters) for bucket in model.buckets)
+        largest = max(sum(p.nbytes for p in bucket.parameters) for bucket in model.reducer.buckets)
         during: list[int] = []
 
         def look(_: Tensor) -> None:
@@ -130,7 +130,7 @@ def test_room_for_reduced_gradients_is_kept_so_what_is_held_does_not_depend_on_t
     def program(comm: Communicator) -> list[int]:
         model = wrap(build(CONFIG, 0), comm, Case(stage))
         assert isinstance(model, ZeRO1)
-        held = [sum(shard.gradient is not None for shard in model.shards.values())]
+        held = [sum(part.shard.gradient is not None for part in model.shards.values())]
         for zero in (lambda: None, model.zero_grad, lambda: model.zero_grad(set_to_none=False)):
             zero()
             held.append(sum(tensor.nbytes for tensor in model.held()["gradients"]))
@@ -300,7 +300,11 @@ def test_what_ddp_takes_in_order_its_stages_take_too() -> None:
         wrapped = kind(
             nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), comm, "mean", True, 24, 8
         )
-        return wrapped.op, wrapped.unused, [len(bucket.parameters) for bucket in wrapped.buckets]
+        return (
+            wrapped.op,
+            wrapped.expected.unused,
+            [len(bucket.parameters) for bucket in wrapped.reducer.buckets],
+        )
 
     of_ddp, *others = [
         minidist.run(partial(program, kind=kind), 2)[0] for kind in (DDP, ZeRO1, ZeRO2)

@@ -5,7 +5,7 @@
     model.module.encoder.encode(x)                                   gathers, encodes, frees
 
 Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters, and
-they say so (`parallel/freed.py`).
+they say so (`freed.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from minidist.parallel.sharded.fsdp import FSDP, UnitHook
-from minidist.parallel.sharded.sharded_model import gone
-from minidist.parallel.sharded.units import Unit
+from minidist.parallel.sharded.access.closed import gone
+from minidist.parallel.sharded.passes import Passes, UnitHook
+from minidist.parallel.sharded.unit import Unit
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -43,15 +43,12 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     hook = next(
         (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, UnitHook)), None
     )
-    model, unit = hook.asked() if hook else (None, None)
+    before: Any = hook.method() if hook else None
     kind = type(module).__name__
-    if model is None or unit is None:
-        fault = (
-            f"this {kind} is no unit of an FSDP model, so nothing knows when {method_name} needs "
-            "its parameters"
-        )
+    if hook is None or before is None:
         raise ValueError(
-            f"{fault}: wrap the model first, and name a unit that its policy chooses, or its "
+            f"this {kind} is no unit of an FSDP model, so nothing knows when {method_name} needs "
+            "its parameters: wrap the model first, and name a unit that its policy chooses, or its "
             ".module"
         )
     if not callable(getattr(module, method_name, None)):
@@ -60,14 +57,16 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             "it has"
         )
     if not isinstance(module.__dict__.get(method_name), AsForward):
-        model.hooks.append(AsForward(model, unit, method_name))
+        passes, unit = before.__self__, hook.first[0]()
+        assert unit is not None, "its passes have it"
+        passes.hooks.append(AsForward(passes, unit, method_name))
 
 
 class AsForward:
     """Stands in place of a unit's method, as an attribute of the unit, until it is removed."""
 
-    def __init__(self, model: FSDP, unit: Unit, name: str) -> None:
-        self.model, self.unit = weakref.ref(model), weakref.ref(unit)
+    def __init__(self, passes: Passes, unit: Unit, name: str) -> None:
+        self.passes, self.unit = weakref.ref(passes), weakref.ref(unit)
         self.module, self.name = weakref.ref(unit.module), name
         self.before = unit.module.__dict__.get(name)  # a function that somebody else has put there
         self.method = getattr(unit.module, name)
@@ -76,10 +75,10 @@ class AsForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method as if it were the unit's forward."""
-        model, unit = self.model(), self.unit()
-        if model is None or unit is None:
+        passes, unit = self.passes(), self.unit()
+        if passes is None or unit is None:
             raise gone(self.module())
-        return model.as_forward(unit, self.method, args, kwargs)
+        return passes.as_forward(unit, self.method, args, kwargs)
 
     def remove(self) -> None:
         """Put the method back."""

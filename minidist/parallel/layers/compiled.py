@@ -11,7 +11,7 @@ block, weight gradients that are put off, and dropout, whose mask depends on its
 (Ansel et al. 2024, "PyTorch 2".)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -19,9 +19,13 @@ import torch
 from torch import nn
 
 from minidist.memory.recompute.segments import checkpoint
+from minidist.mesh import Layout
 from minidist.model.attention import capability
 from minidist.model.dropout import Dropout
 from minidist.parallel.context.blocks import Across
+from minidist.parallel.layers.blocks import blocks_of
+from minidist.parallel.recipe import Recipe
+from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 AS_THEY_ARE = (
     "minidist.comm",
@@ -44,6 +48,31 @@ MOST_FORMS = 64
 """How often one function is compiled, for other shapes and layers of another form; later ones run
 as they are.
 """
+
+
+class Compiling(Strategy):
+    """Compiles the forward of each block that a rank has."""
+
+    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
+        """Blocks and a compiler have to be there."""
+        if recipe.compile and facts.layers < 1:
+            yield f"compile={recipe.compile!r} is for a model with a list of `layers`: leave it out"
+        if recipe.compile and (fault := compile_fault(recipe.compile)):
+            yield fault
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """A recipe says so."""
+        return bool(recipe.compile)
+
+    def apply(self, parallel: Parallel, checked: Any) -> None:
+        """Compile each stage's blocks; where they are recomputed, each shape for itself."""
+        dynamic = None if parallel.recipe.recompute == "none" else False
+        for stage in parallel.stages.values():
+            compile_blocks(blocks_of(stage), name_of(parallel.recipe.compile), dynamic)
+
+    def undo(self, parallel: Parallel) -> None:
+        """Run blocks as their classes say."""
+        as_they_were(blocks_of(parallel.model))
 
 
 def compile_blocks(

@@ -1,0 +1,113 @@
+"""Asking `train` about a planned run: its own parser and checks, on ranks that exist on paper alone.
+
+    words of a command line ──complaint──▶ what `train` says to them: nothing if it takes them
+                            ──bytes_of_host──▶ the memory for which it asks a node
+
+Nothing is sent, and no weight is drawn. It takes torch, in which `train` builds the model without
+memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.cli.train_checks import host_memory
+from minidist.comm import Communicator
+from minidist.comm.buffers import Array
+from minidist.comm.ledger import Ledger
+from minidist.comm.wire import Request, Wire
+from minidist.mesh import AXES, Layout, Mesh
+from minidist.plan.run import Setup
+from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
+from minidist.trainer.config import ConfigError
+from minidist.trainer.flags import parse
+
+
+def complaint(words: Sequence[str], run: Setup) -> str:
+    """Return why `train` refuses these words of its command line; nothing if it takes them."""
+    try:
+        dry_run(words, run)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def bytes_of_host(words: Sequence[str], run: Setup, node: int) -> float:
+    """Return the bytes that a node of `node` ranks needs on its host until each rank has its share.
+
+    Raises
+    ------
+    ConfigError
+        What `train` says, if it refuses the words.
+    """
+    checked = dry_run(words, run)
+    return host_memory(checked.config, checked.sizes, node)
+
+
+def dry_run(words: Sequence[str], run: Setup) -> CheckedRun:
+    """Have `train` read its command line and check it for the ranks of a planned run.
+
+    Files and memory are those of another machine, so they are not checked.
+
+    Raises
+    ------
+    ConfigError
+        What `train` says.
+    """
+    config = parse(words)
+    mesh = PaperMesh(layout_of(config, run.machine.total), run.machine.node)
+    if config.parallel.order != ",".join(AXES):
+        check_order(mesh.layout, mesh.world.nodes)
+    return check_run(config, mesh, run.model.vocabulary)
+
+
+class PaperWire(Wire):
+    """The wire of a rank whose other ranks do not exist: it knows where they would be, and sends
+    nothing.
+    """
+
+    kind = "paper"
+
+    def isend(self, array: Array, to: int, tag: int) -> Request:
+        raise NotImplementedError("ranks on paper send nothing")
+
+    def irecv(self, array: Array, source: int, tag: int) -> Request:
+        raise NotImplementedError("ranks on paper receive nothing")
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        raise NotImplementedError("ranks on paper do not answer")
+
+    def derive(
+        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
+    ) -> Wire:
+        raise NotImplementedError("ranks on paper form no groups: PaperMesh has them all")
+
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
+        raise NotImplementedError("ranks on paper have no memory")
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+class PaperMesh(Mesh):
+    """The mesh of rank 0 among ranks on paper, of which each node has `node`.
+
+    Checks ask it for sizes and places.
+    """
+
+    def __init__(self, layout: Layout, node: int) -> None:
+        homes = [rank // node for rank in range(layout.size)]
+
+        def among(*axes: str) -> Communicator:
+            members = layout.group(axes, 0)
+            wire = PaperWire(0, members, "paper", homes)
+            return Communicator(wire, Ledger())
+
+        self.layout = layout
+        self.coordinate = layout.coordinate(0)
+        self.world = among(*AXES)
+        self.dp = among("dp")
+        self.pp = among("pp")
+        self.cp = among("cp")
+        self.tp = among("tp")
+        self.ep = among("ep")
+        self.data = among("dp", "cp")

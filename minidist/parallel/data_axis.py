@@ -1,0 +1,109 @@
+"""Ranks that begin equal, and the strategy over the data axis: data parallelism (`data/`) or a stage
+of ZeRO (`sharded/`).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from minidist.mesh import Layout
+from minidist.parallel.data.after_backward import NaiveDataParallel, ParameterServer
+from minidist.parallel.data.buckets import MIB
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.options import STRATEGIES, DataParallelOptions
+from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.recipe import Recipe
+from minidist.parallel.replica import Replica
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
+from minidist.parallel.sharded.zero_plus_plus import ZeROPlusPlus
+from minidist.parallel.strategy import Facts, Parallel, Strategy
+
+
+class EqualValues(Strategy):
+    """Makes the model equal on all ranks of the mesh, once: what comes later does not do it again."""
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """Several ranks may have drawn other values."""
+        return layout.size > 1
+
+    def apply(self, parallel: Parallel, checked: Any) -> None:
+        """Broadcast the model, adapters included: one broadcast for each tensor."""
+        make_equal(parallel.model, parallel.mesh.world)
+
+
+class DataAxis(Strategy):
+    """Reduces the gradients of what is left on this rank, or shards what there is."""
+
+    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
+        """Options go with the strategy and the stage, and divide the ranks of the data axis."""
+        ranks = layout.dp * layout.cp
+        if recipe.strategy not in STRATEGIES:
+            yield f"there is no strategy {recipe.strategy!r}: choose one of {', '.join(STRATEGIES)}"
+        if recipe.zero and recipe.strategy != "ddp":
+            yield (
+                f"ZeRO {recipe.zero} shards what ddp reduces, not strategy {recipe.strategy!r}: "
+                "use ddp"
+            )
+        if recipe.hsdp and recipe.zero != 3:
+            yield f"hsdp={recipe.hsdp} is for ZeRO 3, not for ZeRO {recipe.zero}: leave it out"
+        if recipe.hsdp and (recipe.hsdp < 0 or ranks % recipe.hsdp):
+            yield (
+                f"hsdp={recipe.hsdp} does not divide dp*cp = {ranks}: choose a divisor of {ranks}"
+            )
+        if recipe.bucket_mib != DataParallelOptions.bucket_mib and (
+            recipe.zero == 3 or recipe.strategy != "ddp"
+        ):
+            how = "ZeRO 3" if recipe.zero == 3 else f"the strategy {recipe.strategy!r}"
+            yield (
+                f"bucket_mib={recipe.bucket_mib} is for ddp and ZeRO 1 and 2, not for {how}: "
+                "leave it out"
+            )
+        if recipe.allocate is not None and recipe.zero != 3:
+            yield (
+                f"allocate={recipe.allocate} is for the shards of ZeRO 3, not for ZeRO "
+                f"{recipe.zero}: leave it out"
+            )
+        if recipe.zeropp and (recipe.zero != 3 or recipe.hsdp):
+            what = f"ZeRO {recipe.zero}" if recipe.zero != 3 else f"groups of {recipe.hsdp} ranks"
+            yield (
+                f"zeropp=True is ZeRO 3 over all ranks of the data axis, not {what}: use zero=3 "
+                "alone"
+            )
+        if recipe.node_ranks is not None and (
+            not recipe.zeropp or recipe.node_ranks < 1 or ranks % recipe.node_ranks
+        ):
+            yield (
+                f"node_ranks={recipe.node_ranks} is for zeropp=True and a divisor of dp*cp = "
+                f"{ranks}: leave it out"
+            )
+
+    def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
+        """The data axes have several ranks."""
+        return layout.dp * layout.cp > 1
+
+    def apply(self, parallel: Parallel, checked: Any) -> None:
+        """Wrap the model. Gradients are summed: the loss is divided by the tokens of all ranks."""
+        parallel.replica = self._replica(parallel)
+
+    def _replica(self, parallel: Parallel) -> Replica:
+        model, data, recipe = parallel.model, parallel.mesh.data, parallel.recipe
+        if recipe.strategy == "naive":
+            return NaiveDataParallel(model, data, "sum")
+        if recipe.strategy == "server":
+            return ParameterServer(model, data, "sum")
+        if recipe.zeropp:
+            return ZeROPlusPlus(
+                model, data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate
+            )
+        if recipe.zero == 3:
+            return FSDP(
+                model, data, "sum", shard_ranks=recipe.hsdp or None, allocate=recipe.allocate
+            )
+        kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+        size = int(recipe.bucket_mib * MIB)
+        first = min(MIB, size)  # a small first bucket: see `DDP`
+        return kind(model, data, "sum", bucket_bytes=size, first_bucket_bytes=first)
+
+    def undo(self, parallel: Parallel) -> None:
+        """Gather what ZeRO 3 has cut along the data axis."""
+        parallel.replica.unwrap()

@@ -1,0 +1,42 @@
+"""The options of a pipeline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minidist.comm.job.number import NOT_NEGATIVE, Needs, one_of, option
+from minidist.parallel.pipeline.actions import Plan
+from minidist.parallel.pipeline.schedules import NAMES
+
+STAGES = Needs("--pp RANKS", "pp", lambda ranks: ranks > 1)
+INTERLEAVED = Needs("--schedule interleaved", "schedule", lambda name: name == "interleaved")
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How the layers are shared out among stages, and in which order stages compute.
+
+    Attributes
+    ----------
+    schedule : str or Plan
+        The name of a schedule, or your own plan without sends and receives.
+    chunks : int
+        Stages a rank, for the interleaved schedule. 0: 2 for that schedule, else 1.
+    microbatches : int
+        Microbatches of a step, on each rank of the data axis; without a pipeline, gradients
+        accumulate over them. 0: those of your own plan, two for each stage of a pipeline, or 1
+        without one.
+    costs : sequence of float, optional
+        The cost of each layer, by which the pipeline is cut; by default all cost the same. See
+        `balance`.
+    """
+
+    schedule: str | Plan = option(
+        "1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES), needs=STAGES, kind=str
+    )
+    chunks: int = option(
+        0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE, needs=INTERLEAVED
+    )
+    microbatches: int = option(
+        0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE, needs=STAGES
+    )
+    costs: Sequence[float] | None = option(None, "the cost of each layer", flag=False)

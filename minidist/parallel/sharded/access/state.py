@@ -1,0 +1,119 @@
+"""The whole state of a model whose parameters are spread over ranks: to read it, to save it, to
+load it.
+
+Functions over flats: each gathers one at a time, so that a rank has room for no more. A rank sends
+(P - 1)/P of the bytes it returns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA
+
+from minidist.collectives import all_gather
+from minidist.parallel.data.flatten import views_into
+from minidist.parallel.sharded.flat import Flat
+
+Names: TypeAlias = dict[nn.Parameter, str]
+
+
+def full_tensors(flats: list[Flat], names: Names) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and whole of each parameter, in the optimizer's dtype. Collective."""
+    for flat in flats:
+        whole = gathered(flat, flat.shard.values)
+        for parameter, value in zip(flat.parameters, whole, strict=True):
+            yield names[parameter], value
+
+
+def full_gradients(flats: list[Flat], names: Names) -> Iterator[tuple[str, Tensor | None]]:
+    """Yield name and whole gradient of each trained parameter, None if it has none. Collective.
+
+    They are the gradients of the slices: reduced and, after clipping, clipped.
+    """
+    for flat in (flat for flat in flats if flat.trained):
+        shard = flat.shard
+        mine = torch.zeros_like(shard.values)
+        for parameter, piece in shard.slices.items():
+            if piece.grad is not None:
+                mine[shard.pieces[parameter]] = piece.grad
+        for parameter, value in zip(flat.parameters, gathered(flat, mine), strict=True):
+            yield names[parameter], None if shard.slices[parameter].grad is None else value
+
+
+def gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
+    """Gather all ranks' elements, `mine` being this rank's; return a tensor for each parameter."""
+    counts = flat.shard.counts
+    whole = torch.empty(sum(counts), dtype=mine.dtype, device=flat.device)
+    all_gather(mine.to(flat.device), flat.shard.comm, out=whole, counts=counts)
+    return views_into(whole, flat.parameters)
+
+
+def full_state_dict(model: nn.Module, flats: list[Flat], names: Names) -> dict[str, Tensor]:
+    """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+    Collective.
+    """
+    whole = {name: value.to("cpu", copy=True) for name, value in full_tensors(flats, names)}
+    every = model.named_parameters(remove_duplicate=False)
+    aliases = {name: names[parameter] for name, parameter in every if parameter in names}
+    # for its names, their order, and the buffers: not for values
+    with torch._C.DisableTorchFunctionSubclass():
+        state = model.state_dict()
+    return {
+        name: whole[aliases[name]] if name in aliases else value.cpu()
+        for name, value in state.items()
+    }
+
+
+def load(
+    model: nn.Module,
+    flat_of: Mapping[nn.Parameter, Flat],
+    names: Names,
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+) -> None:
+    """Load whole parameters into this rank's shards; publish them afterwards.
+
+    Raises
+    ------
+    ValueError
+        If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has
+        changed then.
+    """
+    targets = dict(model.named_buffers()) | dict(model.named_parameters(remove_duplicate=False))
+    extra = {
+        f"{name}.{EXTRA}".lstrip("."): module.set_extra_state
+        for name, module in model.named_modules()
+        if keeps_more(module)
+    }
+    missing, wrong = set(names.values()), []
+    writes: list[Callable[[], object]] = []
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        target = targets.get(name)
+        if name in extra:
+            writes.append(partial(extra[name], value))
+        elif target is None or target.shape != value.shape:
+            here = "nothing" if target is None else list(target.shape)
+            wrong.append(f"{name} is {list(value.shape)} there and {here} here")
+        elif isinstance(target, nn.Parameter) and target in flat_of:
+            writes.append(partial(flat_of[target].write, target, value))
+            missing.discard(names[target])
+        else:  # a buffer, or an ignored parameter
+            writes.append(partial(target.detach().copy_, value))
+        # what is drawn one by one may not fit at once
+        while writes and not isinstance(tensors, Mapping):
+            writes.pop()()
+    wrong += [f"{name} is missing" for name in names.values() if name in missing]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+    for write in writes:
+        write()
+
+
+def keeps_more(module: nn.Module) -> bool:
+    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a
+    router's bias.
+    """
+    return type(module).set_extra_state is not nn.Module.set_extra_state

@@ -1,0 +1,198 @@
+"""What a GPU holds at its peak, by category: on the stage of the pipeline that holds most.
+
+The formulas are those of `equation.py` and its papers. Here they meet each stage, each schedule and
+each software:
+
+    parameters, gradients, optimizer   bytes a parameter. ZeRO divides them by the ranks that have the same parameters,
+                   and experts have fewer copies than the rest; some frameworks keep a copy of their own
+    activations    what the microbatches in flight keep (1F1B: one for each later stage), and one layer at work
+    logits         in 16 and 32 bits, where the head is
+    communication  gathered layers
+    resident       what the driver sees beside tensors: context, NCCL's buffers, fragmentation
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from minidist.plan.equation import layer_activations
+from minidist.plan.links import Group
+from minidist.plan.run import Setup
+
+GB = 1e9
+Bytes = dict[str, float]
+Parts: TypeAlias = Sequence[tuple[float, Group]]
+"""Parameters on a rank, each with the ranks that have the same ones."""
+
+
+# ---------------------------------------------------------------- which parameters a rank has
+
+
+def table_parameters(run: Setup) -> float:
+    """Return the parameters of the embedding, or of the head, on each rank along tp."""
+    return run.model.vocabulary * run.model.hidden / run.tp
+
+
+def ends_parameters(run: Setup) -> float:
+    """Return the parameters of embedding and head on a rank whose stage has either."""
+    tables = 1 if run.model.tied or run.pp > 1 else 2
+    return table_parameters(run) * tables
+
+
+def parts_of(run: Setup, layers: float, ends: float) -> Parts:
+    """Return the parameters of so many layers and of the ends on this rank, each with the ranks
+    that have the same ones.
+    """
+    (dense, same), *routed = run.parts
+    parts = [(layers * dense + ends, same)]
+    for count, copies in routed:
+        parts.append((layers * count, copies))
+    return parts
+
+
+# ---------------------------------------------------------------- what it holds
+
+
+def bytes_held(run: Setup) -> Bytes:
+    """Return the bytes by category of the fullest GPU at its peak."""
+    # The first stage has the embedding and most microbatches, the last one the head. The second
+    # can hold more than the first, whose embedding may count as a layer; so can the longest.
+    last = run.pp - 1
+    stages = {0, min(1, last), last}
+    if run.cut:
+        stages.add(run.cut.index(max(run.cut)))
+    found = [bytes_of_stage(run, stage) for stage in sorted(stages)]
+    return max(found, key=lambda bytes: sum(bytes.values()))
+
+
+def bytes_of_stage(run: Setup, stage: int) -> Bytes:
+    """Return the bytes by category of a GPU of a stage at its peak."""
+    model = run.model
+    layers = math.ceil(run.layers()[stage])
+    is_last = stage == run.pp - 1
+    has_own_head = is_last and not (model.tied and run.pp == 1)
+    tables = (stage == 0) + has_own_head
+    weights, gradients, optimizer = states(run, layers, tables)
+    saved, working = activations(run)
+    logits = 0.0
+    if is_last and not run.fused_loss:
+        columns = -(-model.vocabulary // run.tp)
+        logits = run.share.tokens * columns * run.software.kept_logit
+    outside = run.known["resident"] * GB if run.software.measured == "driver" else 0.0
+    return {
+        "parameters": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": in_flight(run, stage) * layers * saved + working,
+        "logits": logits,
+        "communication": gathered(run) if run.zero == 3 else 0.0,
+        "resident": outside,
+    }
+
+
+def states(run: Setup, layers: int, tables: int) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer of some layers and `tables` (embedding,
+    head).
+    """
+    weights = gradients = optimizer = 0.0
+    for count, same in parts_of(run, layers, tables * table_parameters(run)):
+        each = state_bytes(run, same.ranks)
+        weights += count * each[0]
+        gradients += count * each[1]
+        optimizer += count * each[2]
+    return weights, gradients, optimizer
+
+
+def state_bytes(run: Setup, ranks: int) -> tuple[float, float, float]:
+    """Return bytes of weights, gradients and optimizer for one parameter, which ZeRO shards over
+    `ranks`.
+
+    (ZeRO, table 1, and the software's own copies.)
+    """
+    software, zero = run.software, run.zero
+    if zero == 3 and not software.parameters:
+        # The sharded masters are the parameters. A pipeline keeps the gathered ones in 16 bits, too.
+        if run.offload:
+            return 2 / ranks, 2 / ranks, 0.0
+        pipelined = run.pp > 1
+        return 4 / ranks + 2 * pipelined, 4 / ranks + 4 * pipelined, 8 / ranks
+    # DeepSpeed keeps parameters in both precisions
+    is_deepspeed = zero > 0 and not software.rails
+    weights = software.parameters + (2 if is_deepspeed and run.gradients == 4 else 0)
+    cuts_gradients = zero >= 2 and run.reductions == 1
+    optimizer = 0 if run.offload else software.optimizer
+    return (
+        weights / (ranks if zero == 3 else 1),
+        run.gradients / (ranks if cuts_gradients else 1),
+        optimizer / (ranks if zero else 1),
+    )
+
+
+def gathered(run: Setup) -> float:
+    """Return the bytes that ZeRO 3 gathers: two layers at a time with their gradients, and tables.
+
+    Experts without copies are never sharded, so they are not gathered either.
+    """
+    parameters = 0.0
+    for count, same in run.parts:
+        if same.ranks > 1 or run.ep == 1:
+            parameters += count
+    inputs = 4 * run.share.tokens * run.model.hidden if run.tp > 1 else 0
+    return 8 * parameters + 4 * table_parameters(run) + inputs
+
+
+def in_flight(run: Setup, stage: int) -> float:
+    """Return the most microbatches whose activations a stage holds at once, as the schedules'
+    papers have it.
+    """
+    m, p, v = run.microbatches, run.pp, run.chunks
+    if run.schedule == "gpipe":
+        return m
+    if run.schedule.startswith(("zb-2p", "zb-h2")):
+        return min(m, 2 * p - 1)
+    if run.schedule.startswith("zb"):
+        return min(m, p)
+    if v == 1:
+        return min(m, p - stage)
+    # interleaved: counted in chunks of microbatches
+    warm_up = 2 * (p - stage - 1) + (v - 1) * p
+    return min(m * v, warm_up + 1) / v
+
+
+def activations(run: Setup) -> tuple[float, float]:
+    """Return the bytes that a layer keeps for each microbatch, and those of a layer at work."""
+    everything, every_other_product = needed(run)
+    scores = 0.0
+    if run.software.kernel == "unfused":
+        queries = run.sequence // run.cp
+        scores = 5 * run.model.heads / run.tp * queries * run.sequence * run.share.batch
+    entry = 2 * run.share.tokens * run.model.hidden / (run.tp if run.sp else 1)
+    saved = {
+        "none": everything + scores,
+        "selective": everything,
+        "op": every_other_product,
+        "half": (everything + entry) / 2,
+        "full": entry,
+    }[run.recompute]
+    return saved, everything + scores - saved
+
+
+def needed(run: Setup) -> tuple[float, float]:
+    """Return the bytes that backward needs of a layer, without scores: all of them, and those that
+    the policy "op" keeps.
+    """
+    model, tp, tokens = run.model, run.tp, run.share.tokens
+    if not model.gated:
+        queries, batch = run.sequence // run.cp, run.share.batch
+        everything = layer_activations(
+            queries, batch, model.hidden, model.heads, tp, run.sp, attention_weights=False
+        )
+        return everything, everything / 2
+    routed = model.top_k + model.shared if model.experts else 1
+    # norms and sums: without sequence parallelism each rank along tp has all of them
+    between = 8 * tokens * model.hidden / (tp if run.sp else 1)
+    outputs = 4 * (model.heads + model.kv) * model.head_dim
+    everything = between + tokens * (outputs + 8 * model.ffn * routed) / tp
+    keys = 2 * model.kv * model.head_dim
+    kept = 0.75 * between + tokens * (keys + 2 * model.ffn * routed) / tp
+    return everything, kept

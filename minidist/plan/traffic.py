@@ -1,0 +1,124 @@
+"""What a step sends: the bytes along each axis, all ranks together, as the package's strategies
+count them.
+
+    tp     all-reduces of a microbatch's activations: one for the embedding, one for the head's input, two a layer in
+           each direction (with sequence parallelism an all-gather and a reduce-scatter, which send as much).
+           Recomputing stops before the last of a layer. The loss takes three 32-bit numbers a token; with sequence
+           parallelism the norms' gradients are reduced, too
+    pp     activations and their gradients across each border of two stages, by each tp rank unless sp has cut them
+    cp     a ring of keys and values, forward and backward; their gradients go round in 32 bits, and home
+    ep     four exchanges of the rows that tokens send to their experts, if those have equal loads
+    dp     gradients, over dp and cp: 2 (P - 1) of each byte. ZeRO 1 and 2 send half of it as parameters. ZeRO 3
+           gathers parameters twice a microbatch, but those outside the layers once
+
+These are messages of more than 32 KiB: smaller ones take fewer rounds for more bytes
+(`collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
+section 7; Korthikanti et al. 2022, section 4.2.)
+"""
+
+from minidist.plan.run import Setup
+
+
+def bytes_sent(run: Setup) -> dict[str, float]:
+    """Return the bytes that the ranks of a run send in a step, by axis."""
+    return {
+        "tp": along_tensor(run),
+        "pp": along_pipeline(run),
+        "cp": along_context(run),
+        "ep": along_experts(run),
+        "dp": along_data(run),
+    }
+
+
+def microbatches_of_all(run: Setup) -> int:
+    """Return how many microbatches all ranks of the data axes together compute in a step."""
+    return run.microbatches * run.dp * run.cp
+
+
+def along_tensor(run: Setup) -> float:
+    """Return the bytes along tp: activations, three numbers a token for the loss, and norms."""
+    layers = run.model.layers
+    all_reduces = 4.0  # of a layer: two forward, two backward
+    if run.recompute == "full":
+        all_reduces += 1.5 if run.sp else 1
+    activations = run.entry * (layers * all_reduces + 2)
+    loss = 12 * run.share.tokens
+    norms = (2 * layers + 1) * run.model.hidden * run.software.width if run.sp else 0
+    reduced = activations + loss + norms
+    # a ring all-reduce on tp ranks sends 2 (tp - 1) times the bytes, all of them together
+    return 2 * (run.tp - 1) * reduced * microbatches_of_all(run)
+
+
+def along_pipeline(run: Setup) -> float:
+    """Return the bytes along pp: activations across each border, and their gradients back."""
+    borders = run.pp * run.chunks - 1
+    senders = 1 if run.sp else run.tp
+    return 2 * borders * run.entry * senders * microbatches_of_all(run)
+
+
+def along_context(run: Setup) -> float:
+    """Return the bytes along cp: keys and values go round, and so do their gradients."""
+    if run.cp == 1:
+        return 0.0
+    model = run.model
+    width = run.software.width
+    keys = run.share.tokens * 2 * model.kv * model.head_dim * width
+    rounds = 3 if run.recompute == "full" else 2
+    hops = rounds * (run.cp - 1)
+    # gradients go in 32 bits, and one hop more: home
+    hops_of_gradients = run.cp * 4 / width
+    sent = keys * (hops + hops_of_gradients)
+    return model.layers * microbatches_of_all(run) * sent
+
+
+def along_experts(run: Setup) -> float:
+    """Return the bytes along ep: tokens go to their experts and home, forward and backward."""
+    model = run.model
+    rows = run.share.tokens * model.top_k * model.hidden * run.software.width
+    exchanges = 5 if run.recompute == "full" else 4
+    sent = rows * exchanges * (run.ep - 1) / run.ep
+    return model.layers * microbatches_of_all(run) * sent
+
+
+def along_data(run: Setup) -> float:
+    """Return the bytes along dp and cp: gradients, and what ZeRO gathers."""
+    ranks = run.dp * run.cp
+    width = run.software.width
+    gradient = run.gradients
+    ends = end_parameters(run)
+    dense = dense_parameters(run) + ends
+    experts = run.model.layers * run.model.experts * run.model.expert
+    copies = ranks // run.ep  # of each expert
+    if run.zero < 3:
+        # an all-reduce; or a reduce-scatter of gradients and an all-gather of parameters
+        each = gradient + (width if run.zero else gradient)
+        return (ranks - 1) * dense * each + (copies - 1) * experts * each
+    # Now parameters are gathered twice a microbatch, those outside the layers once, ...
+    shards = run.hsdp or ranks
+    groups = ranks // shards
+    each = 2 * run.microbatches * width + gradient
+    senders = ranks - groups  # in a group, (shards - 1)/shards of the bytes leave each rank
+    sent = senders * (dense * each - run.microbatches * ends * width)
+    # ... and gradients are all-reduced over the groups.
+    sent += 2 * (groups - 1) * dense * gradient
+    return sent + (copies - 1) * experts * each
+
+
+def end_parameters(run: Setup) -> int:
+    """Return the parameters of embedding, head and last norm, on all ranks along tp together."""
+    model, tp = run.model, run.tp
+    vocabulary = -(-model.vocabulary // tp) * tp  # padded until tp divides it
+    tables = 1 if model.tied and run.pp == 1 else 2
+    return vocabulary * model.hidden * tables + model.hidden * tp
+
+
+def dense_parameters(run: Setup) -> int:
+    """Return the parameters of all layers but experts, on all ranks along tp together.
+
+    Each rank has all of a layer's norms and its router.
+    """
+    model, tp = run.model, run.tp
+    without_experts = model.layer - model.experts * model.expert
+    more_routers = model.experts * model.hidden * (tp - 1)
+    norms = 2 * model.hidden * tp
+    return model.layers * (without_experts + more_routers + norms)

@@ -1,0 +1,75 @@
+"""AdamW over what a rank updates, and where its state and its shards lie."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.memory.offload import OffloadedOptimizer, mapped
+from minidist.memory.precision.masters import MasterWeights
+from minidist.mesh import Mesh
+from minidist.parallel import Parallel
+from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.files import retold
+
+
+def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
+    """Return AdamW over the parameters that this rank updates. It decays matrices and leaves norms
+    alone.
+
+    It updates 16-bit parameters through float32 masters. `--offload` says where its state lives.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no room.
+    """
+    options, offload_to = config.optimizer, config.offload_to
+    groups = decay_groups(parallel.model, options.weight_decay)
+    kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
+    betas = (options.beta1, options.beta2)
+    with retold(ConfigError, OSError, before="--offload disk: "):
+        built: MasterWeights = parallel.optimizer(
+            kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas
+        )
+    return built
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the matrices, which are decayed, and the other parameters, without those that are
+    frozen.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    others = [parameter for parameter in trained if parameter.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
+    """Return the function that allocates shards of parameters beside the optimizer's state; None:
+    on the device.
+    """
+    place = config.offload_to if config.parallel.zero == 3 else None
+    if isinstance(place, Path):
+        return lambda count, dtype: mapped((count,), dtype, place, "parameters")
+    if place == "cpu" and torch.cuda.is_available():
+        return lambda count, dtype: torch.zeros(count, dtype=dtype, pin_memory=True)
+    return None
+
+
+def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
+    """Raise ConfigError if this rank's shards of parameters go into files and the disk has no room
+    for them.
+    """
+    if config.parallel.zero == 3 and isinstance(config.offload_to, Path):
+        layout = mesh.layout
+        ranks = (config.parallel.hsdp or layout.dp * layout.cp) * layout.pp * layout.tp
+        bytes = sum(parameter.nbytes for parameter in model.parameters()) // ranks
+        with retold(ConfigError, OSError, before="--offload disk: "):
+            mapped((bytes,), torch.uint8, config.offload_to, "this rank's part of the parameters")

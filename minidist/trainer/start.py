@@ -1,0 +1,128 @@
+"""What a run starts from: a model, batches of text, and the place at which an earlier run ended.
+
+    CheckedRun, samples ──start_of──▶ Start ──▶ Trainer
+
+Nothing is sent, so ranks can still agree on whether to start (`all_or_none`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidist.memory.precision.mixed import LossScaler
+from minidist.model import GPT, GPTConfig
+from minidist.parallel import Recipe
+from minidist.parallel.data.sampler import DistributedSampler
+from minidist.parallel.layers.adapters import adapt
+from minidist.trainer.batches import Batches, columns_of, tokens_multiple
+from minidist.trainer.checked import CheckedRun, device_of
+from minidist.trainer.checkpoint.resume import (
+    Resumed,
+    fingerprint,
+    load_initial,
+    origin_of,
+    prepare,
+)
+from minidist.trainer.config import ConfigError
+from minidist.trainer.corpus.text import Samples
+
+
+@dataclass
+class Start:
+    """What a run starts from, on this rank.
+
+    Attributes
+    ----------
+    model : GPT
+        The whole model, with the weights of `--init` or drawn ones, without adapters.
+    batches, held_out : Batches
+        This rank's rows of the text to train on, and of that to measure on.
+    scaler : LossScaler or None
+        None but in float16.
+    base : str
+        The digest of what adapters stand beside; empty without adapters.
+    origin : dict
+        The `config.json` of the `--init` folder.
+    resumed : Resumed or None
+        Where the run continues.
+    """
+
+    model: GPT
+    batches: Batches
+    held_out: Batches | None
+    scaler: LossScaler | None
+    base: str
+    origin: dict[str, Any]
+    resumed: Resumed | None = None
+
+
+def start_of(run: CheckedRun, samples: Samples, held_out: Samples | None = None) -> Start:
+    """Read and draw what a run starts from.
+
+    Raises
+    ------
+    ConfigError
+        If the weights of `--init` cannot be read, or are another model's.
+    CheckpointError
+        If the run is to be resumed and cannot be.
+    """
+    config, recipe, comm = run.config, run.fit.recipe, run.mesh.world
+    generator = torch.Generator().manual_seed(config.run.seed)
+    model = GPT(run.sizes, generator, dtype=config.dtype, device=device_of(comm))
+    # adapters are saved without their base
+    if config.run.init and (recipe.lora or not config.run.resume):
+        load_initial(Path(config.run.init), model)
+    start = Start(
+        model,
+        _batches(run, samples),
+        _held_out(run, held_out) if config.run.eval_every else None,
+        LossScaler(comm) if config.dtype == torch.float16 else None,
+        fingerprint(model) if recipe.lora else "",
+        origin_of(config),
+    )
+    if config.run.resume:
+        shapes = adapted(run.sizes, config.dtype, recipe)
+        start.resumed = prepare(config, shapes, start.base, start.batches, start.scaler, comm)
+    return start
+
+
+def _batches(run: CheckedRun, samples: Samples) -> Batches:
+    """Return this rank's rows of the text to train on."""
+    config, dp = run.config, run.mesh.dp
+    sampler = DistributedSampler(
+        len(samples),
+        dp.size,
+        dp.rank,
+        config.run.seed,
+        batch=config.data.batch,
+        lengths=samples.lengths if config.data.by_length else None,
+    )
+    return _of(run, samples, sampler)
+
+
+def _held_out(run: CheckedRun, samples: Samples | None) -> Batches:
+    """Return this rank's rows of the text to measure on, in its order."""
+    config, dp = run.config, run.mesh.dp
+    if samples is None:
+        raise ConfigError(
+            f"--eval-every {config.run.eval_every}: the held-out text is too short for a sequence "
+            f"of {config.data.sequence} tokens: use --eval-text FILE, or a larger --held-out"
+        )
+    in_order = DistributedSampler(
+        len(samples), dp.size, dp.rank, batch=config.data.batch, shuffle=False
+    )
+    return _of(run, samples, in_order)
+
+
+def _of(run: CheckedRun, samples: Samples, sampler: DistributedSampler) -> Batches:
+    recipe, mesh = run.fit.recipe, run.mesh
+    return Batches(samples, sampler, tokens_multiple(recipe, mesh.layout), columns_of(recipe, mesh))
+
+
+def adapted(sizes: GPTConfig, dtype: torch.dtype, recipe: Recipe) -> GPT:
+    """Return a serial model on the device `meta`, with the adapters of a recipe."""
+    shapes = GPT(sizes, dtype=dtype, device="meta")
+    adapt(shapes, recipe)
+    return shapes
