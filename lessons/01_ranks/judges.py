@@ -163,7 +163,7 @@ def token_mistakes(own: Array, sums: Array, found: Sequence[Array]) -> dict[str,
         **{f"it is rank {other}'s own alone": [own[other] for _ in ranks] for other in ranks},
     }
     fits = {story: all(map(np.array_equal, found, values)) for story, values in wrong.items()}
-    return {story: wrong[story] for story in sorted(wrong, key=lambda story: not fits[story])}
+    return {story: wrong[story] for story in wrong if fits[story]} or wrong
 
 
 def judge_halo(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -260,6 +260,8 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         found, spare = result["buffer"], np.full_like(buffer, UNTOUCHED)
         wrong = wrong if buffer.itemsize == 8 else {}
         even = len(buffer) // pieces * pieces
+        if root and not any(sent_by(root, notes)) and rank != root:
+            wrong["places in the chain are counted from rank 0, and not from the root"] = spare
         wrong["the elements left over are never sent"] = np.concatenate(
             [buffer[:even], spare[even:]]
         )
@@ -390,7 +392,6 @@ def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         }
         wrong = {
             "the list is not sorted": found if sorted(found) == expected else None,
-            "those are listed that do finish": [rank for rank, plan in enumerate(left) if not plan],
             "a send is complete at once, as if somebody kept the message": unfinished(
                 follow(asked, kept=True)
             ),
@@ -412,6 +413,7 @@ def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             "sends and receives are only counted, and their order does not matter": (
                 sorted({pair[balance < 0] for pair, balance in counts.items() if balance})
             ),
+            "those are listed that do finish": [rank for rank, plan in enumerate(left) if not plan],
         }
         stories = [story for story, who in wrong.items() if who == found]
         story = f": this is what comes out if {', or if '.join(stories[:3])}" if stories else ""

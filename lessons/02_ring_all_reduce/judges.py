@@ -140,7 +140,7 @@ def parts_added(rank: int, found: Array, buffers: Sequence[Array]) -> str:
         for chosen in range(1, whole + (step > 0)):
             adding = [other for other in range(ranks) if chosen >> other & 1]
             if np.array_equal(found, sum(parts[other] for other in adding)) and len(found):
-                if adding == [(rank - 1) % ranks, rank] and not step:
+                if set(adding) == {(rank - 1) % ranks, rank} and not step:
                     return "a rank sends its own chunk on, not the sum that has come so far"
                 if len(adding) == ranks - 1 and index == (rank + 1) % ranks:
                     return f"a step is left out: it is chunk {index}, summed over all ranks but one"
@@ -219,6 +219,12 @@ def misplaced(rank: int, found: Array, parts: Sequence[Array]) -> str:
     for index, chunk in enumerate(chunks):
         if np.array_equal(chunk, parts[index]):
             continue
+        if index == rank and (chunk == UNTOUCHED).all():
+            right = (rank + 1) % len(parts)
+            return (
+                f"the first chunk that rank {rank} sends is {right}, not its own, {rank}: each rank "
+                "begins with a chunk that it does not hold, and overwrites its neighbour's own"
+            )
         if index == rank:
             return (
                 f"what comes first is written over the rank's own chunk, {rank}, which it has to "
@@ -248,6 +254,9 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             ),
             "the sums are not gathered, so that each rank has that of its own chunk alone": (
                 np.where(owner == rank, total, buffers[rank])
+            ),
+            "the sums are gathered before a rank's own is written into its chunk": np.where(
+                owner == rank, total, everyones
             ),
             "a rank's own sum is never written into its buffer: `chunks[i] = ...` changes the "
             "list alone": (np.where(owner == rank, buffers[rank], total)),

@@ -115,9 +115,24 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             if got[note.to] > rounds:
                 raise Wrong(
                     f"rank {note.to} got the data in round {got[note.to]}, expected in round "
-                    f"{rounds} at the latest"
+                    f"{rounds} at the latest{slow_tree(root, case.ranks, notes)}"
                 )
             ready.append(note.to)
+
+
+def slow_tree(root: int, ranks: int, notes: Sequence[Note]) -> str:
+    """Return which slow way to everybody this is, in words that go behind the rejection."""
+    sent = [len(sent_by(rank, notes)) for rank in range(ranks)]
+    if sent[root] == ranks - 1:
+        return (
+            ": this is what comes out if the root sends to everybody itself, and ranks that have "
+            "the data do not help"
+        )
+    if max(sent) == 1:
+        return ": this is what comes out if the data goes along a chain, from rank to rank"
+    if sent[root] == 2 and max(sent) <= 2:
+        return ": this is what comes out if each rank sends to two others, and then rests"
+    return ""
 
 
 def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -137,6 +152,9 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 else total
             ),
             "the ranks from Q on are in no sum": np.sum(buffers[:power], axis=0, dtype=total.dtype),
+            "the ranks from Q on never get the sum": (
+                found if rank >= power and np.array_equal(found, buffers[rank]) else total
+            ),
             "a rank does not add its own part": total - buffers[rank],
             "the doubling, which tells everybody the sums, is left out": (
                 found

@@ -291,6 +291,7 @@ def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     wrong = {
         "each rank divides by the number of its own rows": means,
         "each rank divides by the number of its own rows and by P": means / ranks,
+        "each rank takes the mean over all elements of its own rows": means / targets.shape[1],
         "outputs are averaged, not summed": loss / targets.shape[1],
         "each rank's part is divided by P once more": loss / ranks,
         "nothing is divided by the rows": loss * len(inputs),

@@ -176,7 +176,7 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         at_the_end = np.repeat(6 * np.arange(1, steps + 1), max(bucket) + 1).tolist()
         others = {"all buckets are launched when the last gradient has come": at_the_end}
         others |= {
-            f"the buckets are others: {story}": launches_of(other, arrivals)
+            story: launches_of(other, arrivals)
             for story, other in other_buckets(int(given["limit"]), bytes).items()
         }
         if given["quiet"] and found and min(found) < min(launches):

@@ -43,6 +43,11 @@ def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
                 stage,
             ),
             "the master copy is forgotten": ((each[0], each[1], each[2] - 4), stage),
+            "the master copy counts among the parameters, which are cut in stage 3 alone; it is "
+            "optimizer state": (
+                (each[0] + 4, each[1], each[2] - 4) if name != "float32" else each,
+                stage,
+            ),
             "the moments take 4 bytes each": ((each[0], each[1], 12), stage),
             "it is always the text's recipe": (BYTES["mixed"], stage),
             "gradients are not counted": ((each[0], 0, each[2]), stage),

@@ -239,15 +239,16 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
                         start,
                         start + len(shards[rank]),
                     ],
-                    "they are counted from the beginning of all parameters": [
-                        start,
-                        start + len(shards[rank]),
-                    ],
                     "they are places in the shard, not in the parameter": [
                         max(0, -start),
                         max(0, -start) + last - first,
                     ],
                 }
+                if places_in_the_whole(case, results):
+                    known_pairs = {
+                        "they are places among all parameters, laid end to end, not places "
+                        "inside the parameter": pair
+                    }
                 hint = known(known_pairs, pair.__eq__)
                 says = (
                     f"rank {rank} says that it holds {pair} of parameter {number}, expected "
@@ -276,6 +277,20 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:
         raise Wrong(f"rank {sent[0].rank} sent a message ({sent[0].line}): cutting needs none")
+
+
+def places_in_the_whole(case: Case, results: Sequence[Arrays]) -> bool:
+    """Tell whether on every rank `held` gives places among all parameters, laid end to end."""
+    sizes = [value.size for value in case.given[0].values()]
+    ends = np.cumsum(sizes)
+    cuts = np.cumsum([0, *map(len, np.array_split(np.arange(ends[-1]), case.ranks))])
+    for rank, result in enumerate(results):
+        first = np.maximum(ends - sizes, cuts[rank])
+        last = np.minimum(ends, cuts[rank + 1])
+        holds = first < last
+        if not np.array_equal(result["held"][holds], np.stack([first, last], 1)[holds]):
+            return False
+    return True
 
 
 def judge_unit(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -454,6 +469,7 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= RATE * parameter.grad
+    expect_gathered_again(case, results, notes)
     most = MOST_WHOLE * sum(weight.nbytes for weight in parts(case.given[0])[0])
     for rank, result in enumerate(results):
         expect_free(
@@ -482,6 +498,21 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 "to None"
             )
     return {"peak bytes of whole parameters": max(int(result["most"][0]) for result in results)}
+
+
+def expect_gathered_again(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Raise `Wrong` if units stay whole after forward, and backward has no need to gather them."""
+    group = int(case.given[0]["sizes"][1]) or case.ranks
+    group_of = np.arange(case.ranks) // group
+    inside = group_of[:, None] == group_of
+    forward, backward = (sent_between(results, notes, stage)[inside].sum() for stage in (0, 1))
+    held = int(results[0]["held"][1])
+    if held and backward <= forward:
+        raise Wrong(
+            f"rank 0: after forward whole parameters still have {held} bytes, expected 0: this is "
+            "what comes out if units stay whole until their backward and are gathered once; "
+            "release each after its forward, and gather it again in backward"
+        )
 
 
 def partial_outputs(model: nn.Sequential, given: Arrays, step: int) -> dict[str, Array]:

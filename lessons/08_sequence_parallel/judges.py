@@ -265,10 +265,17 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             rank, "the gradient of x", result["the gradient of x"], of_x, instead=mistakes
         )
         if (saved := int(result["saved"])) > most:
+            why = (
+                "all tokens of what is D wide "
+                f"({wide} bytes) once, the rest for this rank's tokens only"
+            )
+            if normed_everywhere(case, results, weights["norm.weight"].grad.numpy()):
+                why = (
+                    "this is what comes out if tokens are gathered before the norm, so that each "
+                    "rank norms all of them; it comes first, for the rank's own tokens"
+                )
             raise Wrong(
-                f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: all "
-                f"tokens of what is D wide ({wide} bytes) once, the rest for this rank's tokens "
-                "only"
+                f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: {why}"
             )
         for name, dim in CUTS.items():
             gradient, instead = (
@@ -287,6 +294,20 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             contract.expect_close(rank, f"the gradient of {name}", found, gradient, instead=instead)
     both = ["all_gather", "reduce_scatter"]
     expect_calls(results, notes, wide, forward=both, backward=both)
+
+
+def normed_everywhere(case: Case, results: Sequence[Arrays], terms: Array) -> bool:
+    """Tell whether each rank's gradient of the norm's weight has terms of all tokens: those of its
+    own channels. All ranks together have each term once, as they should.
+    """
+    found = [result["the gradient of norm.weight"] for result in results]
+    own = [part(terms, case, rank).sum((0, 1)) for rank in range(case.ranks)]
+    if any(one.shape != right.shape for one, right in zip(found, own, strict=True)):
+        return False
+    total = terms.sum((0, 1))
+    once = np.allclose(np.sum(found, axis=0), total)
+    every = all(np.allclose(one, total) for one in found)
+    return (once or every) and not np.allclose(found[0], own[0])
 
 
 def judge_partial(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

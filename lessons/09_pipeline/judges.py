@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, known
 from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
@@ -339,6 +339,31 @@ def judge_gpipe(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     return {"bubble of GPipe": simulate(schedule, 1, 2).bubble}
 
 
+def too_many(held: Sequence[int], ranks: int, microbatches: int) -> str:
+    """Return which other warm-up holds so many on each rank, in words behind the rejection."""
+    ways = {
+        "all forwards come before the first backward, as in GPipe": [microbatches] * ranks,
+        "each rank warms up one forward too long: p - r - 1 come before the first turn, which "
+        "begins with a forward itself": [ranks - rank + 1 for rank in range(ranks)],
+        "each rank warms up two forwards too long": [ranks - rank + 2 for rank in range(ranks)],
+        "each rank warms up twice as long as the first backward needs": [
+            2 * (ranks - rank - 1) + 1 for rank in range(ranks)
+        ],
+        "every rank warms up as long as rank 0": [ranks] * ranks,
+        "every rank warms up with p forwards": [ranks + 1] * ranks,
+        "ranks are counted from the wrong end: the last one warms up longest": [
+            rank + 1 for rank in range(ranks)
+        ],
+        "ranks are counted from the wrong end, and warm up one forward too long": [
+            rank + 2 for rank in range(ranks)
+        ],
+    }
+    found = list(held)
+    return known(
+        {how: [min(n, microbatches) for n in most] for how, most in ways.items()}, found.__eq__
+    )
+
+
 def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """GPipe's bubble, at most p - r microbatches held."""
     schedule = expect_schedule(case, results)
@@ -346,7 +371,8 @@ def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     for rank, found in enumerate(held):
         most = min(schedule.ranks - rank, schedule.microbatches)
         if found > most:
-            raise Wrong(f"rank {rank} holds up to {found} microbatches, expected at most {most}")
+            said = f"rank {rank} holds up to {found} microbatches, expected at most {most}"
+            raise Wrong(said + too_many(held, schedule.ranks, schedule.microbatches))
     return {
         "bubble of 1F1B": simulate(schedule, 1, 2).bubble,
         "microbatches held by 1F1B": max(held),

@@ -353,9 +353,13 @@ def owed_at_the_end(text: str) -> str:
         len(row) - 1 - max((at for at, word in enumerate(row) if "I" in word), default=0)
         for row in rows
     ]
-    most = list(range(len(rows)))
-    what = "W stand behind the last I, where rank r can fill r waits in the end"
-    return f"rank by rank {owed} {what}: " if owed != most else ""
+    most = list(range(1, len(rows) + 1))
+    if owed == most:
+        return ""
+    if set(owed) == {1}:
+        return "every W directly follows its I, so none is left to fill the waits in the end: "
+    what = f"W stand behind the last I, expected {most}: rank r keeps r back for its waits"
+    return f"rank by rank {owed} {what}: "
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:

@@ -6,6 +6,7 @@ lies within its rule is taken for right.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -199,6 +200,9 @@ class Slow:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.log: list[int] = []
+        self.late: list[int] = []  # fetched when the parameter before it was updated already
+        self.parameters, self.thread = parameters, threading.get_ident()
+        self.waiting: dict[int, Tensor] = {}  # by number, the parameter when its state was fetched
         zeros = [torch.zeros_like(parameter.detach()) for parameter in parameters]
         self.states = [
             {"step": torch.zeros(()), "exp_avg": zero, "exp_avg_sq": zero} for zero in zeros
@@ -207,11 +211,18 @@ class Slow:
     def fetch(self, number: int) -> dict[str, Tensor]:
         """Return a copy."""
         self.log.append(2 * number)
+        updated = [
+            n for n, then in self.waiting.items() if not torch.equal(self.parameters[n], then)
+        ]
+        if updated and threading.get_ident() == self.thread:  # another thread may run behind
+            self.late.append(number)
+        self.waiting[number] = self.parameters[number].detach().clone()
         return {name: value.detach().clone() for name, value in self.states[number].items()}
 
     def keep(self, number: int, state: dict[str, Tensor]) -> None:
         """Take a copy back."""
         self.log.append(2 * number + 1)
+        self.waiting.pop(number, None)
         self.states[number] = {name: value.detach().clone() for name, value in state.items()}
 
     def overwrite(self) -> None:
@@ -237,6 +248,7 @@ def run_offload(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         "parameters": [parameter.detach().numpy() for parameter in parameters],
         "log": slow.log,
         "until": until,
+        "late": slow.late,
     }
     return found | {
         name: np.array([s[name].numpy() for s in slow.states])

@@ -232,6 +232,11 @@ def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             if log.tolist() != expected:
                 says = f"rank {rank}, step {step}: {words(log)}, expected {words(expected)}"
                 raise Wrong(says + known(orders, log.tolist().__eq__))
+        if len(late := found["late"]):
+            raise Wrong(
+                f"rank {rank}: state {late[0]} is fetched after the parameter before it was "
+                "updated, expected before the update: so nothing comes while this one computes"
+            )
         updated = np.array([p.detach().numpy() for p in parameters])
         instead = {clause: partial(adamw, given, used, how) for how, clause in SLIPS.items()}
         expect_close(rank, "parameter", found["parameters"], updated, 1e-10, instead=instead)

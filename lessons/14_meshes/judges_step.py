@@ -39,6 +39,7 @@ TRAINED = {
     "along tp": "gradients are averaged along tp as well, where they belong to other columns",
     "summed along tp": "gradients are added up along tp, where they belong to other columns",
     "not entered": "nothing is summed in backward where the region is entered",
+    "over all": "gradients are divided by tp as well, where all have the same rows",
     "averaged twice": "gradients are divided by dp twice",
     "no step": "the values stay as they are",
     "uphill": "rate times the gradient is added, not subtracted",
@@ -83,6 +84,7 @@ def two_steps(given: Sequence[Arrays], rank: int, how: str = "") -> dict[str, Ar
     }
     of_loss |= {"total": x.numel()}
     rate *= of_loss.get(how, 1) if how in ("by tp", "rows", "total") else 1
+    rate /= tp if how == "over all" else 1
     steps = {"up alone": (1, 0), "down alone": (0, 1)}.get(how, (1, 1))
     which = np.arange(len(ups))
     which = {"first alone": which == 0, "last alone": which == len(ups) - 1}.get(how, which >= 0)[
@@ -239,7 +241,7 @@ def judge_trained(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                     for clause, run in wrongly.items()
                     if is_close(result[name], run()[name], 1e-9)
                 ]
-                instead = {", or if ".join(fits[:2]): result[name]} if fits else {}
+                instead = {", or if ".join(fits[:3]): result[name]} if fits else {}
             expect_close(rank, words, result[name], expected[name], instead=instead)
         if result["left"]:
             raise Wrong(

@@ -19,13 +19,29 @@ NOTHING = -1
 
 def ask_words(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1."""
-    return {"odd": np.array(exercise.odd_ranks(given["words"].tobytes().decode(), comm), np.int64)}
+    hashed = hash_as_processes_do(exercise, comm.rank)
+    odd = exercise.odd_ranks(given["words"].tobytes().decode(), comm)
+    return {"odd": np.array(odd, np.int64), "hashed": len(hashed)}
+
+
+def hash_as_processes_do(exercise: ModuleType, rank: int) -> list[int]:
+    """Let `hash` in the answer have another secret on each rank, and return the list to which it
+    adds what it gives: ranks are processes of their own at full scale, and here threads of one.
+    """
+    hashed: list[int] = []
+
+    def hash_of_this_process(value: object) -> int:
+        hashed.append(hash((rank, value)))
+        return hashed[-1]
+
+    vars(vars(exercise).get("_exercise", exercise)).setdefault("hash", hash_of_this_process)
+    return hashed
 
 
 def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Every rank names the same odd ones, after one digest from each to each."""
     texts = [given["words"].tobytes() for given in case.given]
-    instead = {
+    instead: dict[str, Any] = {
         clause: odd_ones([str(digest(text)) for text in texts])
         for clause, digest in DIGESTS.items()
     }
@@ -67,10 +83,13 @@ def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         }
         if rank and told[rank] == told[0] != right:
             own = {}
+        if result["hashed"]:
+            own, instead = {HASHED: told[rank]}, {}
         expect_ranks(rank, "the odd ranks", result["odd"], right, instead | own)
         expect_sent(rank, notes, [8] * (case.ranks - 1))
 
 
+HASHED = "the digest is Python's `hash`, which is another in each process"
 DIGESTS: dict[str, Callable[[bytes], object]] = {
     "the digest does not depend on the letters' order, as their sum does not": sorted,
     "the digest is the length": len,
@@ -89,7 +108,7 @@ def odd_ones(answers: Sequence[Any], right: Any = None) -> list[int]:
 
 def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 after each of four steps; return the first that it found."""
-    stored = given["weights"].copy()
+    stored, hashed = given["weights"].copy(), hash_as_processes_do(exercise, comm.rank)
     # the last: not contiguous
     arrays = {name: stored[i].T if i == 2 else stored[i] for i, name in enumerate(NAMES)}
     found: dict[str, Any] = {"step": NOTHING, "name": NOTHING, "ranks": np.empty(0, np.int64)}
@@ -111,7 +130,7 @@ def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
                 raise Wrong(f"first_difference returns {answer!r}, expected (name, ranks), or None")
             name, ranks = answer
             found = {"step": step, "name": NAMES.index(name), "ranks": np.array(ranks, np.int64)}
-    return found
+    return found | {"hashed": len(hashed)}
 
 
 def spoil(array: Array, kind: str) -> None:
@@ -144,6 +163,7 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             ]
             missed = found == NOTHING or found > step != NOTHING
             why = MISSED[given["kind"].tobytes().decode()] if missed else IMAGINED
+            why = f"this is what comes out if {HASHED}" if result["hashed"] else why
             raise Wrong(
                 f"rank {rank}: the first difference is found {says[0]}, expected {says[1]}: {why}"
             )

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ PASSED, FAILED, NOT_STARTED, LEANS = "passed", "failed", "not started", "leans"
 LIMIT = 10.0  # seconds for a case on simulated ranks
 MORE_FOR_MPI = 3.0  # times as long under mpirun, which first has to start them
 AT_ONCE = 2  # cases that run beside each other
+COMES_OUT, OR_IF = ": this is what comes out if ", ", or if "  # as `known` writes them
 
 
 class Graded(NamedTuple):
@@ -94,7 +96,7 @@ def grade(
         nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
-        return numbered(list(pool.map(one, plan)))
+        return numbered(likeliest(list(pool.map(one, plan))))
 
 
 def verdict(
@@ -143,6 +145,30 @@ def numbered(tests: list[Graded]) -> list[Graded]:
                 test = test._replace(score=0.0, status=FAILED, output=found[task])
             result.append(test._replace(number=f"{task}.{number}"))
     return result
+
+
+def likeliest(tests: list[Graded]) -> list[Graded]:
+    """Of several causes that fit a case, keep those that fit most cases of the same task: a small
+    case may not tell them apart, and another one does.
+    """
+    fits = Counter(
+        (test.check.task.number, cause) for test in tests for cause in causes(test.output)[1]
+    )
+    result = []
+    for test in tests:
+        said, found = causes(test.output)
+        if len(found) > 1:
+            often = [fits[test.check.task.number, cause] for cause in found]
+            kept = [cause for cause, times in zip(found, often, strict=True) if times == max(often)]
+            test = test._replace(output=said + COMES_OUT + OR_IF.join(kept))
+        result.append(test)
+    return result
+
+
+def causes(output: str) -> tuple[str, list[str]]:
+    """Return a rejection without the causes that it names, and these."""
+    said, names_some, rest = output.partition(COMES_OUT)
+    return said, rest.split(OR_IF) if names_some else []
 
 
 def printable(text: str) -> str:
