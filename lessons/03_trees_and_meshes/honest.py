@@ -83,7 +83,7 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     """
     shards = np.array_split(buffer, inside.size)
     mine = shards[inside.rank]
-    ring.ring_reduce_scatter(shards, mine, inside, np.add)
+    mine[:] = ring.ring_reduce_scatter(shards, inside, np.add)
     ring.ring_all_reduce(mine, across, np.add)
     ring.ring_all_gather(shards, inside)
 

@@ -39,7 +39,7 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     """
     chunks = Chunks(buffer, cut(len(buffer), inside.size))
     mine = chunks[inside.rank]
-    ring.ring_reduce_scatter(chunks, mine, inside, np.add)
+    mine[:] = ring.ring_reduce_scatter(chunks, inside, np.add)
     ring.ring_all_reduce(mine, across, np.add)
     ring.ring_all_gather(chunks, inside)
 

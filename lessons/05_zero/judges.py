@@ -271,7 +271,9 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     if given["counted"]:
         one = (ranks - 1) * sum(SIZES) * ITEM * steps  # of a reduce-scatter, or an all-gather
         sent = int(np.sum([result["bytes"] for result in results]))
-        why = "parameters are not gathered" if sent == backwards * one else ""
+        alike = all(np.array_equal(results[0]["parameters"], r["parameters"]) for r in results)
+        lacking = "gradients are not reduced" if alike else "parameters are not gathered"
+        why = lacking if sent == backwards * one else ""
         twice = "an all-reduce sends twice what a reduce-scatter or an all-gather does"
         why = twice if sent > (backwards + 1) * one else why
         expect("all ranks", "bytes sent:", np.array(sent), (backwards + 1) * one, why)

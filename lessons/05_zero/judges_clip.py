@@ -75,6 +75,8 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         factor = min(1.0, limit / (norm + 1e-6)) if np.isfinite(norm) else 1.0
     for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
         why = "one of one number, on every rank, whatever its slices are"
+        if not len(result["sums"]):
+            why += ": without one, the norm is that of the rank's own slices"
         expect(f"rank {rank}", "bytes of each collective:", result["sums"], [ITEM], why)
         sent = [note.bytes for note in sent_by(rank, notes)]
         if max(sent, default=0) > ITEM or len(sent) > 2 * case.ranks:

@@ -356,6 +356,8 @@ def owed_at_the_end(text: str) -> str:
     most = list(range(1, len(rows) + 1))
     if owed == most:
         return ""
+    if owed == [sum("W" in word for word in row) for row in rows]:
+        return "no W is done before the last I, so every microbatch is held until then: "
     if set(owed) == {1}:
         return "every W directly follows its I, so none is left to fill the waits in the end: "
     what = f"W stand behind the last I, expected {most}: rank r keeps r back for its waits"
@@ -430,6 +432,7 @@ def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     for rank, row in enumerate(schedule.actions):
         held = max(accumulate({"F": 1, "W": -1, "B": -1}.get(action.kind, 0) for action in row))
         if held > p:
+            seen = seen or owed_at_the_end(results[0]["schedule"].tobytes().decode())
             raise Wrong(
                 f"{seen}rank {rank} holds {held} microbatches whose F is done and whose W is not, "
                 f"expected {p}"

@@ -174,8 +174,9 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     by_most = "the slow rank is taken to be the one that waits most"
     instead[by_most] = most if waited.max() > 2 * median else NOTHING
     by_limit = sorted(limits, key=limits.__getitem__)  # the strictest that is wrong here says most
-    fits = [clause for clause in (by_most, *by_limit, *instead) if instead[clause] == found != slow]
-    hint = {", or if ".join([*dict.fromkeys(fits)][:3]): found} if fits else {}
+    fits = [clause for clause in (*by_limit, *instead) if instead[clause] == found != slow]
+    told = dict.fromkeys([*fits[:2], *(each for each in fits if each == by_most)])
+    hint = {", or if ".join(told): found} if fits else {}
     expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow), instead=hint)
 
 

@@ -13,9 +13,9 @@
 A family is a file of that name; `native` is the wire's engine itself: MPI, gloo or NCCL. Read
 `ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments, with the memory of
 `fast.py`. Users call `operations.py`. `choose.py` has the rule behind `algorithm="auto"`:
-`explain("all_reduce", bytes, comm)` says what it takes and why. Every algorithm carries all
-`DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers have no mean, and `native`
-refuses a reduction that its engine cannot compute.
+`explain("all_reduce", bytes, comm)` says what it takes and why, and `LEAST` counts what a rank must
+send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers
+have no mean, and `native` refuses a reduction that its engine cannot compute.
 
 A new algorithm is a function in its family's file, and a line in `TABLE` (`choose.py`). `explain`
 says when `auto` takes it, `find` which ranks cannot run it; the table above names it, and so does

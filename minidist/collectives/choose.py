@@ -51,20 +51,6 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "scatter": {"central": central.scatter, "tree": tree.scatter},
     "all_to_all": {"pairwise": pairwise.all_to_all},
 }
-LEAST: dict[str, Callable[[int, int, int, int], int]] = {
-    # What a rank has to send of `whole` at least, if the work is shared out evenly. `own` is its
-    # shard, and `behind` by how many ranks it is behind the root. The sum over the ranks is the
-    # least that brings everything where it belongs.
-    "all_reduce": lambda whole, own, ranks, behind: whole - own + (ranks - 1) * own,
-    "reduce_scatter": lambda whole, own, ranks, behind: whole - own,
-    "all_gather": lambda whole, own, ranks, behind: (ranks - 1) * own,
-    # from rank to rank
-    "broadcast": lambda whole, own, ranks, behind: whole if behind < ranks - 1 else 0,
-    "reduce": lambda whole, own, ranks, behind: whole if behind else 0,
-    "gather": lambda whole, own, ranks, behind: own if behind else 0,
-    "scatter": lambda whole, own, ranks, behind: 0 if behind else whole - own,
-    "all_to_all": lambda whole, own, ranks, behind: whole - own,
-}
 COLLECTIVES = tuple(TABLE)
 
 
@@ -146,3 +132,63 @@ def find(
     return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[
         operation
     ][algorithm]
+
+
+# ---------------------------------------------------------------- the least that a rank must send
+
+# of `whole` elements in all and `own` of this rank's shard, on `ranks` ranks, of which this one is
+# `behind` = (rank - root) mod P; the sum over the ranks is the least that brings everything where it
+# belongs
+
+
+def least_of_all_reduce(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Reduce the foreign chunks at their owners, then hand out the own one."""
+    return whole - own + (ranks - 1) * own
+
+
+def least_of_reduce_scatter(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Send every foreign chunk to its owner."""
+    return whole - own
+
+
+def least_of_all_gather(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Send the own chunk to every other rank."""
+    return (ranks - 1) * own
+
+
+def least_of_broadcast(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Pass everything on from rank to rank; the last rank sends nothing."""
+    return whole if behind < ranks - 1 else 0
+
+
+def least_of_reduce(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Pass the sum on from rank to rank; the root sends nothing."""
+    return whole if behind else 0
+
+
+def least_of_gather(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Send the own chunk to the root."""
+    return own if behind else 0
+
+
+def least_of_scatter(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Send every other rank its chunk, from the root."""
+    return 0 if behind else whole - own
+
+
+def least_of_all_to_all(whole: int, own: int, ranks: int, behind: int) -> int:
+    """Send every other rank its chunk."""
+    return whole - own
+
+
+LEAST: dict[str, Callable[[int, int, int, int], int]] = {
+    "all_reduce": least_of_all_reduce,
+    "reduce_scatter": least_of_reduce_scatter,
+    "all_gather": least_of_all_gather,
+    "broadcast": least_of_broadcast,
+    "reduce": least_of_reduce,
+    "gather": least_of_gather,
+    "scatter": least_of_scatter,
+    "all_to_all": least_of_all_to_all,
+}
+"""By operation: the fewest elements that a rank must send if the work is shared out evenly."""

@@ -6,12 +6,9 @@ segment 1              │ ■■       │ ■■       │ ■■       │   
 segment 2              │   ■■     │   ■■     │   ■■     │       sent on
 """
 
-from collections.abc import Callable
-from itertools import cycle
-
 from minidist.collectives.fast import cut, segments, temporary
 from minidist.collectives.reduction import Combine
-from minidist.collectives.ring import ring_all_gather, ring_reduce_scatter
+from minidist.collectives.ring import ring_all_gather
 from minidist.comm.buffers import Array, Chunks
 from minidist.comm.communicator import Communicator
 
@@ -19,21 +16,28 @@ from minidist.comm.communicator import Communicator
 def all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
     for pieces in segments(Chunks(array, cut(len(array), comm.size))):
-        ring_reduce_scatter(pieces, pieces[comm.rank], comm, reduce, kept_room(pieces, comm))
+        reduce_pieces(pieces, pieces[comm.rank], comm, reduce)
         ring_all_gather(pieces, comm)
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, reduce: Combine) -> None:
-    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`; `out` may be this chunk
-    itself.
+    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`.
+
+    `out` may be this chunk itself, and must be it if there is one rank.
     """
     for *pieces, of_out in segments([*chunks, out]):
-        ring_reduce_scatter(pieces, of_out, comm, reduce, kept_room(pieces, comm))
+        reduce_pieces(pieces, of_out, comm, reduce)
 
 
-def kept_room(chunks: list[Array], comm: Communicator) -> Callable[[Array], Array]:
-    """Return a `room` that takes two temporaries in turn: one receives a chunk while the other is
-    sent.
-    """
-    longest, slots = max(map(len, chunks)), cycle((1, 0))
-    return lambda chunk: temporary(comm, chunk, longest, next(slots))[: len(chunk)]
+def reduce_pieces(chunks: list[Array], out: Array, comm: Communicator, reduce: Combine) -> None:
+    """Do `ring_reduce_scatter` in two temporaries: one receives while the other is sent."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    longest = max(map(len, chunks))
+    leaving = chunks[left]  # holds this rank's own part only
+    for step in range(1, comm.size):
+        own = chunks[(comm.rank - step - 1) % comm.size]
+        arriving = temporary(comm, own, longest, step % 2)[: len(own)]
+        comm.exchange(leaving, right, arriving, left)
+        # the last sum is complete and leaves no more
+        leaving = arriving if step < comm.size - 1 else out
+        reduce(arriving, own, leaving)

@@ -16,14 +16,15 @@ from minidist.collectives.fast import cut
 from minidist.collectives.reduction import Combine
 from minidist.collectives.ring import ring_all_gather
 from minidist.comm.buffers import Array, Chunks
-from minidist.comm.communicator import Communicator
+from minidist.comm.communicator import Communicator, Levels
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    levels = comm.keep(Levels, lambda: Levels(comm))
-    inside, across = levels.inside, levels.across
-    if not levels.equal:
+    levels = comm.keep(Levels, comm.levels)
+    inside, across = levels.inside.internal, levels.across.internal
+    equal = len({len(node) for node in comm.nodes}) == 1
+    if not equal:
         tree.reduce(array, inside, 0, combine)
         if inside.rank == 0:
             fast_ring.all_reduce(array, across, combine)
@@ -34,14 +35,3 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     fast_ring.reduce_scatter(chunks, mine, inside, combine)
     fast_ring.all_reduce(mine, across, combine)
     ring_all_gather(chunks, inside)
-
-
-class Levels:
-    """This rank's communicators inside its node and across nodes, and whether all nodes have the
-    same size.
-    """
-
-    def __init__(self, comm: Communicator) -> None:
-        self.inside = comm.split(comm.node[0]).internal
-        self.across = comm.split(comm.node.index(comm.rank)).internal
-        self.equal = len({len(node) for node in comm.nodes}) == 1

@@ -12,8 +12,6 @@ of the P - 1 chunks that other ranks own. All links carry equally much. Small bu
 - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
 """
 
-from collections.abc import Callable
-
 from minidist.collectives.fast import cut, empty_like
 from minidist.collectives.reduction import Combine
 from minidist.comm.buffers import Array, Chunks
@@ -23,39 +21,27 @@ from minidist.comm.communicator import Communicator
 def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
     """Leave the sum of all ranks' arrays in every rank's `array`."""
     chunks = Chunks(array, cut(len(array), comm.size))
-    ring_reduce_scatter(chunks, chunks[comm.rank], comm, reduce)
+    chunks[comm.rank][:] = ring_reduce_scatter(chunks, comm, reduce)
     ring_all_gather(chunks, comm)
 
 
-def ring_reduce_scatter(
-    chunks: list[Array],
-    out: Array,
-    comm: Communicator,
-    reduce: Combine,
-    room: Callable[[Array], Array] = empty_like,
-) -> None:
-    """Leave in `out` the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are.
-
-    `out` may be this rank's own chunk, and must be it if there is one rank. `room` returns memory
-    for a message.
-    """
+def ring_reduce_scatter(chunks: list[Array], comm: Communicator, reduce: Combine) -> Array:
+    """Return the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     leaving = chunks[left]  # holds this rank's own part only
-    for step in range(2, comm.size + 1):
-        own = chunks[(comm.rank - step) % comm.size]
-        arriving = room(own)
+    for step in range(1, comm.size):
+        own = chunks[(comm.rank - step - 1) % comm.size]
+        arriving = empty_like(own)
         comm.exchange(leaving, right, arriving, left)
-        # the last sum is complete and leaves no more
-        leaving = arriving if step < comm.size else out
-        reduce(arriving, own, leaving)
+        reduce(arriving, own, arriving)
+        leaving = arriving  # now holds the parts of step + 1 ranks: this one and those to its left
+    return leaving
 
 
 def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill in every chunk from its owner: first send chunk number `comm.rank`, then the chunk that
-    arrived last.
-    """
+    """Fill in every chunk from its owner: rank r owns chunk r."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
-        leaving = chunks[(comm.rank - step) % comm.size]
-        arriving = chunks[(comm.rank - step - 1) % comm.size]
+        leaving = chunks[(comm.rank - step) % comm.size]  # complete: its own, or the last to come
+        arriving = chunks[(comm.rank - step - 1) % comm.size]  # not complete yet
         comm.exchange(leaving, right, arriving, left)

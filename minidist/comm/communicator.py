@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -227,6 +227,17 @@ class Communicator:
         twin.registered = self.registered
         return twin
 
+    def levels(self, size: int | None = None) -> Levels:
+        """Return this rank's communicators inside its node and across the nodes. Collective.
+
+        A node is `size` neighbouring ranks, or by default the ranks that share memory.
+        """
+        if size is None:
+            node, place = self.node[0], self.node.index(self.rank)
+        else:
+            node, place = divmod(self.rank, size)
+        return Levels(self.split(node), self.split(place))
+
     def stream(self) -> Stream[Communicator]:
         """Return a queue that runs collectives beside this thread, in the order of launching.
         Collective.
@@ -336,3 +347,10 @@ class Communicator:
         if not 0 <= tag < TAGS:
             raise ValueError(f"tag={tag} is out of range: use 0 to {TAGS - 1}")
         return flatten(buffer, writable=role == "source")
+
+
+class Levels(NamedTuple):
+    """The ranks of this one's node, and the ranks at its place on all nodes."""
+
+    inside: Communicator
+    across: Communicator

@@ -71,7 +71,8 @@ class Awaited:
     what : str
         `send to`, `receive from`, ..., or the name of the call.
     ranks : tuple[int, ...]
-        Ranks of the world of whom each must do its part. Who of them has finished never will.
+        World ranks that must act before this wait ends. A rank that has already finished never
+        will.
     """
 
     what: str
@@ -125,8 +126,8 @@ class Ledger:
     status : Status
         What the thread that uses the communicator waits for.
     statuses : WeakValueDictionary
-        Those of all threads of the rank, the main one's first; a fork's goes with the last who
-        could wait on it.
+        Those of all threads of the rank, the main one's first. A fork's is dropped when nothing
+        can wait on the fork any more.
     flows : Counter
         Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
     mark : callable or None

@@ -103,9 +103,8 @@ class Span:
     """A context around a piece of work: it records one event, and counts time if the work is
     communication.
 
-    In a collective of the engine's own a rank waits for all others at once, and has to send
-    `engine_bytes` at least; in another one, with None, it waits for messages, which say so
-    themselves.
+    With `engine_bytes`, the least that this rank has to send, the span is one blocking call into
+    MPI or NCCL and records the wait itself. With None, each message inside records its own wait.
     """
 
     # One is made in every collective.

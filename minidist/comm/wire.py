@@ -132,7 +132,7 @@ class Wire(ABC):
         """Block until `ready()`, which another thread of this rank makes true before it calls
         `wake`.
 
-        Who waits `idle`, a stream without work, keeps nobody waiting.
+        `idle=True`: a stream with no work. The deadlock check ignores it.
         """
         with self._changed:
             while not ready():

@@ -2,9 +2,13 @@
 of ZeRO (`sharded/`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from torch import nn
+
+from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.parallel.data.after_backward import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.buckets import MIB
@@ -83,27 +87,27 @@ class DataAxis(Strategy):
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Wrap the model. Gradients are summed: the loss is divided by the tokens of all ranks."""
-        parallel.replica = self._replica(parallel)
-
-    def _replica(self, parallel: Parallel) -> Replica:
-        model, data, recipe = parallel.model, parallel.mesh.data, parallel.recipe
-        if recipe.strategy == "naive":
-            return NaiveDataParallel(model, data, "sum")
-        if recipe.strategy == "server":
-            return ParameterServer(model, data, "sum")
-        if recipe.zeropp:
-            return ZeROPlusPlus(
-                model, data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate
-            )
-        if recipe.zero == 3:
-            return FSDP(
-                model, data, "sum", shard_ranks=recipe.hsdp or None, allocate=recipe.allocate
-            )
-        kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-        size = int(recipe.bucket_mib * MIB)
-        first = min(MIB, size)  # a small first bucket: see `DDP`
-        return kind(model, data, "sum", bucket_bytes=size, first_bucket_bytes=first)
+        parallel.replica = wrapped(parallel.model, parallel.mesh.data, parallel.recipe)
 
     def undo(self, parallel: Parallel) -> None:
         """Gather what ZeRO 3 has cut along the data axis."""
         parallel.replica.unwrap()
+
+
+def wrapped(model: nn.Module, comm: Communicator, recipe: Recipe) -> Replica:
+    """Return a model, which is equal on all ranks, with the recipe's strategy around it.
+    Collective.
+    """
+    build: Callable[..., Replica]
+    if recipe.strategy != "ddp":
+        build = NaiveDataParallel if recipe.strategy == "naive" else ParameterServer
+    elif recipe.zeropp:
+        build = partial(ZeROPlusPlus, node_ranks=recipe.node_ranks, allocate=recipe.allocate)
+    elif recipe.zero == 3:
+        build = partial(FSDP, shard_ranks=recipe.hsdp or None, allocate=recipe.allocate)
+    else:
+        size = int(recipe.bucket_mib * MIB)
+        first = min(MIB, size)  # a small first bucket: see `DDP`
+        kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+        build = partial(kind, bucket_bytes=size, first_bucket_bytes=first)
+    return build(model, comm, "sum", equal=True)

@@ -8,5 +8,5 @@ from minidist.collectives import ring
 def hierarchical_all_reduce(buffer, inside, across):
     chunks = np.array_split(buffer, inside.size)
     mine = chunks[inside.rank]
-    ring.ring_reduce_scatter(chunks, mine, inside, np.add)
+    mine[:] = ring.ring_reduce_scatter(chunks, inside, np.add)
     ring.ring_all_reduce(mine, across, np.add)

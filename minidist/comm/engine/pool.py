@@ -3,13 +3,11 @@
     rank 0   split, forget it ─────────────────── split: "number 1 is free here" ─┐ roll call
     rank 1   split ──────────── forget it ─────── split: "number 1 is free here" ─┴▶ both take number 1 again
 
-Engines have few groups (MPICH 2,048), and MPI's and NCCL's are freed by all their ranks together,
-while Python forgets a communicator at another moment on every rank, the garbage collector's for one
-in a cycle. So none is freed. What nobody holds any more goes back to a pool of the group that it
-came from, and when all come to derive the next, in the same order on every rank, they tell each
-other what is free: a group is taken again once all its ranks have forgotten it. There are never
-more groups than were in use at the same time. As in MPI, a message that was sent on one must have
-been received.
+MPICH offers 2,048 groups, and all ranks must free a group together. Python, however, drops an
+object at a different moment on each rank. So we never free a group: we reuse it once every rank has
+dropped it. A dropped group goes back to a pool of the group that it came from. Ranks derive groups
+in the same order, and then tell each other what is free. There are never more groups than were in
+use at the same time. As in MPI, a message that was sent on one must have been received.
 """
 
 from __future__ import annotations

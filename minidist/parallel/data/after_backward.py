@@ -20,9 +20,15 @@ class NaiveDataParallel(DataParallel):
     algorithm = "auto"
 
     def __init__(
-        self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        unused: bool = False,
+        *,
+        equal: bool = False,
     ) -> None:
-        super().__init__(model, comm, op, unused)
+        super().__init__(model, comm, op, unused, equal=equal)
         self.buckets = [[parameter] for parameter in self.parameters_to_reduce]
 
     def synchronize(self) -> None:

@@ -32,7 +32,7 @@ class DDP(DataParallel):
 
     Parameters
     ----------
-    model, comm, op, unused
+    model, comm, op, unused, equal
         As for `DataParallel`.
     bucket_bytes, first_bucket_bytes : int
         A bucket is closed once it holds this many bytes. The first bucket is small, so that sending
@@ -54,8 +54,10 @@ class DDP(DataParallel):
         unused: bool = False,
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,
+        *,
+        equal: bool = False,
     ) -> None:
-        super().__init__(model, comm, op, unused)
+        super().__init__(model, comm, op, unused, equal=equal)
         self.stream = comm.stream()
         # Experts that no other rank has are left out: their gradients are whole as they come.
         shared = [
@@ -73,9 +75,10 @@ class DDP(DataParallel):
         """Let gradients that are sums already, and the same on every rank, enter the next sum only
         once.
         """
-        for parameter in self.parameters_to_reduce if self.op == "sum" else ():
-            if parameter.grad is not None and copies_of(parameter, self.comm).rank > 0:
-                parameter.grad.zero_()
+        if self.op == "sum":
+            for parameter in self.parameters_to_reduce:
+                if parameter.grad is not None and copies_of(parameter, self.comm).rank > 0:
+                    parameter.grad.zero_()
 
     def synchronize(self) -> None:
         """Reduce what `no_sync` has only added up, if no later backward has reduced it."""

@@ -40,6 +40,8 @@ class DataParallel(nn.Module, Replica):
         Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad =
         None`, as in a serial run; finding out costs an all-reduce of one byte for each parameter.
         Without it, such a parameter is an error.
+    equal : bool
+        All ranks have the same values already, so nothing is compared and broadcast.
 
     Raises
     ------
@@ -54,7 +56,13 @@ class DataParallel(nn.Module, Replica):
     ignored: Set[nn.Parameter] = frozenset()  # left to the caller, if the strategy offers that
 
     def __init__(
-        self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        unused: bool = False,
+        *,
+        equal: bool = False,
     ) -> None:
         super().__init__()
         self.op = checked_op(op, type(self).__name__)
@@ -85,7 +93,8 @@ class DataParallel(nn.Module, Replica):
                 "op='mean' would divide shared-out experts by their copies, not the ranks: use "
                 "op='sum'"
             )
-        make_equal(model, comm, self.ignored)
+        if not equal:
+            make_equal(model, comm, self.ignored)
 
     @property
     def called(self) -> nn.Module:

@@ -28,18 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from minidist import collectives
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
+from minidist.comm.communicator import Levels
 from minidist.memory.precision.blocks import pack_float8, unpack_float8
 from minidist.model.experts import Counts, Experts
 from minidist.parallel.adjoint import Linear
-
-
-class Levels(NamedTuple):
-    """The ranks of this one's node, and its counterparts on all nodes; rank r is number r % G of
-    node r // G.
-    """
-
-    inside: Communicator
-    across: Communicator
 
 
 class Dispatch:
@@ -143,14 +135,16 @@ class Route:
 
 
 def order_of(table: Tensor, dims: tuple[int, int, int]) -> Tensor:
-    """Return the order that sorts rows, which lie in blocks with these counts [a, b, c], by other
-    dims first.
+    """Return the index that puts blocks of rows into the order `dims`.
+
+    Rows lie in blocks (a, b, c) with `table[a, b, c]` rows each.
     """
-    starts = (table.flatten().cumsum(0) - table.flatten()).view(table.shape).permute(dims).flatten()
+    ends = table.flatten().cumsum(0).view(table.shape)
+    starts = (ends - table).permute(dims).flatten()
     lengths = table.permute(dims).flatten()
-    return torch.arange(int(lengths.sum())) + (
-        starts - (lengths.cumsum(0) - lengths)
-    ).repeat_interleave(lengths)
+    new_starts = lengths.cumsum(0) - lengths
+    shifts = (starts - new_starts).repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum())) + shifts
 
 
 def undone(rows: Tensor, order: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from minidist.memory.hooks import check_unwrapped
 from minidist.mesh import Layout, Mesh
 from minidist.model.moe import RoutedExperts, rebalance, routed_in
 from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.expert.dispatch import Dispatch, Levels
+from minidist.parallel.expert.dispatch import Dispatch
 from minidist.parallel.expert.options import WAYS
 from minidist.parallel.expert.plain import plain_dispatch
 from minidist.parallel.optimizer.guard import GuardOfBlocks
@@ -111,12 +111,7 @@ def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
         return
     GuardOfBlocks(model)
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
-    size = len(comm.node)
-    levels = (
-        Levels(comm.split(comm.rank // size), comm.split(comm.rank % size))
-        if way == "hierarchical"
-        else None
-    )
+    levels = comm.levels(len(comm.node)) if way == "hierarchical" else None
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):
             bounds = tuple(pairwise((0, *accumulate(cut(layer.config.experts, comm.size)))))

@@ -82,7 +82,7 @@ class FSDP(DataParallel):
 
     Parameters
     ----------
-    model, comm, op, unused
+    model, comm, op, unused, equal
         As for `DataParallel`. A model on the device `meta` costs no memory.
     policy : optional
         `policy(module)` tells whether a module is a unit. By default the elements of `ModuleList`s
@@ -133,6 +133,8 @@ class FSDP(DataParallel):
         allocate: Allocate | None = None,
         replicated: Collection[nn.Parameter] = (),
         ignored: Collection[nn.Parameter] = (),
+        *,
+        equal: bool = False,
     ) -> None:
         # First all complaints that need no message.
         chosen = split(model, policy)
@@ -150,7 +152,7 @@ class FSDP(DataParallel):
         precisions = [
             precision_of(module, precision, not name, where) for name, module, _ in chosen
         ]
-        super().__init__(model, comm, op, unused)
+        super().__init__(model, comm, op, unused, equal=equal)
         if device is not None:
             on_device(model, where)
 

@@ -76,11 +76,16 @@ def split(
         If the policy chooses nothing, a module inside another that it chose, or one that is never
         called.
     """
-    blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
-    blocks = {block for block in blocks if not isinstance(block, CONTAINERS)}
-    wanted = policy or blocks.__contains__
-    named = [(name, module) for name, module in model.named_modules() if name and wanted(module)]
-    chosen = [(name, module) for name, module in named if any(True for _ in module.parameters())]
+    if policy is None:
+        blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
+        wanted = {block for block in blocks if not isinstance(block, CONTAINERS)}
+    else:
+        wanted = set(filter(policy, model.modules()))
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name and module in wanted and any(True for _ in module.parameters())
+    ]
     if policy is not None:
         _check(model, chosen)
     users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))

@@ -137,7 +137,8 @@ class Ranks:
         """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no
         GPU.
         """
-        for same in self.compared if which == "backward" else [self.same]:
+        groups = self.compared if which == "backward" else [self.same]
+        for same in groups:
             self.stream.launch(same.step, f"the end of {which}", True)
 
 

@@ -111,9 +111,10 @@ class ZeRO1(DataParallel):
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,
         *,
+        equal: bool = False,
         overlap: bool = False,
     ) -> None:
-        super().__init__(model, comm, op, unused)
+        super().__init__(model, comm, op, unused, equal=equal)
         self.stream, self.overlap = comm.stream(), overlap
         self.reducer = Reducer(
             self,
@@ -228,7 +229,9 @@ class ZeRO1(DataParallel):
 
     def wait(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Wait until all parameters, or these, are gathered."""
-        for parameter in self.part_of if parameters is None else parameters:
+        if parameters is None:
+            parameters = self.part_of
+        for parameter in parameters:
             part = self.part_of.get(parameter)  # None if it is frozen
             if part in self.gathering:
                 self.gathering.pop(part).wait()

@@ -5,6 +5,7 @@ the least bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from data_parallel import CONFIG, VARIANTS, Case, build, wrap
 from torch import Tensor, nn
 
 import minidist
+from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
 from minidist.model import cross_entropy_sum
 from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.data.buckets import partition
+from minidist.parallel.data.buckets import Bucket, BucketState, partition
 from minidist.trace import Trace
 
 HIDDEN = 120  # divides by 2, 3, 4 and 5
@@ -226,6 +228,40 @@ def test_gradients_live_in_the_buckets_and_buckets_in_registered_memory(
                 assert peers[comm.rank].ctypes.data == bucket.flat.data_ptr()
 
     minidist.run(program, 3)
+
+
+def test_a_bucket_that_is_used_out_of_turn_says_so() -> None:
+    def program(comm: Communicator) -> list[BucketState]:
+        first, second = parameters_of(2, 3)
+        bucket, states = Bucket([first, second], comm, comm), []
+        stream = comm.stream()
+
+        def reduce(bucket: Bucket) -> Any:
+            return stream.launch(all_reduce, bucket.take(), stream.comm)
+
+        def refuses(verb: Callable[[], object], said: str) -> None:
+            with pytest.raises(RuntimeError, match=f"{said}.* reduced twice or not at all"):
+                verb()
+
+        refuses(bucket.wait, "that is filling cannot be waited for")
+        for _ in range(2):
+            bucket.refill()
+            states.append(bucket.state)
+            assert not bucket.complete
+            bucket.mark_ready(second), bucket.mark_ready(first)
+            assert bucket.complete
+            bucket.launch(reduce)
+            states.append(bucket.state)
+            refuses(partial(bucket.mark_ready, first), "that is launched cannot take one more")
+            refuses(partial(bucket.launch, reduce), "that is launched cannot be launched")
+            bucket.wait()
+            bucket.wait()
+            states.append(bucket.state)
+            refuses(partial(bucket.mark_ready, first), "that is done cannot take one more")
+        return states
+
+    life = [BucketState.FILLING, BucketState.LAUNCHED, BucketState.DONE]
+    assert minidist.run(program, 2) == [life * 2] * 2
 
 
 # ---- messages and bytes ----

@@ -14,7 +14,7 @@ import minidist
 from minidist.comm import Cluster, Communicator
 from minidist.comm.threads_wire.cluster import Link
 from minidist.model.experts import Counts, Experts
-from minidist.parallel.expert.dispatch import Dispatch, Levels
+from minidist.parallel.expert.dispatch import Dispatch
 
 INSIDE, ACROSS = Link(1e-6, 100e9), Link(1e-5, 10e9)
 RANKS, HIDDEN, EACH = 4, 64, 1000  # rows to each rank if all experts have as many
@@ -26,7 +26,7 @@ def forward(comm: Communicator, counts: Counts, node: int = 0) -> tuple[float, i
     """Return the seconds of a forward on this rank, its messages, and with nodes of 2 its bytes to
     other nodes.
     """
-    levels = Levels(comm.split(comm.rank // node), comm.split(comm.rank % node)) if node else None
+    levels = comm.levels(node) if node else None
     experts = Experts(len(counts) // comm.size, HIDDEN, 8)
 
     def work(rows: Tensor, _: Counts) -> Tensor:

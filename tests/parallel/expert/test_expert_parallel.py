@@ -26,7 +26,7 @@ from minidist.parallel import DDP, FSDP
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.apply import parallelize
 from minidist.parallel.data.buckets import MIB
-from minidist.parallel.expert.dispatch import Dispatch, Levels
+from minidist.parallel.expert.dispatch import Dispatch
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.expert.plain import plain_dispatch
 from minidist.parallel.recipe import Recipe, RecipeError
@@ -158,11 +158,7 @@ def told(
         mine = Experts(held[comm.rank], hidden, 5).double()
         for parameter, full in zip(mine.parameters(), whole.parameters(), strict=True):
             parameter.data.copy_(full.data[first : first + len(parameter)])
-        levels = (
-            Levels(comm.split(comm.rank // 2), comm.split(comm.rank % 2))
-            if how == "hierarchical"
-            else None
-        )
+        levels = comm.levels(2) if how == "hierarchical" else None
         dispatch = (
             Dispatch(mine, comm, levels)
             if how != "plain"

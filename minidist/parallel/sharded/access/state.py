@@ -89,7 +89,9 @@ def load(
     }
     missing, wrong = set(names.values()), []
     writes: list[Callable[[], object]] = []
-    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+    at_once = isinstance(tensors, Mapping)
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    for name, value in pairs:
         target = targets.get(name)
         if name in extra:
             writes.append(partial(extra[name], value))
@@ -102,7 +104,7 @@ def load(
         else:  # a buffer, or an ignored parameter
             writes.append(partial(target.detach().copy_, value))
         # what is drawn one by one may not fit at once
-        while writes and not isinstance(tensors, Mapping):
+        while writes and not at_once:
             writes.pop()()
     wrong += [f"{name} is missing" for name in names.values() if name in missing]
     if wrong:
