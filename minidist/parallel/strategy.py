@@ -7,6 +7,7 @@
     Strategy.check        whether the model fits                                of those that the run has
     Strategy.apply        how the model is changed                              checks nothing
     Strategy.after_step   what changes with each step, beside parameters
+    Strategy.state        what a checkpoint keeps of that
     Strategy.undo         how the model is as it was
 
 `apply.py` has the order in which strategies are applied.
@@ -92,6 +93,12 @@ class Strategy:
 
     def after_step(self, parallel: Parallel) -> None:
         """Change what a step changes beside parameters, after backward. Collective."""
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return what a model has learned by this strategy that is neither parameter nor buffer, by
+        its name in a checkpoint.
+        """
+        return {}
 
     def undo(self, parallel: Parallel) -> None:
         """Let the model be as one rank would have it, as far as its parameters are here.
@@ -257,6 +264,26 @@ class Parallel:
         Collective.
         """
         return clip_by_global_norm(self.kept, limit, self.mesh.pp)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what this rank's part of the model has learned beside parameters and buffers."""
+        return {
+            name: tensor
+            for strategy in self.applied
+            for name, tensor in strategy.state(self.model).items()
+        }
+
+    def copy_state(self, whole: nn.Module) -> None:
+        """Copy what all stages have learned beside parameters into a serial model. Collective."""
+        wanted = {
+            name: tensor
+            for strategy in self.applied
+            for name, tensor in strategy.state(whole).items()
+        }
+        mine = {name: tensor for name, tensor in self.state().items() if name in wanted}
+        for part in self.mesh.pp.roll_call(mine):
+            for name, tensor in part.items():
+                wanted[name].copy_(tensor)
 
     def unwrap(self) -> None:
         """End training: undo each strategy, the last one first. Parameters that lie on other ranks

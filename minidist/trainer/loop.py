@@ -29,7 +29,6 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES, Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
-from minidist.model.moe import routed_in
 from minidist.parallel import (
     Parallel,
     Recipe,
@@ -323,12 +322,7 @@ class Trainer:
         # a tied head has no weights of its own
         whole.load_state_dict(weights, strict=False, assign=True)
         whole.tie()
-        biases = {layer.index: layer.bias for layer in routed_in(self.model)}
-        everywhere = {
-            index: bias for held in self.mesh.pp.roll_call(biases) for index, bias in held.items()
-        }
-        for layer in routed_in(whole):
-            layer.bias = everywhere[layer.index]
+        self.parallel.copy_state(whole)
         return whole
 
     def _watch(self, account: Account) -> Account:

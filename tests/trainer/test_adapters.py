@@ -28,7 +28,6 @@ from minidist.comm import Cluster
 from minidist.memory.adapters import add_lora, add_qlora, dequantize, quantize
 from minidist.memory.precision import fp8
 from minidist.model import GPT, GPTConfig
-from minidist.trainer.checkpoint.saving import beside_parameters
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.foreign import load_llama, save_llama
 from minidist.trainer.loop import Trainer
@@ -324,9 +323,7 @@ def test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint(
     plain = Trainer._whole_model
 
     def keep(trainer: Trainer) -> GPT:
-        seen.append(
-            {name: scales.clone() for name, scales in beside_parameters(trainer.parallel).items()}
-        )
+        seen.append({name: scales.clone() for name, scales in trainer.parallel.state().items()})
         return plain(trainer)
 
     def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

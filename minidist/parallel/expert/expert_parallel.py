@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from minidist.collectives.fast import cut
 from minidist.memory.hooks import check_unwrapped
@@ -37,8 +37,8 @@ from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
 class ExpertParallelism(Strategy):
-    """Leaves this rank's experts, and moves the biases of routers. These are state of the model
-    (`state_beside`).
+    """Leaves this rank's experts, and moves the biases of routers. A checkpoint keeps
+    the biases.
     """
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
@@ -77,6 +77,14 @@ class ExpertParallelism(Strategy):
         """Move biases by the load that all ranks saw, and keep that to report it."""
         world = parallel.mesh.world
         parallel.load = rebalance(parallel.model, partial(reduce_from, comm=world))
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the biases of routers that are balanced by them."""
+        return {
+            f"biases/{layer.index}": layer.bias
+            for layer in routed_in(model)
+            if layer.config.balance == "bias"
+        }
 
 
 def parallelize_experts(

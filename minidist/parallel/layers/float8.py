@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from minidist.memory.precision.fp8 import to_fp8, update_scales
+from torch import Tensor, nn
+
+from minidist.memory.precision.fp8 import Float8Multiply, to_fp8, update_scales
 from minidist.mesh import Layout
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
 class Float8(Strategy):
-    """Multiplies in 8 bits in the linear layers of the blocks. Its scales are state of the model
-    (`state_beside`).
+    """Multiplies in 8 bits in the linear layers of the blocks. A checkpoint keeps the
+    scales.
     """
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
@@ -33,3 +35,11 @@ class Float8(Strategy):
     def after_step(self, parallel: Parallel) -> None:
         """Let scales follow what all ranks saw: parts of one tensor lie on ranks of two axes."""
         update_scales(parallel.model, parallel.mesh.data, parallel.mesh.tp)
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the histories of the scales of each layer."""
+        return {
+            f"scales/{name}": module.histories
+            for name, module in model.named_modules()
+            if isinstance(module, Float8Multiply)
+        }

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.comm.agree import all_or_none
 from minidist.comm.stream import ThreadStream
-from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
-from minidist.model.moe import routed_in
 from minidist.parallel import Parallel
 from minidist.parallel.placement import (
     copies_of,
@@ -126,7 +124,7 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
     """
     # the scales of a layer are equal on both axes
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:
-        for name, tensor in beside_parameters(parallel).items():
+        for name, tensor in parallel.state().items():
             yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
@@ -164,7 +162,7 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
                 moment = torch.empty(shape, dtype=dtype)
                 states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
                 wanted.append(Piece(full, part, moment))
-    for name, tensor in beside_parameters(parallel).items():
+    for name, tensor in parallel.state().items():
         if name in there:
             values[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
             wanted.append(Piece(name, Extent.of(tensor.shape), values[tensor]))
@@ -173,21 +171,6 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
         for ours, value in values.items():
             ours.copy_(value)
     optimizer.restore(states)
-
-
-def beside_parameters(parallel: Parallel) -> dict[str, Tensor]:
-    """Return what else this rank's model has learned, by its name in a checkpoint: scales of fp8,
-    biases of routers.
-    """
-    modules, routed = parallel.model.named_modules(), routed_in(parallel.model)
-    scales = {
-        f"scales/{name}": module.histories
-        for name, module in modules
-        if isinstance(module, Float8Multiply)
-    }
-    return scales | {
-        f"biases/{layer.index}": layer.bias for layer in routed if layer.config.balance == "bias"
-    }
 
 
 def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
