@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.comm.job.number import flags_of
+from minidist.options import flags_of
 from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
 from minidist.plan.memory import GB, bytes_held

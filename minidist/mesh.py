@@ -33,9 +33,17 @@ from typing import Any
 import numpy as np
 
 from minidist.comm import Cluster, Communicator
+from minidist.comm.ledger import Traffic
 
 AXES = ("dp", "pp", "cp", "tp")  # outermost first
 EXPERT_AXES = ("edp", "ep", "pp", "tp")  # the same ranks: edp * ep = dp * cp
+SIZES = (*AXES, "ep")  # what a layout is asked for
+CARRIED = {  # along the axes inside a replica
+    "tp": "activations sent along tp",
+    "pp": "activations sent along pp",
+    "cp": "keys and values sent along cp",
+    "ep": "tokens sent to experts and back",
+}
 
 Ranks = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -71,15 +79,15 @@ class Layout:
     order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        for axis in (*AXES, "ep"):
+        for axis in SIZES:
             size = getattr(self, axis)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(
                     f"{axis}={size!r}: the size of an axis is a whole number, at least 1"
                 )
-        if self.dp * self.cp % self.ep:
+        if self.data % self.ep:
             raise ValueError(
-                f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}: the experts are dealt out "
+                f"ep={self.ep} must divide dp*cp = {self.data}: the experts are dealt out "
                 "among the ranks of the data axes"
             )
         known = sorted(self.order) == sorted(AXES)
@@ -100,9 +108,14 @@ class Layout:
         return self.dp * self.pp * self.cp * self.tp
 
     @property
+    def data(self) -> int:
+        """The number of ranks of the data axis, dp and cp together: copies of each parameter."""
+        return self.dp * self.cp
+
+    @property
     def edp(self) -> int:
         """The number of copies of each expert."""
-        return self.dp * self.cp // self.ep
+        return self.data // self.ep
 
     @property
     def ranks(self) -> Ranks:
@@ -149,8 +162,9 @@ class Layout:
         return next(group for group in self.groups(axes) if rank in group)
 
     def groups(self, axes: str | Iterable[str]) -> list[tuple[int, ...]]:
-        """Return every group along these axes, in the order of their first ranks. Raises as
-        `group`.
+        """Return every group along these axes, in the order of their first ranks.
+
+        Raises as `group`.
         """
         axes, names = _known(axes)
         array = self.ranks if names == AXES else self.expert_ranks
@@ -204,7 +218,7 @@ class Layout:
         for axis, size in sizes.items():
             others = self.size // size
             needed = ranks // others
-            data_ranks = self.dp * self.cp // size * needed  # if this axis is one of the data's
+            data_ranks = self.data // size * needed  # if this axis is one of the data's
             fits_experts = axis in ("pp", "tp") or data_ranks % self.ep == 0
             if ranks % others == 0 and fits_experts and len(fixes) == 1:
                 fixes.append(f"--{axis} {needed}")
@@ -271,8 +285,9 @@ class Mesh:
             self.data = comm.split(first)
 
     def over(self, *axes: str) -> Communicator:
-        """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective
-        the first time.
+        """Return the communicator along several axes together, as in `over("dp", "cp")`.
+
+        Collective the first time.
 
         Axes of size 1 add no rank: `over("dp", "cp")` with cp=1 is `dp`. Raises as `Layout.group`.
         """
@@ -282,6 +297,13 @@ class Mesh:
             first = self.layout.group(key, self.world.rank)[0]
             self._communicators[key] = self.world.split(color=first)
         return self._communicators[key]
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Return what this rank has sent along each axis; `dp` is the whole data axis."""
+        comms = {"dp": self.data, "pp": self.pp, "cp": self.cp, "tp": self.tp}
+        if self.layout.ep > 1:
+            comms |= {"ep": self.over("ep", "tp"), "edp": self.over("edp")}
+        return {axis: comm.traffic for axis, comm in comms.items()}
 
 
 def _known(axes: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from ranks import FOLDERS
 
-from minidist.comm.threads_wire import threads
+from minidist.comm.threads_wire import threads_wire
 
 # Tests share what others have
 sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
@@ -87,7 +87,7 @@ def one_core() -> Iterator[None]:
 
     It is the core on which the system has put the test itself: it knows which one is free.
     """
-    run_rank = threads._run_rank
+    run_rank = threads_wire._run_rank
 
     def pinned(*args: Any) -> None:
         os.sched_setaffinity(0, CORE)  # of this thread and those that it starts
@@ -95,7 +95,7 @@ def one_core() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if LIBC is not None:
-            patch.setattr(threads, "_run_rank", pinned)
+            patch.setattr(threads_wire, "_run_rank", pinned)
         yield
 
 

@@ -15,7 +15,7 @@ from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe import rebalance
+from minidist.model.moe.balance import rebalance
 from minidist.parallel.apply import parallelize
 from minidist.parallel.context.order import positions
 from minidist.parallel.data.sampler import share

@@ -16,6 +16,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 INSTRUMENTS = {"bench", "course"}  # they measure and teach the package; they are not the package
 # Tokens of code, a string counts once: floors 0 to 4, and the package without its instruments.
 # Packing saves none.
-MOST_TOKENS = {"core": 122_000, "package": 205_000}
+MOST_TOKENS = {"core": 124_000, "package": 205_000}
 FLOORS = {
     "lazy": 0,
+    "options": 0,
     "trace": 0,
     "comm": 1,
     "collectives": 2,
@@ -95,7 +97,11 @@ def imported(file: Path) -> Iterator[tuple[str, int]]:
 
 @cache
 def code(file: Path) -> list[tokenize.TokenInfo]:
-    """Return the tokens of a file's code: no comment, no docstring, no end of a line."""
+    """Return the tokens of a file's code: no comment, no docstring, no end of a line.
+
+    Nor a comma behind the last of several lines: it is there for the formatter, and a call that is
+    opened up would else weigh more than the same call on one line.
+    """
     nothing = (
         tokenize.COMMENT,
         tokenize.NL,
@@ -114,7 +120,18 @@ def code(file: Path) -> list[tokenize.TokenInfo]:
     with open(file, "rb") as source:
         tokens = list(tokenize.tokenize(source.readline))
     skipped = (*nothing, tokenize.ENCODING)
-    return [token for token in tokens if token.type not in skipped and token.start[0] not in words]
+    found = [token for token in tokens if token.type not in skipped and token.start[0] not in words]
+    return (
+        [
+            token
+            for token, after in pairwise([*found, found[-1]])
+            if not (
+                token.string == "," and after.string in ")]}" and token.start[0] < after.start[0]
+            )
+        ]
+        if found
+        else []
+    )
 
 
 @cache
@@ -355,7 +372,7 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
         "minidist.trace",
         "minidist.comm",
         "minidist.collectives",
-        "minidist.comm.threads_wire.threads",
+        "minidist.comm.threads_wire.threads_wire",
         "minidist.mesh",
         "minidist.model.config",
         "minidist.model",

@@ -28,8 +28,8 @@ from minidist.__main__ import main
 from minidist.bench import options as bench
 from minidist.cli import launch
 from minidist.cli.train import train
-from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, read_number
 from minidist.model import GPT, GPTConfig
+from minidist.options import NOT_NEGATIVE, SECONDS, read_number
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import FileError, at, read_tree

@@ -33,7 +33,7 @@ FARM = Task(4, "a master and its workers", BY_HAND)
 STUCK = Task(
     5,
     "who never finishes",
-    ("minidist.comm.threads_wire.threads", "minidist.comm.threads_wire.world"),
+    ("minidist.comm.threads_wire.threads_wire", "minidist.comm.threads_wire.world"),
 )
 
 

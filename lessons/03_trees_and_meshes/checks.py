@@ -41,7 +41,7 @@ COST = Task(
     "which is fastest",
     (
         "minidist.collectives",
-        "minidist.comm.threads_wire.threads",
+        "minidist.comm.threads_wire.threads_wire",
         "minidist.comm.threads_wire.cluster",
     ),
 )

@@ -15,7 +15,7 @@ from minidist import Cluster, Communicator, Layout
 from minidist.collectives import all_reduce
 from minidist.parallel.adjoint import copy_to, reduce_from
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.placement import TensorPlacement, Tie
+from minidist.parallel.placement import Block, Tie, record
 
 Sizes = Mapping[str, int]
 
@@ -97,10 +97,9 @@ def clip(gradients: Sequence[Any], limit: float, tp: Communicator, pp: Communica
         parameter = nn.Parameter(torch.empty(gradient.values.shape, dtype=torch.float64))
         parameter.grad = torch.from_numpy(gradient.values)
         copies = 1 if gradient.cut else tp.size
-        placement = TensorPlacement(f"{number}", parameter.shape, None, (), copies, tp)
-        parameter.tensor_placement = placement  # type: ignore[attr-defined]
+        record(parameter, block=Block(f"{number}", parameter.shape, None, (), copies, tp))
         if gradient.tied:
-            parameter.tie = Tie(f"{number}", pp)  # type: ignore[attr-defined]
+            record(parameter, tie=Tie(f"{number}", pp))
         parameters.append(parameter)
     return float(clip_by_global_norm(parameters, limit, tp, pp))
 

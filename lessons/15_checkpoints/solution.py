@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.collectives.fast import cut
-from minidist.parallel.placement import Placement, TensorPlacement, counts
+from minidist.parallel.placement import Block, Slice, placement_of, record
 from minidist.trainer.checkpoint import cadence, pieces, plain
 from minidist.trainer.checkpoint.pieces import Extent
 from minidist.trainer.checkpoint.saving import extent_of
@@ -35,16 +35,15 @@ def pieces_to_write(
             tuple((rank * rows, (rank + 1) * rows) for rank in range(tp.size)) if held.cut else ()
         )
         dim, copies = (0, 1) if held.cut else (None, tp.size)
-        block = TensorPlacement(name, parameter.shape, dim, bounds, copies, tp)
-        parameter.tensor_placement = block  # type: ignore[attr-defined]
+        record(parameter, block=Block(name, parameter.shape, dim, bounds, copies, tp))
         if held.sliced:
             shape = torch.Size((rows, *held.shape[1:]))
             lengths = cut(shape.numel(), dp.size)
             start = sum(lengths[: dp.rank])
-            mine = Placement(name, shape, start, start + lengths[dp.rank], dp)
-            parameter.placement = mine  # type: ignore[attr-defined]
+            mine = Slice(name, shape, start, start + lengths[dp.rank], dp)
+            record(parameter, slice=mine)
         extent = extent_of(parameter).straight()
-        if counts(parameter) and (held.sliced or dp.rank == 0) and extent.count:
+        if placement_of(parameter).counts and (held.sliced or dp.rank == 0) and extent.count:
             found[name] = (extent.start, extent.stop)
     return found
 

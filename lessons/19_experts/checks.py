@@ -22,7 +22,7 @@ from minidist.course.grader.contract import Case, Check, Draw, Task
 
 EXPERT = "minidist.parallel.expert"
 BY_HAND = (
-    *("minidist.model.moe", "minidist.model.experts", EXPERT, "minidist.parallel.placement"),
+    *("minidist.model.moe", EXPERT, "minidist.parallel.placement"),
     *("minidist.mesh", "minidist.parallel.data", "torch.distributed"),
 )
 ROUTE = Task(1, "route", BY_HAND)

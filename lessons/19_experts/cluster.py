@@ -24,7 +24,7 @@ from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPTConfig, Where
-from minidist.model.moe import MoE
+from minidist.model.moe.routed import MoE
 from minidist.parallel.expert import expert_parallel
 
 CONFIG = GPTConfig(hidden=32, heads=1, intermediate=16, experts=8, top_k=2, layers=1, sequence=16)

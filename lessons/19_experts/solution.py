@@ -1,4 +1,4 @@
-"""Lesson 19, solved: `minidist/model/moe.py`, and `plain.py` and `expert_parallel.py` of
+"""Lesson 19, solved: `minidist/model/moe/`, and `plain.py` and `expert_parallel.py` of
 `minidist/parallel/expert`.
 """
 
@@ -16,8 +16,13 @@ from torch import Tensor
 from minidist import Communicator
 from minidist.collectives import all_reduce
 from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where, moe
-from minidist.model.moe import Attach, RoutedExperts
+from minidist.model import GPTConfig, Where
+from minidist.model.moe import balance, losses
+from minidist.model.moe.capacity import choices_with_room
+from minidist.model.moe.combine import combine
+from minidist.model.moe.losses import Attach
+from minidist.model.moe.routed import RoutedExperts
+from minidist.model.moe.router import choose, router_logits, weights_of
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.data.plain import reduce_gradients
 from minidist.parallel.expert.plain import plain_dispatch
@@ -27,13 +32,9 @@ Experts = Callable[[Tensor, list[int]], Tensor]
 
 def route(x: Tensor, router: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Score, choose, and weigh."""
-    layer = SimpleNamespace(
-        router=router, bias=bias, config=SimpleNamespace(balance_rate=1, top_k=k)
-    )
-    scores = RoutedExperts.logits(layer, x).softmax(-1)
-    choice = RoutedExperts.choose(layer, scores)
-    weights = scores.gather(-1, choice)
-    return choice, weights if k == 1 else weights / weights.sum(-1, keepdim=True)
+    scores = router_logits(x, router).softmax(-1)
+    choice = choose(scores, bias, k)
+    return choice, weights_of(scores, choice, raw=k == 1)
 
 
 def dispatch(
@@ -41,8 +42,7 @@ def dispatch(
 ) -> Tensor:
     """Send rows to their experts, and add up what comes back."""
     compute = partial(plain_dispatch, experts=experts, comm=comm)
-    layer = SimpleNamespace(config=SimpleNamespace(experts=held * comm.size), compute=compute)
-    return RoutedExperts.combine(layer, x[None], choice[None], weights[None])[0]
+    return combine(x[None], choice[None], weights[None], compute, held * comm.size)[0]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Layer:
 def balance_loss(scores: Tensor, choice: Tensor, comm: Communicator) -> Tensor:
     """Count over whole sequences."""
     chosen = F.one_hot(choice, scores.shape[-1]).sum(2)
-    return moe.balance_loss(scores, chosen, partial(reduce_from, comm=comm))
+    return losses.balance_loss(scores, chosen, partial(reduce_from, comm=comm))
 
 
 def attach(weights: Tensor, loss: Tensor, layer: Layer, counts: Tensor) -> Tensor:
@@ -68,11 +68,9 @@ def kept(
     choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator
 ) -> Tensor:
     """Serve the first tokens of each sequence."""
-    config = SimpleNamespace(
-        capacity=factor, sequence=time, experts=experts, top_k=choice.shape[-1]
-    )
-    layer = SimpleNamespace(config=config, whole=partial(reduce_from, comm=comm))
-    return RoutedExperts.kept(layer, choice, Where(positions=positions))
+    config = SimpleNamespace(capacity=factor, sequence=time, experts=experts)
+    total = partial(reduce_from, comm=comm)
+    return choices_with_room(choice, Where(positions=positions), config, total)
 
 
 def rebalance(layer: Layer, comm: Communicator) -> None:
@@ -83,7 +81,7 @@ def rebalance(layer: Layer, comm: Communicator) -> None:
     )
     routed.bias = layer.bias
     routed.tally[:experts] = layer.tally
-    moe.rebalance(routed, partial(reduce_from, comm=comm))
+    balance.rebalance(routed, partial(reduce_from, comm=comm))
     layer.tally = torch.zeros_like(layer.tally)
 
 

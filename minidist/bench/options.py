@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, shown
 from minidist.launch.parser import Parser, flag_of
+from minidist.options import NOT_NEGATIVE, RANKS, Limit, shown
 
 TRAINING = (
     "ddp",

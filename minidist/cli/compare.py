@@ -35,8 +35,9 @@ Variants = Callable[[Config, int], dict[str, Config]]
 
 
 class Row(NamedTuple):
-    """What one variant did. Bytes are of the rank with the most: held of each category and at once,
-    sent a step.
+    """What one variant did.
+
+    Bytes are of the rank with the most: held of each category and at once, sent a step.
     """
 
     name: str
@@ -47,8 +48,9 @@ class Row(NamedTuple):
 
 
 def main(command: str, argv: Sequence[str], variants: Variants) -> int:
-    """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for
-    unusable input.
+    """Run all variants.
+
+    Return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input.
     """
     return on_all_ranks(
         command,
@@ -87,8 +89,9 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
 
 
 def writable(path: str) -> TextIO | None:
-    """Open the file for one JSON object a variant, before the work begins; None if nobody asked for
-    one.
+    """Open the file for one JSON object a variant, before the work begins.
+
+    None if nobody asked for one.
     """
     if not path:
         return None

@@ -29,10 +29,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minidist.comm.job.number import NOT_NEGATIVE
 from minidist.launch.parser import Parser
 from minidist.memory.adapters import merge
 from minidist.model import GPT, GPTConfig
+from minidist.options import NOT_NEGATIVE
 from minidist.parallel import Recipe
 from minidist.parallel.layers.adapters import adapt
 from minidist.trainer.checkpoint import restore, store
@@ -55,8 +55,9 @@ COMMAND = "minidist export"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that
-    cannot be used.
+    """Export a checkpoint and say how to load it.
+
+    Return the exit status: 0, or 2 for input that cannot be used.
     """
     parser = Parser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
     run = (
@@ -96,8 +97,9 @@ def find(folder: Path) -> Path:
 
 
 def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
-    """Compare all checksums, then write a Llama to a new or an empty folder; return words that say
-    what is there now.
+    """Compare all checksums, then write a Llama to a new or an empty folder.
+
+    Return words that say what is there now.
 
     With `adapters`, write these alone.
 

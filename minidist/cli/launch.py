@@ -13,10 +13,10 @@ import signal
 import sys
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import RANKS, SECONDS
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun, torchrun
 from minidist.launch.parser import Parser, flag_of
+from minidist.options import RANKS, SECONDS
 
 
 def main(argv: list[str]) -> int:

@@ -17,8 +17,9 @@ from minidist.trainer.config import Config, ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all layouts; return the exit status: 0, 1 if one differs from the serial run, 2 for
-    unusable input.
+    """Run all layouts.
+
+    Return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input.
 
     Parameters
     ----------
@@ -50,5 +51,8 @@ def layouts(config: Config, ranks: int) -> dict[str, Config]:
             asked = replace(asked, schedule="1f1b", microbatches=0, chunks=0, plan="")
         found[name] = replace(config, parallel=asked)
         if tp > 1 and pp > 1:
-            found[f"{name}, sequence parallel"] = replace(config, parallel=replace(asked, sp=True))
+            found[f"{name}, sequence parallel"] = replace(
+                config,
+                parallel=replace(asked, sp=True),
+            )
     return found

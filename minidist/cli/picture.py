@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.comm.job.number import NOT_NEGATIVE
 from minidist.draw.memory import STACK
 from minidist.draw.table import aligned, format_bytes
 from minidist.launch.parser import Parser
+from minidist.options import NOT_NEGATIVE
 from minidist.trainer.files import FileError, at, read_text, retold
 
 COMMAND = "minidist picture"
@@ -30,8 +30,9 @@ class PictureError(ValueError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Say what was measured, and draw it; return the exit status: 0, or 2 for input that cannot be
-    used.
+    """Say what was measured, and draw it.
+
+    Return the exit status: 0, or 2 for input that cannot be used.
     """
     parser = Parser(
         prog=COMMAND, description="The losses of two runs, and the bytes of each stage."

@@ -16,8 +16,9 @@ from minidist.trainer.config import Config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all stages; return the exit status: 0, 1 if one differs from the serial run, 2 for
-    unusable input.
+    """Run all stages.
+
+    Return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input.
 
     Parameters
     ----------

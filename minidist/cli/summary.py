@@ -5,6 +5,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 
 from minidist.draw.table import format_sent
+from minidist.mesh import CARRIED
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
@@ -147,11 +148,9 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     """
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
     sent = {axis: format_sent(both, "{:,}".format) for axis, both in outcome.sent.items()}
-    for axis, what in (("tp", "activations"), ("pp", "activations"), ("cp", "keys and values")):
+    for axis, what in CARRIED.items():
         if getattr(mesh.layout, axis) > 1:
-            rows.append((f"bytes of {what} sent along {axis}", sent[axis]))
-    if mesh.layout.ep > 1:
-        rows.append(("bytes of tokens sent to experts and back", sent["ep"]))
+            rows.append((f"bytes of {what}", sent[axis]))
     if mesh.data.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
         both = outcome.sent["dp"] + outcome.sent.get("edp", 0)  # among copies of experts, too

@@ -24,8 +24,9 @@ class StopAll(Exception):
 
 
 def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
-    """Run `program` as one of the ranks that were started; return its exit status, or 2 if there
-    are none.
+    """Run `program` as one of the ranks that were started.
+
+    Return its exit status, or 2 if there are none.
     """
     try:
         comm = init()

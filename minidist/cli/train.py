@@ -34,8 +34,9 @@ from minidist.trainer.verify import compare
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train; return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot
-    be used.
+    """Train.
+
+    Return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot be used.
     """
     return on_all_ranks("train", lambda comm: train(argv, comm))
 
@@ -134,24 +135,12 @@ def headline(trainer: Trainer, samples: Samples) -> str:
 
 def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
-    layout, parallel = trainer.mesh.layout, trainer.config.parallel
-    schedule = f"{parallel.plan or parallel.schedule}, {trainer.recipe.microbatches} microbatches"
-    zero = (
-        f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}"
-        if parallel.zeropp
-        else f"ZeRO-{parallel.zero}"
-    )
-    axes = {
-        f" ({zero if parallel.zero else parallel.strategy})": layout.dp * layout.cp,
-        f" pp={layout.pp} ({schedule})": layout.pp,
-        f" cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)": layout.cp,
-        f" ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})": layout.ep,
-        f" tp={layout.tp}{' (with sequence parallelism)' * parallel.sp}": layout.tp,
-    }
-    links = layout.links_between(trainer.comm.nodes)
+    mesh = trainer.mesh
+    links = mesh.layout.links_between(trainer.comm.nodes)
     apart = " and ".join(axis for axis in AXES if links[axis] in ("across", "both"))
-    said = [f"dp={layout.dp}", *(words for words, ranks in axes.items() if ranks > 1)]
-    return "".join(said) + (f"; messages along {apart} leave the nodes" if apart else "")
+    return trainer.checked.fit.words(mesh) + (
+        f"; messages along {apart} leave the nodes" if apart else ""
+    )
 
 
 def write_trace(comm: Communicator, path: Path) -> None:

@@ -122,8 +122,9 @@ def metrics_file(config: Config) -> Path | None:
 
 
 def serial_metrics_file(config: Config) -> Path | None:
-    """Return where the metrics of the serial run go, beside the file of `--metrics`; None without
-    it or `--verify`.
+    """Return where the metrics of the serial run go, beside the file of `--metrics`.
+
+    None without it or `--verify`.
     """
     file = Path(config.run.metrics)
     return (

@@ -92,6 +92,10 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
     return "ring", "many bytes: none leaves a rank twice"
 
 
+class Found(dict[tuple[str, str, int], tuple[str, Callable[..., None]]]):
+    """What `find` has returned on a communicator, by its arguments."""
+
+
 def find(
     operation: str, algorithm: str, bytes: int, comm: Communicator
 ) -> tuple[str, Callable[..., None]]:
@@ -102,6 +106,19 @@ def find(
     ValueError
         If the operation has no such algorithm, or these ranks cannot run it.
     """
+    found = comm.keep(Found, Found)
+    key = (operation, algorithm, bytes)
+    if key in found:
+        return found[key]
+    name, function = _find(operation, algorithm, bytes, comm)
+    if bytes <= SMALL and name != "native":  # only small ones notice how long this takes
+        found[key] = name, function
+    return name, function
+
+
+def _find(
+    operation: str, algorithm: str, bytes: int, comm: Communicator
+) -> tuple[str, Callable[..., None]]:
     if algorithm == "auto":
         algorithm = explain(operation, bytes, comm)[0]
     elif algorithm not in algorithms(operation):

@@ -18,7 +18,12 @@ class Temporaries(dict[tuple[int, str, str], Any]):
     """Arrays by slot, dtype and device."""
 
 
-def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Array:
+def temporary(
+    comm: Communicator,
+    like: Array,
+    count: int,
+    slot: int = 0,
+) -> Array:
     """Return a reused array of `count` elements of the kind of `like`, with arbitrary contents.
 
     Two temporaries in use at the same time need different slots.

@@ -64,9 +64,11 @@ def all_reduce(
     """
     array = flatten(buffer, writable=True)
     combine = reduction(op, array)
-    agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
+    if comm.ledger.debug:  # asked here, too: naming what is compared takes time
+        agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     _run("all_reduce", comm, algorithm, array, (array, comm.internal, combine))
-    finish(op, array, comm.size)
+    if op == "mean":
+        finish(op, array, comm.size)
 
 
 def reduce_scatter(

@@ -55,7 +55,12 @@ def halving_doubling(array: Array, comm: Communicator, combine: Combine) -> None
     _unfold(array, comm)
 
 
-def reduce_scatter(chunks: Chunks, out: Array, comm: Communicator, combine: Combine) -> None:
+def reduce_scatter(
+    chunks: Chunks,
+    out: Array,
+    comm: Communicator,
+    combine: Combine,
+) -> None:
     """Leave in `out` the reduction of chunk `comm.rank`, by halving a copy of the chunks.
 
     A power of two of ranks only: other numbers would have to move whole buffers first.
@@ -80,7 +85,13 @@ def all_gather(chunks: list[Array], comm: Communicator) -> None:
             comm.exchange(chunks[here + offset], partner, chunks[there + offset], partner)
 
 
-def _halve(array: Array, ends: list[int], ranks: int, comm: Communicator, combine: Combine) -> None:
+def _halve(
+    array: Array,
+    ends: list[int],
+    ranks: int,
+    comm: Communicator,
+    combine: Combine,
+) -> None:
     """Complete chunk r = `comm.rank`, from ends[r] to ends[r + 1], in place; the rest of `array` is
     overwritten.
     """
@@ -98,13 +109,19 @@ def _halve(array: Array, ends: list[int], ranks: int, comm: Communicator, combin
         first, last = keep
 
 
-def _double(array: Array, ends: list[int], ranks: int, comm: Communicator) -> None:
+def _double(
+    array: Array,
+    ends: list[int],
+    ranks: int,
+    comm: Communicator,
+) -> None:
     """Gather the chunks that `_halve` has completed: exchange ever longer runs of them."""
     for distance in distances(ranks):
         partner = comm.rank ^ distance
         here, there = comm.rank // distance * distance, partner // distance * distance
         leaving = array[ends[here] : ends[here + distance]]
-        comm.exchange(leaving, partner, array[ends[there] : ends[there + distance]], partner)
+        arriving = array[ends[there] : ends[there + distance]]
+        comm.exchange(leaving, partner, arriving, partner)
 
 
 def _fold(array: Array, comm: Communicator, combine: Combine) -> bool:

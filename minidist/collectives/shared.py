@@ -37,17 +37,25 @@ def possible(comm: Communicator) -> bool:
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    peers = comm.peers(_memory(array))
-    agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
+    peers = comm.registered.peers(_memory(array))
+    if comm.ledger.debug:
+        agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
     if peers is not None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array.dtype) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL or comm.size == 2:
+    elif array.nbytes <= SMALL:
+        copies = _half(array, len(array), comm)
+        mine: Any = copies[comm.rank]
+        mine[:] = array  # of one dtype, so `copy` has nothing to choose
+        comm.fence()
+        _add_up(copies, array, comm, combine)
+    elif comm.size == 2:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
-        for pieces in segments(Chunks(array, cut(len(array), comm.size)), BLOCK // (comm.size - 1)):
+        chunks = Chunks(array, cut(len(array), comm.size))
+        for pieces in segments(chunks, BLOCK // (comm.size - 1)):
             everyones = _publish_pieces(pieces, comm)
             # `answer` is unused until now
             mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]
@@ -58,7 +66,12 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
                 _read(everyones[owner][owner], piece, owner, comm)
 
 
-def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+def reduce_scatter(
+    chunks: list[Array],
+    out: Array,
+    comm: Communicator,
+    combine: Combine,
+) -> None:
     """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
     _memory(out)
     for pieces in segments(chunks, BLOCK // (comm.size - 1)):
@@ -81,7 +94,11 @@ def all_gather(chunks: Chunks, comm: Communicator) -> None:
         shards = [Chunks(whole, lengths)[owner] for owner, whole in enumerate(shards)]
     elif source is not None and min(lengths):  # torch gives no address of an empty tensor
         shards = _counterparts(source, lengths, comm)
-    agree(comm, "all_gather in shared memory", "ordinary" if shards is None else "registered")
+    agree(
+        comm,
+        "all_gather in shared memory",
+        "ordinary" if shards is None else "registered",
+    )
     if shards is not None:
         comm.fence()
         for owner, chunk in enumerate(chunks):
@@ -89,7 +106,11 @@ def all_gather(chunks: Chunks, comm: Communicator) -> None:
         comm.fence()
         return
     for pieces in segments(chunks, BLOCK):
-        copies = _publish(pieces[comm.rank], comm, longest=max(len(piece) for piece in pieces))
+        copies = _publish(
+            pieces[comm.rank],
+            comm,
+            longest=max(len(piece) for piece in pieces),
+        )
         for owner, piece in enumerate(pieces):
             _read(copies[owner][: len(piece)], piece, owner, comm)
 
@@ -137,7 +158,12 @@ def _add_others(
             mine = out
 
 
-def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+def _add_up(
+    copies: list[Array],
+    out: Array,
+    comm: Communicator,
+    combine: Combine,
+) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
     # `out` still holds this rank's own copy: adding in place is cheaper
     first = out if comm.rank == 0 else copies[0]
@@ -209,7 +235,8 @@ def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
     Two halves save a fence. All ranks have passed the fence of one half only after they have
     finished reading the other, which may then be overwritten.
     """
-    return comm.keep(Staging, lambda: Staging(comm)).turn(like, count)
+    staging: Staging = comm.kept.get(Staging) or comm.keep(Staging, lambda: Staging(comm))
+    return staging.turn(like, count)
 
 
 class Staging:
@@ -232,7 +259,8 @@ class Staging:
         key = (self.parity, count, like.dtype)
         if (views := self.views.get(key)) is None:
             start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
-            views = [view_as(memory[start : start + bytes], like.dtype) for memory in self.memories]
+            place = slice(start, start + bytes)
+            views = [view_as(memory[place], like.dtype) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views
         return views

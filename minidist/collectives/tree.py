@@ -42,7 +42,12 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
             request.wait()
 
 
-def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> None:
+def reduce(
+    array: Array,
+    comm: Communicator,
+    root: int,
+    combine: Combine,
+) -> None:
     """Leave the reduction in the root's `array`; the others keep theirs."""
     parent, children = family(comm, root)
     for block in blocks(array):
@@ -50,7 +55,9 @@ def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> Non
         for child in reversed(children):  # the smallest subtree is ready first
             arriving = temporary(comm, block, len(block))
             comm.recv(arriving, child)
-            target = block if parent is None else temporary(comm, block, len(block), slot=1)
+            target = block
+            if parent is not None:
+                target = temporary(comm, block, len(block), slot=1)
             combine(total, arriving, target)
             total = target
         if parent is not None:

@@ -26,7 +26,7 @@ from minidist.comm.errors import (
 )
 from minidist.comm.start import init
 from minidist.comm.threads_wire.cluster import Cluster, Link
-from minidist.comm.threads_wire.threads import run
+from minidist.comm.threads_wire.threads_wire import run
 
 __all__ = [
     "Cluster",

@@ -82,14 +82,15 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         If it is not contiguous: a view could then not be flat. If it is read-only and must not be.
     """
     if type(buffer) is np.ndarray:
-        if not buffer.flags.c_contiguous:
+        flags = buffer.flags
+        if not flags.c_contiguous:
             raise ValueError(
                 f"buffer of shape {buffer.shape} is not contiguous: pass "
                 "numpy.ascontiguousarray(buffer)"
             )
         if buffer.dtype not in NAMES:
             raise _unsupported(buffer.dtype)
-        if writable and not buffer.flags.writeable:
+        if writable and not flags.writeable:
             raise ValueError(
                 f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it"
             )

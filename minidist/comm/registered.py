@@ -27,7 +27,8 @@ class Registered:
         mine = np.frombuffer(memoryview(memory), np.uint8)
         start = address(mine)
         self.windows[start] = (start, mine.nbytes, everyones)
-        weakref.finalize(mine, self.windows.pop, start).atexit = False
+        forget = weakref.finalize(mine, self.windows.pop, start)
+        forget.atexit = False
         return mine
 
     def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
@@ -39,12 +40,16 @@ class Registered:
         """
         if not self.windows or not isinstance(array, np.ndarray) or array.base is None:
             return None  # what has no base owns its memory, and is no view of a window
-        where, lengths = address(array), lengths or [len(array)]
+        where = address(array)
+        lengths = lengths or [len(array)]
         end = where + max(lengths) * array.itemsize
         for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:
+                first = where - start
                 lengths = list(lengths) * (len(memories) // len(lengths))
-                ends = [where - start + length * array.itemsize for length in lengths]
-                pieces = zip(memories, ends, strict=True)
-                return [memory[where - start : end].view(array.dtype) for memory, end in pieces]
+                ends = [first + length * array.itemsize for length in lengths]
+                return [
+                    memory[first:end].view(array.dtype)
+                    for memory, end in zip(memories, ends, strict=True)
+                ]
         return None

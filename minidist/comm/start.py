@@ -11,7 +11,7 @@ from minidist.comm.communicator import Communicator
 from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import arrival
 from minidist.comm.mpi_wire.segment import check_room
-from minidist.comm.threads_wire.threads import alone
+from minidist.comm.threads_wire.threads_wire import alone
 from minidist.trace import Trace
 
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
@@ -67,9 +67,9 @@ def _communicator(group: Any, limit: float) -> Communicator:
     if library == "mpi4py":
         check_room()
         with arrival(max(limit, ARRIVAL)):
-            from minidist.comm.mpi_wire import mpi  # which starts MPI
+            from minidist.comm.mpi_wire import mpi_wire  # which starts MPI
 
-            return mpi.world(limit) if group is None else mpi.wrap(group, limit)
+            return mpi_wire.world(limit) if group is None else mpi_wire.wrap(group, limit)
     if group is None:
         return alone()
     raise TypeError(

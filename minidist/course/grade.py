@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import NOT_NEGATIVE, SECONDS
 from minidist.course.grader import report
 from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
@@ -31,6 +30,7 @@ from minidist.course.lesson import (
 )
 from minidist.course.package import package
 from minidist.launch.parser import Parser, flag_of
+from minidist.options import NOT_NEGATIVE, SECONDS
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = PACKAGE / "lessons"

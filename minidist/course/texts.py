@@ -25,7 +25,12 @@ class Texts:
     rare, so the barred files are read late.
     """
 
-    def __init__(self, task: Task, exercise: str, lesson: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        exercise: str,
+        lesson: str,
+    ) -> None:
         self.task, self.exercise, self.lesson = task, exercise, lesson
         self.own: set[CodeType] = set()
         self.before: Set[int] = frozenset()
@@ -39,7 +44,11 @@ class Texts:
         """
         self.before = before or globals_of_modules()
         with suppress(SyntaxError, ValueError, OSError):
-            whole = compile(Path(self.exercise).read_bytes(), self.exercise, "exec")
+            whole = compile(
+                Path(self.exercise).read_bytes(),
+                self.exercise,
+                "exec",
+            )
             self.own = set(codes_in(whole))
 
     def whose(self, code: CodeType, space: dict[str, Any]) -> str:

@@ -224,8 +224,9 @@ def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
 
 
 def _arrow(panel: Any, grid: Grid, start: int | None, end: int | None, colour: str) -> None:
-    """Draw a curve between two rows, wider if they are farther apart. A message that is under way
-    is in its middle.
+    """Draw a curve between two rows, wider if they are farther apart.
+
+    A message that is under way is in its middle.
     """
     assert start is not None and end is not None
     down, x = 1 if end > start else -1, LEFT - 10

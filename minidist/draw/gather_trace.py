@@ -18,8 +18,9 @@ from minidist.trace import Event, Trace
 
 
 def gather_trace(comm: Communicator) -> Trace:
-    """Return the events of all ranks of `comm`, in times of rank 0's clock. Collective; every rank
-    receives everything.
+    """Return the events of all ranks of `comm`, in times of rank 0's clock.
+
+    Collective; every rank receives everything.
 
     Raises
     ------

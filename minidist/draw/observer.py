@@ -113,8 +113,9 @@ class Observer:
         self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def follow(self, frame: FrameType, event: str, _: object) -> Any:
-        """Note what the last line changed, before the next one runs. It is a trace function, such as
-        a debugger sets.
+        """Note what the last line changed, before the next one runs.
+
+        It is a trace function, such as a debugger sets.
         """
         if not followed(frame):
             return None
@@ -144,8 +145,9 @@ class Observer:
             self.shown = self.start.buffers
 
     def _bind(self, name: str, variable: str, frame: FrameType) -> None:
-        """Let a buffer show the tensor of a variable, if this function has one. The tensor is then
-        not a temporary any more.
+        """Let a buffer show the tensor of a variable, if this function has one.
+
+        The tensor is then not a temporary any more.
         """
         first, _, attribute = variable.partition(".")
         value = frame.f_locals.get(first)

@@ -52,8 +52,9 @@ ROW_OF_KIND = {EventKind.COMPUTE: COMPUTE, EventKind.SEND: SENDS, EventKind.RECE
 
 
 def write(events: Iterable[Event], path: str | Path) -> None:
-    """Write events to a file, an entry a line. Times are microseconds since the first event, kept
-    to the nanosecond.
+    """Write events to a file, an entry a line.
+
+    Times are microseconds since the first event, kept to the nanosecond.
     """
     lines = ",\n".join(json.dumps(entry) for entry in entries(events))
     Path(path).write_text('{"traceEvents": [\n' + lines + "\n]}\n")
@@ -111,8 +112,9 @@ def _main_first(row: RowKey) -> tuple[int, bool, str, int]:
 
 
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
-    """Divide a row, first fit, into few lanes. In a lane no two slices cross, and only slices that
-    may nest overlap.
+    """Divide a row, first fit, into few lanes.
+
+    In a lane no two slices cross, and only slices that may nest overlap.
     """
     # If slices nest, the outer ones come first: the longer, and of two alike the one that was
     # recorded last.

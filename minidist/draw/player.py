@@ -167,8 +167,9 @@ class Recording:
 
     @property
     def rounds(self) -> list[int]:
-        """The number of steps after which each round of messages has ended; the last is that of all
-        steps.
+        """The number of steps after which each round of messages has ended.
+
+        The last is that of all steps.
 
         A message's round is one more than that of the messages its sender had received by then; a
         round ends before the first message of the next is sent.
@@ -332,8 +333,9 @@ def _data(recording: Recording) -> dict[str, Any]:
 
 
 def _steps(recording: Recording) -> list[dict[str, Any]]:
-    """Return the steps, each with the buffers that it changed; a buffer that is gone has no
-    cells.
+    """Return the steps, each with the buffers that it changed.
+
+    A buffer that is gone has no cells.
     """
     files = list(recording.sources)
     shown: list[Buffers] = [{} for _ in recording.start]

@@ -194,8 +194,9 @@ class _WatchedWire(WireAround):
         )
 
     def _message(self, kind: str, source: int, to: int, tag: int) -> str:
-        """Name a message when one end of it is posted. Both ends count alike, so they give it the
-        same name.
+        """Name a message when one end of it is posted.
+
+        Both ends count alike, so they give it the same name.
         """
         key = (kind, source, to, tag)
         self.posted[key] += 1

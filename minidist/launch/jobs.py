@@ -44,8 +44,9 @@ def run_job(
     grace: float = 2.0,
     user: str | None = None,
 ) -> Outcome:
-    """Run `command` in a session of its own until it ends; leave no process of it behind, whatever
-    happens.
+    """Run `command` in a session of its own until it ends.
+
+    Leave no process of it behind, whatever happens.
 
     MPICH keeps segments in /dev/shm. Those that were made meanwhile, belong to the job's user and
     are used by no process any more are removed, whichever job made them.
@@ -150,8 +151,9 @@ def descendants(root: int, but: Collection[int] = ()) -> set[int]:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of each process that runs. A zombie does not: it waits until its parent
-    asks for its status.
+    """Return the parent of each process that runs.
+
+    A zombie does not: it waits until its parent asks for its status.
     """
     lines = [
         f"{pid} {stat.rpartition(b')')[2].decode()}"

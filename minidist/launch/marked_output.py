@@ -57,8 +57,9 @@ def mark_output() -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Run a file, or `-m` a module, as Python would. A traceback shows the program's frames
-    alone.
+    """Run a file, or `-m` a module, as Python would.
+
+    A traceback shows the program's frames alone.
     """
     try:
         if argv[0] == "-m":

@@ -27,8 +27,9 @@ ASK_LIBRARY = (
 
 
 class Mpirun(NamedTuple):
-    """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of
-    themselves.
+    """An mpirun that belongs to this Python's MPI.
+
+    `library` and `version` are what the two say of themselves.
     """
 
     path: str
@@ -86,8 +87,9 @@ def find_mpirun() -> Mpirun:
 
 
 def mpi_library() -> str:
-    """Return in one line which MPI mpi4py loads, asked in a process of its own. Raises LaunchError
-    if it loads none.
+    """Return in one line which MPI mpi4py loads, asked in a process of its own.
+
+    Raises LaunchError if it loads none.
     """
     answer = subprocess.run(
         [sys.executable, "-c", ASK_LIBRARY], capture_output=True, text=True, env=environment()
@@ -126,8 +128,9 @@ def version_of(path: str) -> str:
 
 
 def vendor(text: str) -> str:
-    """Return whose MPI describes itself like this. MVAPICH starts as MPICH does; Intel's names
-    itself and MPICH.
+    """Return whose MPI describes itself like this.
+
+    MVAPICH starts as MPICH does; Intel's names itself and MPICH.
     """
     names = {
         "Open MPI": "Open MPI",

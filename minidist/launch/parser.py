@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from minidist.comm.job.number import Limit, Number, read_number, shown
+from minidist.options import Limit, Number, read_number, shown
 
 ALIKE = 0.6  # of two names, as difflib counts: a letter too many, or two that have changed places
 ALIKE_IN_HELP = 0.85  # of a name and words of a help text, where more is found by chance
@@ -34,8 +34,9 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def fault(self, message: str) -> str:
-        """Return what argparse says as a sentence. A flag that is missing is often one that was
-        misspelt.
+        """Return what argparse says as a sentence.
+
+        A flag that is missing is often one that was misspelt.
         """
         unknown = [word for word in self.given if word.startswith("--") and not self.knows(word)]
         if unknown and message.startswith(

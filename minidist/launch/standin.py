@@ -86,8 +86,9 @@ def fork_ranks(
 
 
 def take_the_place(stand_in: socket.socket) -> list[str]:
-    """Take over a stand-in's descriptors, folder and environment, and end with it; return its
-    arguments.
+    """Take over a stand-in's descriptors, folder and environment, and end with it.
+
+    Return its arguments.
     """
     descriptors = socket.recv_fds(stand_in, 1, MOST)[1]
     with stand_in, stand_in.makefile("rb") as said:

@@ -32,7 +32,7 @@ class GPTConfig:
     experts, top_k, shared_experts : int
         Experts in place of each MLP (E; 0: none), how many of them each token is sent to (k), and
         how many more every token goes through. Each expert has `intermediate` channels. See
-        `moe.py`.
+        `moe/`.
     capacity : float
         An expert takes at most capacity * k * T / E tokens of a sequence of T, the earliest; 0: all
         that come.

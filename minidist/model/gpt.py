@@ -7,7 +7,7 @@ reproduce it.
                  └─────────────────────────────────────────────┘   └─────────────────────────────────┘
 
     attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
-    mlp          down(silu(gate(x)) * up(x)); or, with experts, that of some of many such (`moe.py`)
+    mlp          down(silu(gate(x)) * up(x)); or, with experts, that of some of many such (`moe/`)
 
 A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a
 dropout or the function `attention.attend`, or hooks a layer. So attention reads the number of heads
@@ -30,7 +30,7 @@ from minidist.model.attention import causal_attention
 from minidist.model.config import GPTConfig
 from minidist.model.dropout import ORIGIN, Dropout, Where
 from minidist.model.mlp import MLP, linear
-from minidist.model.moe import MoE
+from minidist.model.moe.routed import MoE
 
 Rotary: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""

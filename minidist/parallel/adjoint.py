@@ -42,8 +42,9 @@ Counts: TypeAlias = Sequence[int] | None
 
 
 class Linear(torch.autograd.Function):
-    """A linear map, whose backward is its adjoint. Collectives are linear in what the ranks
-    bring.
+    """A linear map, whose backward is its adjoint.
+
+    Collectives are linear in what the ranks bring.
     """
 
     @staticmethod
@@ -93,8 +94,9 @@ def scatter_to(x: Tensor, comm: Communicator, dim: int) -> Tensor:
 
 
 def gather_from(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
-    """Return all ranks' slices along `dim`, replicated. `size` is that of the whole dim, cut as by
-    `scatter_to`.
+    """Return all ranks' slices along `dim`, replicated.
+
+    `size` is that of the whole dim, cut as by `scatter_to`.
     """
     return _linear(
         x,
@@ -133,8 +135,9 @@ def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
 def all_to_all(
     x: Tensor, comm: Communicator, send_counts: Counts = None, receive_counts: Counts = None
 ) -> Tensor:
-    """Send chunk j of the rows of `x` [n, ...] to rank j; return the chunks that came, by sender
-    [m, ...].
+    """Send chunk j of the rows of `x` [n, ...] to rank j.
+
+    Return the chunks that came, by sender [m, ...].
 
     Without counts the chunks are `numpy.array_split`'s and n is the same on all ranks; see
     `collectives.all_to_all`.

@@ -31,10 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from minidist.mesh import Layout, Mesh
+from minidist.model.moe.routed import routed_in
 from minidist.parallel.context.context_parallel import ContextParallelism
 from minidist.parallel.data_axis import DataAxis, EqualValues
 from minidist.parallel.expert.expert_parallel import ExpertParallelism
 from minidist.parallel.layers.adapters import Adapters
+from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.layers.compiled import Compiling
 from minidist.parallel.layers.float8 import Float8
 from minidist.parallel.layers.recomputation import Recomputation
@@ -42,6 +44,7 @@ from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline, Tensors
 from minidist.parallel.pipeline.stage import PipelineParallelism
+from minidist.parallel.placement import check_serial
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.strategy import Facts, Loss, Parallel, Strategy
 from minidist.parallel.tensor.plan import TensorParallelism
@@ -83,6 +86,16 @@ class Fit:
         """The plan of the pipeline, which names only what is computed; None without a pipeline."""
         return self.checked.get(PIPELINE)
 
+    def shares(self, layout: Layout) -> dict[str, int]:
+        """Return what each option asks to divide the tokens of a row; see `Strategy.shares`."""
+        asked = [strategy.shares(self.recipe, layout) for strategy in self.checked]
+        return {option: ranks for each in asked for option, ranks in each.items()}
+
+    def words(self, mesh: Mesh) -> str:
+        """Return how a line about the run names its strategies, the outermost axis first."""
+        said = [strategy.words(self.recipe, mesh) for strategy in reversed(list(self.checked))]
+        return " ".join(words for words in said if words) or "dp=1"
+
 
 def check_recipe(
     recipe: Recipe, layout: Layout, facts: Facts, order: Sequence[Strategy] = ORDER
@@ -103,6 +116,7 @@ def check_fit(
     model: nn.Module, mesh: Mesh, recipe: Recipe, order: Sequence[Strategy] = ORDER
 ) -> Fit:
     """Find out whether a model, which may be on the device `meta`, can be spread over a mesh.
+
     Nothing is sent.
 
     Raises
@@ -112,8 +126,11 @@ def check_fit(
     ValueError, TypeError
         If tensor parallelism cannot split the model; see `check_plan`.
     """
-    facts = Facts.of(model)
+    routed = routed_in(model)
+    experts = routed[0].config.experts if routed else 0
+    facts = Facts(len(blocks_of(model)), experts, tuple(mesh.world.nodes))
     check_recipe(recipe, mesh.layout, facts, order)
+    check_serial(model, "parallelize")
     settled = recipe.settled(mesh.layout)
     wanted = [each for each in order if each.wanted(settled, mesh.layout, facts)]
     return Fit(settled, {each: each.check(model, mesh, settled) for each in wanted})

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.placement import counts, sharing, stages_of
+from minidist.parallel.placement import placement_of
 
 
 def clip_by_global_norm(
     parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator
 ) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a
-    scalar tensor.
+    """Scale all gradients so that their joint norm is at most `limit`.
+
+    Return the norm before, a scalar tensor.
 
     With plain data parallelism every rank holds all gradients, and finds the same norm without a
     message. Where ranks hold slices (ZeRO), blocks (tensor parallelism) or other experts, the
@@ -48,7 +49,7 @@ def clip_by_global_norm(
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.requires_grad or parameter.grad is not None:
-            by_axes[sharing(parameter)].append(parameter)
+            by_axes[placement_of(parameter).axes].append(parameter)
     gradients = [p.grad for several in by_axes.values() for p in several if p.grad is not None]
     # From parameters, not gradients: a frozen stage has none of these, but must send the same dtype
     # as the others.
@@ -58,7 +59,9 @@ def clip_by_global_norm(
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
     norm = _joint([_norm(several, ranks, nothing) for ranks, several in by_axes.items()], nothing)
-    stages = [comm for parameter in parameters if (comm := stages_of(parameter)) is not None]
+    stages = [
+        comm for parameter in parameters if (comm := placement_of(parameter).stages) is not None
+    ]
     across = {comm.members: comm for comm in (*axes, *stages) if comm.size > 1}
     norm = reduce(
         _over_ranks, [comm for comm in across.values() if not _recorded(comm, parameters)], norm
@@ -71,11 +74,12 @@ def clip_by_global_norm(
 
 
 def _recorded(axis: Communicator, parameters: Iterable[nn.Parameter]) -> bool:
-    """Tell whether the parameters' own records name an axis. It would be counted twice. Raises
-    ValueError as above.
+    """Tell whether the parameters' own records name an axis.
+
+    It would be counted twice. Raises ValueError as above.
     """
     mine = set(axis.members)
-    for comm in {comm for parameter in parameters for comm in sharing(parameter)}:
+    for comm in {comm for parameter in parameters for comm in placement_of(parameter).axes}:
         if mine <= set(comm.members):
             return True
         if len(mine & set(comm.members)) > 1:
@@ -97,7 +101,7 @@ def _norm(
     """
     # this rank's alone
     parts = [(p, p.grad.as_subclass(Tensor)) for p in parameters if p.grad is not None]
-    gradients = [gradient for parameter, gradient in parts if counts(parameter)]
+    gradients = [gradient for parameter, gradient in parts if placement_of(parameter).counts]
     norm = _joint(
         list(torch._foreach_norm(gradients, 2, dtype=nothing.dtype)) if gradients else [], nothing
     )

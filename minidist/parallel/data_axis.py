@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from minidist.comm import Communicator
-from minidist.mesh import Layout
+from minidist.mesh import Layout, Mesh
 from minidist.parallel.data.after_backward import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.data.data_parallel import DDP
@@ -40,7 +40,7 @@ class DataAxis(Strategy):
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
         """Options go with the strategy and the stage, and divide the ranks of the data axis."""
-        ranks = layout.dp * layout.cp
+        ranks = layout.data
         if recipe.strategy not in STRATEGIES:
             yield f"there is no strategy {recipe.strategy!r}: choose one of {', '.join(STRATEGIES)}"
         if recipe.zero and recipe.strategy != "ddp":
@@ -52,7 +52,8 @@ class DataAxis(Strategy):
             yield f"hsdp={recipe.hsdp} is for ZeRO 3, not for ZeRO {recipe.zero}: leave it out"
         if recipe.hsdp and (recipe.hsdp < 0 or ranks % recipe.hsdp):
             yield (
-                f"hsdp={recipe.hsdp} does not divide dp*cp = {ranks}: choose a divisor of {ranks}"
+                f"hsdp={recipe.hsdp} does not divide the {ranks} ranks of the data axis: choose a "
+                f"divisor of {ranks}"
             )
         if recipe.bucket_mib != DataParallelOptions.bucket_mib and (
             recipe.zero == 3 or recipe.strategy != "ddp"
@@ -77,17 +78,24 @@ class DataAxis(Strategy):
             not recipe.zeropp or recipe.node_ranks < 1 or ranks % recipe.node_ranks
         ):
             yield (
-                f"node_ranks={recipe.node_ranks} is for zeropp=True and a divisor of dp*cp = "
-                f"{ranks}: leave it out"
+                f"node_ranks={recipe.node_ranks} is for zeropp=True and a divisor of the {ranks} "
+                "ranks of the data axis: leave it out"
             )
 
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
         """The data axes have several ranks."""
-        return layout.dp * layout.cp > 1
+        return layout.data > 1
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Wrap the model. Gradients are summed: the loss is divided by the tokens of all ranks."""
         parallel.replica = wrapped(parallel.model, parallel.mesh.data, parallel.recipe)
+
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Name the stage of ZeRO, or what reduces whole gradients."""
+        how = f"ZeRO-{recipe.zero}" if recipe.zero else recipe.strategy
+        if recipe.zeropp:
+            how = f"ZeRO++ with nodes of {len(mesh.data.node)}"
+        return f"dp={mesh.dp.size} ({how})"
 
     def undo(self, parallel: Parallel) -> None:
         """Gather what ZeRO 3 has cut along the data axis."""
@@ -96,6 +104,7 @@ class DataAxis(Strategy):
 
 def wrapped(model: nn.Module, comm: Communicator, recipe: Recipe) -> Replica:
     """Return a model, which is equal on all ranks, with the recipe's strategy around it.
+
     Collective.
     """
     build: Callable[..., Replica]

@@ -9,7 +9,7 @@ from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.sampler import DistributedSampler
 from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.layers.compiled import compile_blocks
-from minidist.parallel.placement import Placement, placement_of
+from minidist.parallel.placement import Placement, Slice, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sharded.access.methods import register_fsdp_forward_method
 from minidist.parallel.sharded.fsdp import FSDP
@@ -50,6 +50,7 @@ __all__ = [
     "RowParallel",
     "RowParallelLinear",
     "ShardedOptimizer",
+    "Slice",
     "VocabularyParallel",
     "VocabularyParallelEmbedding",
     "ZeRO1",

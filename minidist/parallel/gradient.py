@@ -91,8 +91,9 @@ def become_part(gradient: Tensor, spread: Spread) -> Tensor:
 def norms_of_wholes(
     parts: Sequence[Tensor], order: float, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of each gradient, of which these are this rank's parts; a plain tensor is
-    whole.
+    """Return the norm of each gradient, of which these are this rank's parts.
+
+    A plain tensor is whole.
 
     Collective: one all-reduce for each axis along which some are spread, of a number for each of
     these. Sums are in float32 at least, as the square of a norm beyond 255 has no float16.
@@ -306,52 +307,32 @@ ALONE = (
 """Questions that no sum over ranks answers."""
 ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
 ANSWERS |= {getattr(Tensor, name): _refused(name) for name in ALONE if hasattr(Tensor, name)}
+OPERATORS = (
+    "mul",
+    "truediv",
+    "pow",
+    "invert",
+    "add",
+    "sub",
+    "neg",
+    "eq",
+    "ne",
+    "gt",
+    "ge",
+    "lt",
+    "le",
+)
+REFLECTED = ("rmul", "radd", "rsub")
+CASTS = ("to", "float", "double", "half", "bfloat16")
+FUNCTIONS = (
+    *("mul", "div", "pow", "square", "sqrt", "abs", "neg", "sign", "add", "sub", "clamp", "detach"),
+    *("isfinite", "isnan", "isinf", "nan_to_num", "eq", "ne", "gt", "ge", "lt", "le"),
+)
+METHODS = (*FUNCTIONS, *CASTS, *(f"__{name}__" for name in (*OPERATORS, *REFLECTED)))
 ELEMENTWISE = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
-    *(
-        Tensor.detach,
-        Tensor.to,
-        Tensor.float,
-        Tensor.double,
-        Tensor.nan_to_num,
-        Tensor.__pow__,
-        Tensor.__invert__,
-    ),
-    *(
-        Tensor.mul,
-        Tensor.div,
-        Tensor.pow,
-        Tensor.square,
-        Tensor.abs,
-        Tensor.isfinite,
-        Tensor.isnan,
-        Tensor.isinf,
-    ),
-    *(
-        torch.mul,
-        torch.div,
-        torch.pow,
-        torch.square,
-        torch.abs,
-        torch.isfinite,
-        torch.isnan,
-        torch.isinf,
-    ),
-    *(torch.nan_to_num, torch.detach, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
-    *(Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__, Tensor.sub, torch.sub),
-    *(Tensor.__sub__, Tensor.__rsub__, Tensor.sqrt, torch.sqrt, Tensor.sign, torch.sign),
-    *(
-        Tensor.half,
-        Tensor.bfloat16,
-        Tensor.neg,
-        torch.neg,
-        Tensor.__neg__,
-        Tensor.clamp,
-        torch.clamp,
-    ),
-    *(Tensor.eq, Tensor.ne, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le),
-    *(torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le),
-    *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
+    *(getattr(torch, name) for name in FUNCTIONS),
+    *(getattr(Tensor, name) for name in METHODS),
 }
 """What makes a part of the whole's result out of a part: on the way from a gradient to a
 question.

@@ -25,27 +25,35 @@ class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.comm, self.flops = comm, flops
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         """Compute, then let the time pass."""
-        found = func(*args, **(kwargs or {}))
-        # addmm_ as addmm
-        packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"), None)
+        options = kwargs or {}
+        found = func(*args, **options)
+        name = func.overloadpacket.__name__.removesuffix("_")  # addmm_ as addmm
+        packet = getattr(torch.ops.aten, name, None)
         if count := flop_registry.get(packet):
-            self.comm.advance(count(*args, **(kwargs or {}), out_val=found) / self.flops)
+            operations = count(*args, **options, out_val=found)
+            self.comm.advance(operations / self.flops)
         return found
 
 
 def on_device(model: nn.Module, device: torch.device) -> None:
-    """Move parameters and buffers from `meta` to `device`. Parameters still need no memory: all
-    elements are one NaN.
+    """Move parameters and buffers from `meta` to `device`.
+
+    Parameters still need no memory: all elements are one NaN.
 
     They stay the same objects, so what is shared stays shared. A strategy then gives them memory, a
     part at a time.
     """
     for parameter in tuple(model.parameters()):
-        nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(
-            parameter.shape
-        )
-        swap_tensors(parameter, nn.Parameter(nothing, parameter.requires_grad))  # type: ignore[no-untyped-call]
+        nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device)
+        shaped = nothing.expand(parameter.shape)
+        swap_tensors(parameter, nn.Parameter(shaped, parameter.requires_grad))  # type: ignore[no-untyped-call]
     for buffer in tuple(model.buffers()):
         swap_tensors(buffer, torch.zeros_like(buffer, device=device))  # type: ignore[no-untyped-call]

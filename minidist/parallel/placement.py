@@ -1,21 +1,26 @@
-"""What a rank holds of a parameter: records that clipping, checkpoints and optimizers read.
+"""What a rank holds of a parameter: one record, which clipping, checkpoints and optimizers read.
 
-whole          weight [4, 6]     tensor parallelism gives a rank a block of it (`TensorPlacement`): columns 0 to 2
-block          [4, 3]            ZeRO gives a rank some elements of the block, flattened (`Placement`): 0 to 5
-copies         several ranks may hold the same elements; only one of them counts them (`counts`)
-experts        are a block of a stack, and have fewer copies than all else (`ExpertGroups`)
+    whole       weight [4, 6]
+    block       [4, 3]          what tensor parallelism leaves: columns 0 to 2
+    slice       [5]             what ZeRO leaves of the block, flattened: elements 0 to 4
+    copies      several ranks may hold the same elements; only one of them counts them (`counts`)
+    experts     a block of a stack, with fewer copies than all else
+    tie         stages of a pipeline may share a parameter: each has a copy
+
+Each strategy adds what it did (`record`). What none has said of a parameter stays None.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from minidist.collectives import all_gather
+from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Communicator
+from minidist.memory.hooks import check_unwrapped
 from minidist.parallel.gradient import Spread, become_part
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
@@ -23,8 +28,8 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class TensorPlacement:
-    """Which block of a parameter this rank holds.
+class Block:
+    """Which block of a whole parameter this rank holds.
 
     Attributes
     ----------
@@ -48,6 +53,11 @@ class TensorPlacement:
     copies: int
     comm: Communicator
 
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the first of those that hold the same block."""
+        return self.comm.rank % self.copies == 0
+
     def take(self, whole: Tensor) -> Tensor:
         """Return this rank's block of the whole parameter, a view."""
         if self.dim is None:
@@ -56,8 +66,9 @@ class TensorPlacement:
         return whole.narrow(self.dim, start, stop - start)
 
     def full(self, piece: Tensor) -> Tensor:
-        """Return the whole parameter; each rank brings its block as `piece`. Collective: one
-        all-gather.
+        """Return the whole parameter; each rank brings its block as `piece`.
+
+        Collective: one all-gather.
         """
         if self.dim is None:
             return piece.detach()
@@ -70,8 +81,8 @@ class TensorPlacement:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Which elements of a parameter, flattened, this rank holds as a slice.
+class Slice:
+    """Which elements of a parameter, flattened, this rank holds.
 
     Attributes
     ----------
@@ -94,8 +105,99 @@ class Placement:
         return whole.flatten()[self.start : self.stop]
 
 
-def shard(parameter: Tensor, placement: TensorPlacement) -> None:
-    """Replace a parameter, in place, by this rank's slice of it, and free the rest.
+@dataclass(frozen=True)
+class ExpertGroups:
+    """Experts that ranks have shared out: ranks along `others` hold other experts, ranks along
+    `copies` the same ones.
+    """
+
+    others: Communicator
+    copies: Communicator
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A parameter called `name` that several stages share: each rank of `comm` has a copy."""
+
+    name: str
+    comm: Communicator
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The record of a parameter, or of a slice of one.
+
+    Attributes
+    ----------
+    block : Block or None
+        What tensor parallelism, or sharing experts out, has left.
+    slice : Slice or None
+        What ZeRO has left of that.
+    sliced : nn.Parameter or None
+        The parameter of the model that a slice is cut from.
+    experts : ExpertGroups or None
+        Among which ranks experts are shared out; None for all else.
+    stages : Communicator or None
+        The pipeline whose other ranks hold other parameters.
+    tie : Tie or None
+        The stages that have this parameter, too.
+    """
+
+    block: Block | None = None
+    slice: Slice | None = None
+    sliced: nn.Parameter | None = None
+    experts: ExpertGroups | None = None
+    stages: Communicator | None = None
+    tie: Tie | None = None
+
+    @cached_property
+    def axes(self) -> tuple[Communicator, ...]:
+        """The ranks that share the parameter, as parts or copies, axis by axis."""
+        comms = [part.comm for part in (self.slice, self.block) if part is not None]
+        return tuple(comm for comm in comms if comm.size > 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's copy enters norms and checkpoints: the first of those along the
+        tensor and pipeline axes.
+        """
+        first_block = self.block is None or self.block.first
+        return first_block and (self.tie is None or self.tie.comm.rank == 0)
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """Among which ranks gradients are spread; None if this rank has all of them."""
+        axes, block, counted = self.axes, self.block, True
+        if block is not None and block.copies == block.comm.size:
+            # each rank of the tensor axis has all of it
+            axes = tuple(comm for comm in axes if comm is not block.comm)
+        elif block is not None:
+            counted = block.first
+        staged = self.stages is not None
+        return Spread(axes, counted, staged) if axes or staged else None
+
+
+WHOLE = Placement()
+
+
+def placement_of(parameter: Tensor) -> Placement:
+    """Return the record of a parameter or a slice; an empty one if no strategy has changed it."""
+    return getattr(parameter, "placement", WHOLE)
+
+
+def record(parameter: Tensor, **news: Any) -> None:
+    """Add to a parameter's record, a `Placement`: `record(parameter, tie=Tie(...))`.
+
+    Its gradients then know that they are parts, if it is spread over ranks.
+    """
+    parameter.placement = replace(placement_of(parameter), **news)  # type: ignore[attr-defined]
+    if parameter.placement.spread is not None and not isinstance(parameter, SpreadParameter):  # type: ignore[attr-defined]
+        assert isinstance(parameter, nn.Parameter)
+        parameter.__class__ = with_gradient_of(SpreadParameter, type(parameter))
+
+
+def shard(parameter: Tensor, block: Block) -> None:
+    """Replace a parameter, in place, by this rank's block of it, and free the rest.
 
     A tied parameter stays tied, and is cut only once.
 
@@ -104,22 +206,19 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
     ValueError
         If the parameter was cut in another way before.
     """
-    before = tensor_placement_of(parameter)
+    before = placement_of(parameter).block
     if before is None:
-        piece = placement.take(parameter.data)
-        parameter.data = (
-            piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
-        )
+        piece = block.take(parameter.data)
+        if block.dim is not None:
+            piece = piece.clone(memory_format=torch.contiguous_format)
+        parameter.data = piece
         parameter.grad = None
-        parameter.tensor_placement = placement  # type: ignore[attr-defined]
-        mark_gradients(parameter)
-    elif (before.dim, before.bounds) != (
-        placement.dim,
-        placement.bounds,
-    ) or placement.comm is not before.comm:
+        record(parameter, block=block)
+        return
+    alike = (before.dim, before.bounds) == (block.dim, block.bounds)
+    if not alike or block.comm is not before.comm:
         fault = (
-            f"{placement.name} is {before.name}, which has been cut otherwise (along dim "
-            f"{before.dim})"
+            f"{block.name} is {before.name}, which has been cut otherwise (along dim {before.dim})"
         )
         raise ValueError(
             f"{fault}: give modules that share it styles that cut it alike, and split a model "
@@ -127,109 +226,52 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
         )
 
 
-def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
+def make_slice(values: Tensor, piece: Slice, parameter: nn.Parameter) -> nn.Parameter:
     """Return a slice of a parameter, for an optimizer to update: these flat `values`, with their
     record.
     """
-    piece = nn.Parameter(values, parameter.requires_grad)
-    piece.placement = placement  # type: ignore[attr-defined]
-    piece.block_of = parameter  # type: ignore[attr-defined]
-    mark_gradients(piece)
-    return piece
+    made = nn.Parameter(values, parameter.requires_grad)
+    made.placement = placement_of(parameter)  # type: ignore[attr-defined]
+    record(made, slice=piece, sliced=parameter)
+    return made
 
 
-def placement_of(parameter: Tensor) -> Placement | None:
-    """Return the record of a slice that ZeRO has made; None for a parameter that is no slice."""
-    return getattr(parameter, "placement", None)
+def sum_tied(parameter: nn.Parameter) -> None:
+    """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce.
 
-
-def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
-    """Return the tensor-parallel record of a parameter, or of a slice of one; None if there is
-    none.
+    Collective.
     """
-    return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
-
-
-@dataclass(frozen=True)
-class ExpertGroups:
-    """The record of shared-out experts: along `ep` ranks of the data axis hold others, along
-    `copies` the same ones.
-    """
-
-    ep: Communicator
-    copies: Communicator
-
-
-def expert_groups_of(parameter: Tensor) -> ExpertGroups | None:
-    """Return the record of experts, or of a slice of them, that ranks have shared out; None for all
-    else.
-    """
-    return getattr(getattr(parameter, "block_of", parameter), "expert_groups", None)
+    tie = placement_of(parameter).tie
+    assert tie is not None
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    all_reduce(parameter.grad, tie.comm)
 
 
 def copies_of(parameter: Tensor, data: Communicator) -> Communicator:
     """Return the ranks that hold the same as this one of a parameter: of experts their copies, else
     the data axis.
     """
-    groups = expert_groups_of(parameter)
-    return groups.copies if groups else data
+    experts = placement_of(parameter).experts
+    return experts.copies if experts else data
 
 
-def record_stages(parameters: Iterable[nn.Parameter], comm: Communicator) -> None:
-    """Record that these are a stage's, and that other ranks of a pipeline's `comm` hold other
-    parameters.
+def any_experts(parameters: Iterable[Tensor]) -> bool:
+    """Tell whether some of these parameters are experts that ranks have shared out."""
+    return any(placement_of(parameter).experts for parameter in parameters)
+
+
+def check_serial(model: nn.Module, step: str) -> None:
+    """Raise ValueError if a strategy was applied to a model before a `step` that has to come
+    first.
     """
-    for parameter in parameters:
-        parameter.stages = comm  # type: ignore[attr-defined]
-        mark_gradients(parameter)
-
-
-def stages_of(parameter: Tensor) -> Communicator | None:
-    """Return the ranks of the pipeline that has a parameter, or a slice of one, in one of its
-    stages.
-    """
-    return getattr(getattr(parameter, "block_of", parameter), "stages", None)
-
-
-@dataclass(frozen=True)
-class Tie:
-    """The record of a parameter called `name` that several stages share: each rank of `comm` has a
-    copy.
-    """
-
-    name: str
-    comm: Communicator
-
-
-def tied_across(parameter: Tensor) -> Tie | None:
-    """Return the record of a parameter, or of a slice of one, that other stages have, too; None if
-    none has.
-    """
-    return getattr(getattr(parameter, "block_of", parameter), "tie", None)
-
-
-def sharing(parameter: Tensor) -> tuple[Communicator, ...]:
-    """Return the ranks that share a parameter, as parts or copies, axis by axis, by its records."""
-    block, piece = tensor_placement_of(parameter), placement_of(parameter)
-    return tuple(
-        record.comm for record in (piece, block) if record is not None and record.comm.size > 1
-    )
-
-
-def spread_of(parameter: Tensor) -> Spread | None:
-    """Return among which ranks a parameter is spread; None if this rank has all of it."""
-    block, axes, staged = (
-        tensor_placement_of(parameter),
-        sharing(parameter),
-        stages_of(parameter) is not None,
-    )
-    counted = True
-    if block is not None and block.copies == block.comm.size:
-        # each rank of the tensor axis has all of it
-        axes = tuple(comm for comm in axes if comm is not block.comm)
-    elif block is not None:
-        counted = block.comm.rank % block.copies == 0
-    return Spread(axes, counted, staged) if axes or staged else None
+    check_unwrapped(model, step)
+    for name, parameter in model.named_parameters():
+        if placement_of(parameter) is not WHOLE:
+            raise ValueError(
+                f"{name} has been cut or recorded by an earlier call, and {step} begins with "
+                f"whole parameters: call {step} once, and before parallelize_tensor"
+            )
 
 
 class SpreadParameter(nn.Parameter):
@@ -244,7 +286,7 @@ class SpreadParameter(nn.Parameter):
     def grad(self) -> Tensor | None:
         """The gradient of what this rank has, or None."""
         gradient: Tensor | None = self._grad
-        spread = spread_of(self) if type(gradient) is Tensor else None
+        spread = placement_of(self).spread if type(gradient) is Tensor else None
         return gradient if gradient is None or spread is None else become_part(gradient, spread)
 
     @grad.setter
@@ -258,32 +300,11 @@ class SpreadParameter(nn.Parameter):
         self._grad = None
 
 
-def mark_gradients(parameter: Tensor) -> None:
-    """Let the gradients of a parameter know that they are parts, if its records say that it is
-    spread over ranks.
-    """
-    if spread_of(parameter) is not None and not isinstance(parameter, SpreadParameter):
-        assert isinstance(parameter, nn.Parameter)
-        parameter.__class__ = with_gradient_of(SpreadParameter, type(parameter))
-
-
 @cache
 def with_gradient_of(shows: type[nn.Parameter], kind: type[nn.Parameter]) -> Any:
     """Return the class of parameters of this `kind` whose attribute `grad` is that of the class
     `shows`.
     """
-    return (
-        shows
-        if kind is nn.Parameter
-        else type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})
-    )
-
-
-def counts(parameter: Tensor) -> bool:
-    """Whether this rank's copy enters norms and checkpoints: the first of those along the tensor
-    and pipeline axes.
-    """
-    block, tie = tensor_placement_of(parameter), tied_across(parameter)
-    return (block is None or block.comm.rank % block.copies == 0) and (
-        tie is None or tie.comm.rank == 0
-    )
+    if kind is nn.Parameter:
+        return shows
+    return type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})

@@ -31,6 +31,7 @@ from minidist.parallel.layers.options import (
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.options import PipelineOptions
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.tensor.options import TensorParallelOptions
 
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
@@ -38,8 +39,9 @@ ADAPTERS = ("lora", "qlora")
 
 
 class RecipeError(ValueError):
-    """A combination that is not offered, or does not fit the mesh or the model; the message says
-    what does.
+    """A combination that is not offered, or does not fit the mesh or the model.
+
+    The message says what does.
     """
 
 
@@ -95,5 +97,5 @@ class Recipe(RecomputeOptions, Float8Options, AdapterOptions, Spread):
             count = self.own_plan.microbatches
         else:
             count = self.microbatches or (2 * layout.pp if layout.pp > 1 else 1)
-        chunks = self.chunks or (2 if self.schedule == "interleaved" else 1)
+        chunks = self.chunks or (2 if self.schedule in ("interleaved", *V_SHAPED) else 1)
         return replace(self, microbatches=count, chunks=chunks)

@@ -111,6 +111,7 @@ class Replica(Protocol):
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Let parameters follow `trained`, after something other than the optimizer has changed it.
+
         Collective.
 
         With `updated`, only these parameters have changed.
@@ -122,8 +123,9 @@ class Replica(Protocol):
         self.module.zero_grad(set_to_none)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Only add up gradients locally in this context. It is for all microbatches of a step but
-        the last.
+        """Only add up gradients locally in this context.
+
+        It is for all microbatches of a step but the last.
         """
         return nullcontext()
 

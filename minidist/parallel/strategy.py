@@ -26,12 +26,11 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import broadcast
 from minidist.mesh import Layout, Mesh
-from minidist.model.moe import Load, routed_in
+from minidist.model.moe.balance import Load
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.replica import Alone, Optimizer, Replica
 
@@ -39,7 +38,7 @@ Loss = Callable[[Tensor, Any], Tensor]
 
 
 class Facts(NamedTuple):
-    """What options are checked against of a model.
+    """What options are checked against, of a model and of the ranks.
 
     Attributes
     ----------
@@ -47,16 +46,13 @@ class Facts(NamedTuple):
         Modules in its list `layers`; 0: it has no such list.
     experts : int
         Experts of each router; 0: it has no experts.
+    nodes : tuple
+        The name of each rank's node; empty: nobody has asked.
     """
 
     layers: int
     experts: int = 0
-
-    @staticmethod
-    def of(model: nn.Module) -> Facts:
-        """Look at a model, which may be on the device `meta`."""
-        routed = routed_in(model)
-        return Facts(len(blocks_of(model)), routed[0].config.experts if routed else 0)
+    nodes: tuple[object, ...] = ()
 
 
 class Strategy:
@@ -86,10 +82,21 @@ class Strategy:
         return None
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
-        """Change `parallel.model`, or what is beside it. Collective. `checked` is what `check` has
-        returned.
+        """Change `parallel.model`, or what is beside it.
+
+        Collective. `checked` is what `check` has returned.
         """
         raise NotImplementedError
+
+    def shares(self, recipe: Recipe, layout: Layout) -> dict[str, int]:
+        """Return which option shares the tokens of a row out, and the number that must divide
+        them.
+        """
+        return {}
+
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Return how a line about the run names the strategy and its options; or nothing."""
+        return ""
 
     def after_step(self, parallel: Parallel) -> None:
         """Change what a step changes beside parameters, after backward. Collective."""
@@ -102,6 +109,7 @@ class Strategy:
 
     def undo(self, parallel: Parallel) -> None:
         """Let the model be as one rank would have it, as far as its parameters are here.
+
         Collective.
         """
 
@@ -162,8 +170,9 @@ class Parallel:
     def step(
         self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
     ) -> Tensor:
-        """Run forward and backward of all microbatches; return the sum of the losses that this rank
-        has computed.
+        """Run forward and backward of all microbatches.
+
+        Return the sum of the losses that this rank has computed.
 
         Parameters
         ----------
@@ -193,6 +202,7 @@ class Parallel:
         self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
     ) -> Tensor:
         """Run forward alone, as in evaluation; return the sum of the losses, as `step` does.
+
         Collective.
 
         No gradient, scale or load of experts changes, and each module is then in the mode in which
@@ -216,8 +226,9 @@ class Parallel:
     def _accumulate(
         self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
     ) -> Tensor:
-        """Run forward and backward of all microbatches without a pipeline; return the sum of the
-        losses.
+        """Run forward and backward of all microbatches without a pipeline.
+
+        Return the sum of the losses.
         """
         if len(inputs) != (count := self.recipe.microbatches):
             raise ValueError(
@@ -249,7 +260,7 @@ class Parallel:
         ValueError.
         """
         optimizer = self.replica.optimizer(kind, groups, elementwise, **options)
-        if self.mesh.tp.size * self.mesh.ep.size > 1:
+        if any(placement_of(parameter).block for parameter in self.model.parameters()):
             check_elementwise(optimizer, elementwise)
         return optimizer
 
@@ -261,6 +272,7 @@ class Parallel:
 
     def clip(self, limit: float) -> Tensor:
         """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`.
+
         Collective.
         """
         return clip_by_global_norm(self.kept, limit, self.mesh.pp)
@@ -286,8 +298,9 @@ class Parallel:
                 wanted[name].copy_(tensor)
 
     def unwrap(self) -> None:
-        """End training: undo each strategy, the last one first. Parameters that lie on other ranks
-        stay there: see `whole_parameters`. Collective.
+        """End training: undo each strategy, the last one first.
+
+        Parameters that lie on other ranks stay there: see `whole_parameters`. Collective.
         """
         for strategy in reversed(self.applied):
             strategy.undo(self)
@@ -308,7 +321,7 @@ class Parallel:
             holder = next(rank for rank, held in enumerate(holders) if name in held)
             whole = torch.empty(like.shape, dtype=like.dtype, device=device)
             if name in mine:
-                placement = tensor_placement_of(mine[name])
+                placement = placement_of(mine[name]).block
                 whole.copy_(placement.full(mine[name]) if placement else mine[name].detach())
             if self.mesh.pp.size > 1:
                 broadcast(whole, self.mesh.pp, root=holder)

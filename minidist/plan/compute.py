@@ -152,8 +152,9 @@ def unfused_attention(share: Share, back: bool, heads: int, attended: int) -> fl
 
 @cache
 def layer(share: Share) -> Layer:
-    """Return the seconds of a layer by kind of work. Its backward has two products for each of the
-    forward.
+    """Return the seconds of a layer by kind of work.
+
+    Its backward has two products for each of the forward.
     """
     model, tokens, tp = share.model, share.tokens, share.tp
     forward, back = [], []

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from minidist.comm.job.number import Limit, one_of, read_number, shown
 from minidist.launch.parser import nearest
+from minidist.options import Limit, one_of, read_number, shown
 from minidist.trainer.files import FileError, at, flatten, read_tree, retold, typed
 
 Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
@@ -123,8 +123,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """`gpus` devices in nodes of `node`, which send `across` bytes/s each to other nodes; `price`
-    in $ an hour and GPU.
+    """`gpus` devices in nodes of `node`, which send `across` bytes/s each to other nodes.
+
+    `price` in $ an hour and GPU.
 
     `slower` is a second site with other devices, reached over a link of `thin` bytes/s.
     """
@@ -192,8 +193,9 @@ def machine(text: str) -> Machine:
 
 
 def _site(name: str, said: Mapping[str, Any]) -> Machine:
-    """Return a machine of a table or file; raise FileError, or PlanError if the last node would be
-    partly filled.
+    """Return a machine of a table or file.
+
+    Raise FileError, or PlanError if the last node would be partly filled.
     """
     sizes = {key: value for key, value in said.items() if key != "device"}
     values = checked(sizes, "machine", unneeded=("name", "inside"))

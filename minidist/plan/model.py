@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidist.comm.job.number import FRACTION, shown
+from minidist.options import FRACTION, shown
 from minidist.plan.device import PlanError, entry, ranges, table
 from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
@@ -197,8 +197,9 @@ def model(text: str) -> Model:
 
 
 def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Model` that a file says, whatever it calls them; raise FileError as
-    `model` does.
+    """Return the fields of `Model` that a file says, whatever it calls them.
+
+    Raise FileError as `model` does.
     """
     names = table("names")
     sizes: dict[str, Any] = {}

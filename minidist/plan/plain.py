@@ -107,8 +107,9 @@ def bytes_held(
     sp: bool = False,
     recompute: bool = False,
 ) -> dict[str, float]:
-    """Return the bytes of a GPU of the first stage, which is the fullest. Attention is flash
-    attention, which stores no scores.
+    """Return the bytes of a GPU of the first stage, which is the fullest.
+
+    Attention is flash attention, which stores no scores.
     """
     n, layers, hidden, s = model
     states = model_states(n / (t * p), d, zero)

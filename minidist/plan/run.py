@@ -53,8 +53,9 @@ class Software:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run: what is trained on what, and how. `batch` sequences a step, `microbatch` of them at a
-    time on a rank.
+    """A run: what is trained on what, and how.
+
+    `batch` sequences a step, `microbatch` of them at a time on a rank.
 
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
@@ -139,8 +140,9 @@ class Setup:
 
     @property
     def sharded(self) -> Group:
-        """The ranks over which ZeRO shards: dp x cp, or `hsdp` of them. They have equal parameters
-        and different data.
+        """The ranks over which ZeRO shards: dp x cp, or `hsdp` of them.
+
+        They have equal parameters and different data.
         """
         data = self.group("dp", "cp")
         return Group(
@@ -159,8 +161,9 @@ class Setup:
 
     @property
     def dense_layer(self) -> float:
-        """Parameters of a layer on this rank without its routed experts. Every rank has all of the
-        router.
+        """Parameters of a layer on this rank without its routed experts.
+
+        Every rank has all of the router.
         """
         model = self.model
         router = model.hidden * model.experts
@@ -183,8 +186,9 @@ class Setup:
         return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
 
     def site(self, stage: int) -> Machine:
-        """Return where a stage of the pipeline is. If there are two sites, the slower one has the
-        last stages.
+        """Return where a stage of the pipeline is.
+
+        If there are two sites, the slower one has the last stages.
         """
         fast = self.machine
         stages_of_fast = fast.gpus * self.pp // fast.total

@@ -78,8 +78,9 @@ class Answer:
     refused: Mapping[str, int]
 
     def groups(self) -> list[list[Found]]:
-        """Return the layouts that have equal axes and shards as one list, best first; the best list
-        first.
+        """Return the layouts that have equal axes and shards as one list, best first.
+
+        The best list first.
         """
         groups: dict[tuple[int, ...], list[Found]] = {}
         for each in self.found:
@@ -176,8 +177,9 @@ def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
 
 
 def shares(run: Setup) -> tuple[int, ...]:
-    """Return what makes two layouts differ: how many ranks share what. The rest, such as an order,
-    are variants.
+    """Return what makes two layouts differ: how many ranks share what.
+
+    The rest, such as an order, are variants.
     """
     return run.tp, run.pp, run.cp, run.ep, run.dp, run.zero, run.hsdp
 

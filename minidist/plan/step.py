@@ -345,8 +345,9 @@ def reduction(run: Setup, stage: Stage) -> float:
 
 
 def reduction_of_copies(run: Setup, layers: float, backward: float) -> Reduction:
-    """Return what plain data parallelism sends: all gradients. Those of the embedding come last,
-    when nothing is left to hide behind.
+    """Return what plain data parallelism sends: all gradients.
+
+    Those of the embedding come last, when nothing is left to hide behind.
     """
     parts = parts_of(run, layers, ends_parameters(run))
     last = [(table_parameters(run), run.sharded)]

@@ -18,10 +18,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from minidist.comm.job.background import BackgroundThread
-from minidist.mesh import Layout, Mesh
-from minidist.parallel.context.order import multiple, positions
 from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
-from minidist.parallel.recipe import Recipe
 from minidist.trainer.corpus.text import Samples, TextError
 
 Columns: TypeAlias = Callable[[int], torch.Tensor]
@@ -161,8 +158,9 @@ class Batches:
 
 
 class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
-    """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the
-    thread.
+    """Prepares the next batches in a thread of its own.
+
+    Use it in a `with` block, which ends the thread.
 
     The thread is a daemon: a program that dies without closing it is not kept alive.
 
@@ -221,14 +219,16 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
         return batch
 
     def state_dict(self) -> State:
-        """Return the state after the last batch *handed out*; those read ahead will be read again
-        after a restart.
+        """Return the state after the last batch *handed out*.
+
+        Those read ahead will be read again after a restart.
         """
         return dict(self._consumed)
 
     def close(self) -> None:
-        """End the thread. It ends at once while waiting, and after its batch while preparing
-        one.
+        """End the thread.
+
+        It ends at once while waiting, and after its batch while preparing one.
         """
         self._closed = RuntimeError("no batch can be read after close(): create a new ReadAhead")
         self._ready.put(self._closed)  # for a consumer that waits, as the thread may wait for room
@@ -252,20 +252,3 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
             BaseException
         ) as error:  # everything: the consumer would wait for ever for a thread that died
             self._ready.put(error)  # StopIteration, if all went well
-
-
-def tokens_multiple(recipe: Recipe, layout: Layout) -> int:
-    """Return the number that must divide the tokens of a row: they are shared out along cp, then
-    along tp with sp.
-    """
-    return multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sp else 1)
-
-
-def columns_of(recipe: Recipe, mesh: Mesh) -> Columns | None:
-    """Return a function from the tokens of a row to the positions of those that this rank has;
-    None: it has all.
-    """
-    cp = mesh.cp
-    return (
-        (lambda time: positions(recipe.cp_order, cp.size, cp.rank, time)) if cp.size > 1 else None
-    )

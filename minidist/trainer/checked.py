@@ -9,6 +9,7 @@ still agree on whether to start (`all_or_none`). The command `train` checks what
 machine, its memory and its files (`cli/train_checks.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,13 +19,12 @@ import torch
 
 from minidist.comm import Communicator
 from minidist.memory.precision.mixed import check_dtype
-from minidist.mesh import AXES, Layout, Mesh
+from minidist.mesh import AXES, SIZES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
 from minidist.parallel.apply import Fit, check_fit
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
-from minidist.trainer.batches import tokens_multiple
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config, ConfigError, in_flags
 from minidist.trainer.files import FileError, read_text, retold
@@ -52,8 +52,9 @@ class CheckedRun(NamedTuple):
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
-    """Return the layout that was asked for. Without `--dp`, its data axis takes all ranks that the
-    others leave.
+    """Return the layout that was asked for.
+
+    Without `--dp`, its data axis takes all ranks that the others leave.
 
     Raises
     ------
@@ -63,20 +64,17 @@ def layout_of(config: Config, ranks: int) -> Layout:
     """
     asked = config.parallel
     with retold(ConfigError, ValueError, words=in_flags):
-        others = asked.pp * asked.cp * asked.tp
-        sizes = {
-            "dp": asked.dp or max(1, ranks // others),
-            "pp": asked.pp,
-            "cp": asked.cp,
-            "tp": asked.tp,
-        }
+        sizes = {axis: getattr(asked, axis) for axis in SIZES}
+        if not asked.dp:
+            others = math.prod(sizes[axis] for axis in AXES if axis != "dp")
+            sizes["dp"] = max(1, ranks // others)
         named = asked.order.split(",")
         unnamed = tuple(axis for axis in AXES if axis not in named and sizes[axis] == 1)
-        layout = Layout(**sizes, ep=asked.ep, order=(*named, *unnamed))
+        layout = Layout(**sizes, order=(*named, *unnamed))
         layout.check(ranks)
-    if (data := layout.dp * layout.cp) % (asked.hsdp or 1):
+    if layout.data % (asked.hsdp or 1):
         raise ConfigError(
-            f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of "
+            f"--hsdp {asked.hsdp} must divide the {layout.data} ranks of the data axis into groups of "
             "one size"
         )
     return layout
@@ -100,8 +98,9 @@ def check_order(layout: Layout, nodes: Sequence[object]) -> None:
 
 
 def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
-    """Check that the model can be spread over the ranks as asked. Sends nothing, and draws no
-    weights.
+    """Check that the model can be spread over the ranks as asked.
+
+    Sends nothing, and draws no weights.
 
     Raises
     ------
@@ -118,8 +117,10 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         raise ConfigError(f"{plan}{in_flags(str(error))}") from None
     except ValueError as error:
         raise ConfigError(f"--tp {mesh.layout.tp}: {in_flags(str(error))}") from None
-    if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
-        flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sp)
+    shares = fit.shares(mesh.layout)
+    multiple = math.prod(shares.values())
+    flags = " and ".join(f"--{option}" for option in shares)
+    if (time := config.data.sequence) % multiple:
         fix = (
             f"use a --sequence that {multiple} divides, such as "
             f"{time // multiple * multiple or multiple}"
@@ -132,7 +133,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
             f"--by-length pads rows to a multiple of {multiple} tokens on this layout, which "
             "experts would count"
         )
-        raise ConfigError(f"{counted}: leave --by-length out, or --cp and --sp")
+        raise ConfigError(f"{counted}: leave --by-length out, or {flags}")
     return CheckedRun(config, mesh, sizes, fit)
 
 
@@ -170,8 +171,9 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
 
 
 def _check_rows(config: Config, layout: Layout, recipe: Recipe) -> None:
-    """Refuse more microbatches than a rank has sequences. This comes before planning, which visits
-    each.
+    """Refuse more microbatches than a rank has sequences.
+
+    This comes before planning, which visits each.
     """
     count, rows = recipe.settled(layout).microbatches, config.data.batch // layout.dp
     if layout.pp == 1 or count <= rows:
@@ -186,8 +188,9 @@ def _check_rows(config: Config, layout: Layout, recipe: Recipe) -> None:
 
 
 def _read_plan(config: Config) -> Plan:
-    """Return the user's plan. Only its words are checked here: whether it can run, `check_fit`
-    finds out.
+    """Return the user's plan.
+
+    Only its words are checked here: whether it can run, `check_fit` finds out.
     """
     path = Path(config.parallel.plan)
     with retold(ConfigError, FileError, before=f"--plan {path} "):

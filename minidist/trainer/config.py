@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import torch
 
-from minidist.comm.job.number import flags_of
 from minidist.launch.parser import flag
 from minidist.model import GPTConfig
+from minidist.options import flags_of
 from minidist.trainer.files import retold
 from minidist.trainer.options import (
     DataOptions,
@@ -62,8 +62,9 @@ class Config:
         self.gpt(vocabulary=1)  # raises
 
     def _faults(self) -> Iterator[str]:
-        """Yield a sentence for each fault. Take only the first: later questions rely on the earlier
-        ones.
+        """Yield a sentence for each fault.
+
+        Take only the first: later questions rely on the earlier ones.
         """
         sections = [getattr(self, each.name) for each in fields(self)]
         said = {
@@ -141,8 +142,9 @@ class Config:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and activations. With fp8 it is float32: only operands of products have 8
-        bits.
+        """Of parameters and activations.
+
+        With fp8 it is float32: only operands of products have 8 bits.
         """
         found: torch.dtype = getattr(
             torch, "float32" if self.precision == "fp8" else self.precision
@@ -224,8 +226,9 @@ ARGUMENT = (
 
 
 def _as_flag(found: re.Match[str], named: set[str]) -> str:
-    """Return a word, or name=value, as a flag if it is an argument; a plain word such as heads
-    stays one.
+    """Return a word, or name=value, as a flag if it is an argument.
+
+    A plain word such as heads stays one.
     """
     name, value = found[1], found[2]
     if name not in named | ELSEWHERE.keys() or (value is None and "_" not in name):

@@ -17,15 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minidist.comm.job import number
-from minidist.comm.job.number import Limit, read_number, shown
+from minidist.options import NUMBERS, Limit, read_number, shown
 
 LARGEST = 1 << 30  # bytes of a file that is read whole
 DEEPEST = 64  # sections within sections
 REQUIRED = object()
 
 WORDS: dict[Any, str] = {  # the types that values may have, and their names in messages
-    **number.WORDS,
+    **NUMBERS,
     str: "a string without null characters",
     bool: "true or false",
     tuple[str, ...]: "a list of strings",
@@ -38,8 +37,9 @@ WORDS: dict[Any, str] = {  # the types that values may have, and their names in 
 
 
 class FileError(ValueError):
-    """A file cannot be used. The message continues after the file's name, such as `is not JSON:
-    ...`.
+    """A file cannot be used.
+
+    The message continues after the file's name, such as `is not JSON: ...`.
     """
 
 
@@ -76,8 +76,9 @@ def check_regular(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; raise FileError if it cannot be read, is too large, or is not
-    UTF-8.
+    """Return the text of a file.
+
+    Raise FileError if it cannot be read, is too large, or is not UTF-8.
     """
     try:
         check_regular(path)
@@ -95,8 +96,9 @@ def read_text(path: Path) -> str:
 def read_tree(
     path: Path, loads: Callable[[str], Any] = json.loads, form: str = "JSON"
 ) -> dict[str, Any]:
-    """Return the sections and values in a file; raise FileError if it cannot be read, or is not of
-    this form.
+    """Return the sections and values in a file.
+
+    Raise FileError if it cannot be read, or is not of this form.
     """
     return parse_tree(read_text(path), loads, form)
 
@@ -113,8 +115,9 @@ def parse_tree(
 
 
 def parse(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> Any:
-    """Return what a text says, a tree or a list, whose values are still to be checked; see
-    `read_tree`.
+    """Return what a text says, a tree or a list, whose values are still to be checked.
+
+    See `read_tree`.
     """
     try:
         return loads(text)
@@ -145,8 +148,9 @@ def check_values(node: Any, name: str = "", depth: int = 0) -> None:
 
 
 def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
-    """Return a value of a file as a `kind`, one of the keys of `WORDS`. A whole number is a number
-    too.
+    """Return a value of a file as a `kind`, one of the keys of `WORDS`.
+
+    A whole number is a number too.
 
     Raises
     ------
@@ -171,8 +175,9 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
 
 
 def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a tree by their dotted names, such as `fp16.enabled`. A dash in a name
-    is an underscore.
+    """Return the values of a tree by their dotted names, such as `fp16.enabled`.
+
+    A dash in a name is an underscore.
 
     Parameters
     ----------
@@ -207,8 +212,9 @@ def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") ->
 def at(
     tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit | None = None
 ) -> Any:
-    """Return the value at `keys`, each a section inside the last, as a `kind`; `default` if it is
-    missing or null.
+    """Return the value at `keys`, each a section inside the last, as a `kind`.
+
+    `default` if it is missing or null.
 
     Raises
     ------

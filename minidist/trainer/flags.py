@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.comm.job.number import flags_of
 from minidist.launch.parser import flag, flag_of, unknown_flag
+from minidist.options import flags_of
 from minidist.trainer.checkpoint.resume import with_folder
 from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.files import FileError, flatten, read_tree, retold

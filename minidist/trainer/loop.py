@@ -27,7 +27,7 @@ from minidist.comm.agree import all_or_none
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
-from minidist.mesh import AXES, Mesh
+from minidist.mesh import Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
 from minidist.parallel import (
     Parallel,
@@ -38,6 +38,7 @@ from minidist.parallel import (
 from minidist.parallel.data.sampler import State
 from minidist.parallel.layers.compiled import name_of
 from minidist.parallel.pipeline import simulate
+from minidist.parallel.placement import WHOLE, placement_of
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
@@ -69,8 +70,9 @@ class Outcome:
 
 
 class Trainer:
-    """One run, on one rank of its mesh. With a mesh of one rank it is the serial run: the bare
-    model and no strategy.
+    """One run, on one rank of its mesh.
+
+    With a mesh of one rank it is the serial run: the bare model and no strategy.
 
     Making one only puts together what others have read and checked.
     """
@@ -194,8 +196,9 @@ class Trainer:
         return float(total) / tokens
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
-        """Take one optimizer step; return the loss per token of the global batch, and the norm of
-        the gradients.
+        """Take one optimizer step.
+
+        Return the loss per token of the global batch, and the norm of the gradients.
         """
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
@@ -222,8 +225,9 @@ class Trainer:
         return float(loss), norm
 
     def _update(self, rate: float) -> float:
-        """Clip and step, unless a gradient overflowed on some rank; return the norm of the
-        gradients, unscaled.
+        """Clip and step, unless a gradient overflowed on some rank.
+
+        Return the norm of the gradients, unscaled.
         """
         # of gradients in 16 bits: the step widens them before it clips
         measured = self.parallel.clip(0)
@@ -285,11 +289,7 @@ class Trainer:
         return needed / (peak * self.comm.size) if peak else None
 
     def _sent(self) -> Sent:
-        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES} | {
-            "dp": self.mesh.data.traffic
-        }
-        if self.mesh.layout.ep > 1:
-            each |= {"ep": self.mesh.over("ep", "tp").traffic, "edp": self.mesh.over("edp").traffic}
+        each = self.mesh.traffic()
         if apart := self.parallel.replica.between_nodes():
             each["nodes"] = apart[0].traffic
         return {
@@ -314,8 +314,7 @@ class Trainer:
     def _whole_model(self) -> GPT:
         """End training; return the model as one rank would have it. Collective."""
         self.parallel.unwrap()
-        layout = self.mesh.layout
-        if layout.tp == layout.pp == layout.ep == 1:
+        if all(placement_of(parameter) is WHOLE for parameter in self.model.parameters()):
             return self.model
         whole = adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))

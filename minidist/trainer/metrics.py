@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.model.moe import Load
+from minidist.model.moe.balance import Load
 from minidist.trainer.files import FileError, at, parse_tree
 
 WIDTH = 80  # columns of a line
@@ -35,8 +35,9 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a
-    share of `seconds`.
+    """One step, counted from 1.
+
+    `loss` in nats a token; times in seconds; `communication` is a share of `seconds`.
 
     `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in
     which ranks were idle, as measured, and `planned_bubble` that of its plan, whose stages all take

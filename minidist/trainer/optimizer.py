@@ -17,8 +17,9 @@ from minidist.trainer.files import retold
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
-    """Return AdamW over the parameters that this rank updates. It decays matrices and leaves norms
-    alone.
+    """Return AdamW over the parameters that this rank updates.
+
+    It decays matrices and leaves norms alone.
 
     It updates 16-bit parameters through float32 masters. `--offload` says where its state lives.
 
@@ -69,7 +70,12 @@ def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
     """
     if config.parallel.zero == 3 and isinstance(config.offload_to, Path):
         layout = mesh.layout
-        ranks = (config.parallel.hsdp or layout.dp * layout.cp) * layout.pp * layout.tp
+        ranks = (config.parallel.hsdp or layout.data) * layout.pp * layout.tp
         bytes = sum(parameter.nbytes for parameter in model.parameters()) // ranks
         with retold(ConfigError, OSError, before="--offload disk: "):
-            mapped((bytes,), torch.uint8, config.offload_to, "this rank's part of the parameters")
+            mapped(
+                (bytes,),
+                torch.uint8,
+                config.offload_to,
+                "this rank's part of the parameters",
+            )

@@ -7,7 +7,9 @@ options must be beside each other is in `config.py`.
 
 from dataclasses import dataclass
 
-from minidist.comm.job.number import (
+from minidist.mesh import AXES
+from minidist.model.config import BALANCES, SCORES
+from minidist.options import (
     AT_LEAST_ONE,
     FRACTION,
     NOT_NEGATIVE,
@@ -17,8 +19,6 @@ from minidist.comm.job.number import (
     one_of,
     option,
 )
-from minidist.mesh import AXES
-from minidist.model.config import BALANCES, SCORES
 from minidist.parallel.layers.options import AdapterOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import STAGES
 from minidist.parallel.recipe import Spread

@@ -5,6 +5,7 @@
 Nothing is sent, so ranks can still agree on whether to start (`all_or_none`).
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
+from minidist.parallel.context.context_parallel import columns_of
 from minidist.parallel.data.sampler import DistributedSampler
 from minidist.parallel.layers.adapters import adapt
-from minidist.trainer.batches import Batches, columns_of, tokens_multiple
+from minidist.trainer.batches import Batches
 from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint.resume import (
     Resumed,
@@ -117,8 +119,8 @@ def _held_out(run: CheckedRun, samples: Samples | None) -> Batches:
 
 
 def _of(run: CheckedRun, samples: Samples, sampler: DistributedSampler) -> Batches:
-    recipe, mesh = run.fit.recipe, run.mesh
-    return Batches(samples, sampler, tokens_multiple(recipe, mesh.layout), columns_of(recipe, mesh))
+    multiple = math.prod(run.fit.shares(run.mesh.layout).values())
+    return Batches(samples, sampler, multiple, columns_of(run.fit.recipe, run.mesh))
 
 
 def adapted(sizes: GPTConfig, dtype: torch.dtype, recipe: Recipe) -> GPT:

@@ -14,13 +14,14 @@ import torch
 import minidist
 from minidist import Cluster
 from minidist.collectives import all_reduce
+from minidist.collectives.ring import ring_all_reduce
 from minidist.draw.notebook import show
 from minidist.draw.recording import record
 
 
 def ring(comm):
     buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
-    all_reduce(buffer, comm, algorithm="ring")
+    ring_all_reduce(buffer, comm, np.add)
 
 
 show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))

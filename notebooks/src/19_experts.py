@@ -23,7 +23,10 @@ from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPTConfig, Where
-from minidist.model.moe import RoutedExperts, rebalance, sum_over
+from minidist.model.moe.balance import rebalance
+from minidist.model.moe.combine import combine
+from minidist.model.moe.routed import RoutedExperts, sum_over
+from minidist.model.moe.router import router_logits
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.expert.plain import plain_dispatch
@@ -80,13 +83,13 @@ def layer_of(**options):
 
 x = torch.randn(1, 6, 8, dtype=torch.float64, generator=generator)
 layer = layer_of(experts=4, top_k=1, raw_weights=True)
-logits = layer.logits(x)
+logits = router_logits(x, layer.router)
 choice = logits.argmax(-1, keepdim=True)
 for name, weights in (
     ("softmax, then choice", logits.softmax(-1).gather(-1, choice)),
     ("choice, then softmax", logits.gather(-1, choice).softmax(-1)),
 ):
-    loss = layer.combine(x, choice, weights).square().sum()
+    loss = combine(x, choice, weights, layer.experts, 4).square().sum()
     (gradient,) = torch.autograd.grad(loss, layer.router, retain_graph=True)
     print(
         f"{name}   weights {weights[0, 0, 0].item():.6f} {weights[0, 1, 0].item():.6f} ...",
@@ -392,7 +395,7 @@ import torch, minidist
 from minidist.collectives import all_reduce
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.model.moe import routed_in
+from minidist.model.moe.routed import routed_in
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 
 comm = minidist.init()

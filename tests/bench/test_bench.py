@@ -196,11 +196,11 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
         from minidist.bench.training import forward_backward, gpt
         from minidist.bench.worker import start_gloo
         from minidist.comm import init
-        from minidist.parallel.placement import tensor_placement_of
+        from minidist.parallel.placement import placement_of
 
         def full(name, parameter):
             if name == "tensor":
-                return tensor_placement_of(parameter).full(parameter.grad)
+                return placement_of(parameter).block.full(parameter.grad)
             return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
         comm = init(limit=60)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -363,3 +365,20 @@ def test_runs_may_be_nested_and_repeated() -> None:
         return inner
 
     assert run(program, 3) == [[0, 1]] * 3
+
+
+def test_torch_s_functions_are_called_once_before_threads_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MKL may give one of two first callers a kernel of half the digits."""
+    called: list[tuple[str, torch.dtype]] = []
+
+    def noted(x: torch.Tensor, plain: Callable[..., torch.Tensor] = torch.cos) -> torch.Tensor:
+        called.append((threading.current_thread().name, x.dtype))
+        return plain(x)
+
+    monkeypatch.setattr(torch, "cos", noted)
+    run(lambda comm: torch.cos(torch.ones(2)), 2)
+    here = threading.current_thread().name
+    assert called[:2] == [(here, torch.float32), (here, torch.float64)]
+    assert sorted(name for name, _ in called[2:]) == ["rank 0", "rank 1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from torch import Tensor
 
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model import experts as experts_module
-from minidist.model.experts import grouped, has_kernel
-from minidist.model.moe import Load, RoutedExperts, rebalance, routed_in
+from minidist.model.moe import experts as experts_module
+from minidist.model.moe.balance import Load, rebalance
+from minidist.model.moe.experts import grouped, has_kernel
+from minidist.model.moe.plain import plain_balance_loss, plain_moe, plain_rebalance
+from minidist.model.moe.routed import RoutedExperts, routed_in
+from minidist.model.moe.router import router_logits
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.foreign import load_llama, save_llama
 from minidist.trainer.options import ModelOptions
@@ -163,10 +167,9 @@ def test_the_router_s_gradient_by_finite_differences(change: dict[str, Any]) -> 
     def loss(router: Tensor) -> Tensor:
         with torch.no_grad():
             layer.router.copy_(router)
-        scores = (
-            layer.logits(x).softmax(-1) if config.scores == "softmax" else layer.logits(x).sigmoid()
-        )
-        own = config.z_loss * layer.logits(x).logsumexp(-1).square().sum()
+        logits = router_logits(x, layer.router)
+        scores = logits.softmax(-1) if config.scores == "softmax" else logits.sigmoid()
+        own = config.z_loss * logits.logsumexp(-1).square().sum()
         if config.balance == "aux":
             counts = torch.nn.functional.one_hot(layer.choose(scores), 5).sum((1, 2))
             shares = (scores / scores.sum(-1, keepdim=True)).sum(1)
@@ -186,6 +189,41 @@ def test_the_router_s_gradient_by_finite_differences(change: dict[str, Any]) -> 
         with torch.no_grad():
             slope = float(loss(start + nudge) - loss(start - nudge)) / 2e-6
         assert slope == pytest.approx(float(gradient[row, column]), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_plain_page_says_what_the_layer_does(biased: bool) -> None:
+    """Output, gradients, the balance loss, the counts and the next bias."""
+    config = replace(MIXTRAL, layers=1, balance="bias" if biased else "aux", balance_rate=0.1)
+    layer = RoutedExperts(config, 0).double()
+    for parameter in layer.parameters():
+        parameter.data.normal_(0, 0.5, generator=seeded(1))
+    layer.bias = torch.tensor([3, -1, 0, 2, 0]) if biased else layer.bias
+    bias = layer.bias * config.balance_rate
+    x = torch.randn(1, 9, config.hidden, dtype=torch.float64, generator=seeded(2))
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        gate, up, down = (stack[number] for stack in layer.experts.parameters())
+        silu = torch.nn.functional.silu
+        return (silu(rows @ gate.T) * (rows @ up.T)) @ down.T
+
+    experts = [partial(expert, number) for number in range(config.experts)]
+    output, counts = plain_moe(x[0], layer.router, experts, config.top_k, bias)
+    loss = output.square().sum()
+    if not biased:
+        scores = (x[0] @ layer.router.T).softmax(-1)
+        loss = loss + config.balance_rate * 9 * plain_balance_loss(scores, counts)
+    told = torch.autograd.grad(loss, tuple(layer.parameters()))
+    found = layer(x)
+    torch.testing.assert_close(found[0], output)
+    found.square().sum().backward()
+    for parameter, gradient in zip(layer.parameters(), told, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    assert torch.equal(layer.tally[: config.experts], counts.double())
+    rebalance(layer)
+    if biased:
+        plain_rebalance(bias, counts, config.balance_rate)
+        torch.testing.assert_close(layer.bias * config.balance_rate, bias)
 
 
 def test_equal_scores_choose_the_first_experts() -> None:
@@ -215,7 +253,7 @@ def test_the_router_computes_in_float32() -> None:
         layer.router.normal_(generator=seeded())
     x = torch.randn(1, 4, 32, generator=seeded(1)).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        logits = layer.logits(x)
+        logits = router_logits(x, layer.router)
     assert logits.dtype == torch.float32 and torch.equal(logits, x.float() @ layer.router.float().T)
 
 

@@ -165,7 +165,7 @@ COMM = [
     ),
     Mutation(
         "a job that is killed leaves MPI's segment",
-        "minidist/comm/mpi_wire/mpi.py",
+        "minidist/comm/mpi_wire/mpi_wire.py",
         old="        take_names_away()",
         new="        pass",
         tests=(
@@ -181,7 +181,7 @@ COMM = [
     ),
     Mutation(
         "the first fence waits behind the watchdog's back",
-        "minidist/comm/mpi_wire/mpi.py",
+        "minidist/comm/mpi_wire/mpi_wire.py",
         old='status.awaiting(Awaited("the first fence", self.members), self.clock())',
         new='Status().awaiting(Awaited("the first fence", self.members), self.clock())',
         tests=(
@@ -323,14 +323,14 @@ COMM = [
     ),
     Mutation(
         "true is read as the number 1",
-        "minidist/comm/job/number.py",
+        "minidist/options.py",
         old="if isinstance(written, bool) or not isinstance(",
         new="if not isinstance(",
         tests=("tests/test_odd_values.py::test_numbers",),
     ),
     Mutation(
         "a number that is not a number is read as one",
-        "minidist/comm/job/number.py",
+        "minidist/options.py",
         old="    if number != number:\n        raise ValueError(wrong)\n",
         new="",
         tests=("tests/test_odd_values.py::test_numbers",),
@@ -402,7 +402,7 @@ COLLECTIVES = [
     Mutation(
         "a rank in the midst of a tree loses its own buffer",
         "minidist/collectives/tree.py",
-        old="target = block if parent is None else temporary(comm, block, len(block), slot=1)",
+        old="target = temporary(comm, block, len(block), slot=1)",
         new="target = block",
         tests=(f"{EVERY_ALGORITHM}[reduce-4]",),
     ),
@@ -699,8 +699,8 @@ SHARDED = [
     Mutation(
         "a parameter that nobody used gets a gradient of zeros",
         "minidist/parallel/sharded/flat.py",
-        old="used = self.gradient is not None and parameter not in without",
-        new="used = self.gradient is not None",
+        old="if self.gradient is not None and parameter not in without:",
+        new="if self.gradient is not None:",
         tests=(f"{ZERO}::test_what_no_rank_has_used_is_not_decayed[ZeRO1]",),
     ),
     Mutation(
@@ -858,7 +858,7 @@ OPTIMIZER = [
     Mutation(
         "clipping counts what several ranks hold once for each of them",
         "minidist/parallel/clip.py",
-        old="for parameter, gradient in parts if counts(parameter)]",
+        old="for parameter, gradient in parts if placement_of(parameter).counts]",
         new="for _, gradient in parts]",
         tests=(
             "tests/parallel/tensor/test_tensor_parallel.py::test_parity_with_clipping_counts_each_element_once",
@@ -867,7 +867,7 @@ OPTIMIZER = [
     Mutation(
         "torch's clipping counts a key-value head once for each rank that holds it",
         "minidist/parallel/placement.py",
-        old="counted = block.comm.rank % block.copies == 0",
+        old="counted = block.first",
         new="counted = True",
         tests=("tests/parallel/test_gradient.py::test_a_head_that_two_ranks_share_counts_once",),
     ),
@@ -950,44 +950,44 @@ MOE_TEST = "tests/model/test_moe.py::"
 EXPERTS = [
     Mutation(
         "the bias weighs the outputs, too",
-        "minidist/model/moe.py",
-        old="weights = scores.gather(-1, choice)",
-        new="weights = (scores + self.bias * self.config.balance_rate).gather(-1, choice)",
+        "minidist/model/moe/routed.py",
+        old="weights_of(scores_BTE, choice_BTK",
+        new="weights_of(scores_BTE + self.bias * config.balance_rate, choice_BTK",
         tests=(MOE_TEST + "test_a_bias_only_selects",),
     ),
     Mutation(
         "the auxiliary loss is never attached",
-        "minidist/model/moe.py",
+        "minidist/model/moe/losses.py",
         old="return gradient, ctx.loss, None, None",
         new="return gradient, None, None, None",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "the auxiliary loss forgets the loss scale",
-        "minidist/model/moe.py",
-        old="Attach.apply(weights, where.weight * loss, self, new)",
-        new="Attach.apply(weights, loss, self, new)",
+        "minidist/model/moe/routed.py",
+        old="Attach.apply(weights_BTK, where.weight * loss, self, tally)",
+        new="Attach.apply(weights_BTK, loss, self, tally)",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "the fractions of the auxiliary loss are those of this rank's tokens",
-        "minidist/model/moe.py",
-        old="counts = whole(chosen.sum(1))",
-        new="counts = chosen.sum(1)",
+        "minidist/model/moe/losses.py",
+        old="counts_BE = sum_over_sequence(chosen_BTE.sum(1))",
+        new="counts_BE = chosen_BTE.sum(1)",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "capacity is counted in the order of this rank's tokens",
-        "minidist/model/moe.py",
-        old="sequence = self.whole(sequence)",
-        new="sequence = sequence.clone()",
+        "minidist/model/moe/capacity.py",
+        old="sequence_BSK = sum_over_sequence(sequence_BSK)",
+        new="sequence_BSK = sequence_BSK.clone()",
         tests=(EXPERT_TEST + "test_the_same_choices_are_dropped_on_every_layout",),
     ),
     Mutation(
         "tokens are counted in forward, and so again when that is recomputed",
-        "minidist/model/moe.py",
-        old="        return Attach.apply(",
-        new="        self.tally = self.tally + new\n        return Attach.apply(",
+        "minidist/model/moe/routed.py",
+        old="            weights_BTK = Attach.apply(",
+        new="            self.tally = self.tally + tally\n            weights_BTK = Attach.apply(",
         tests=(MOE_TEST + "test_only_what_trains_is_counted_and_only_once",),
     ),
     Mutation(
@@ -1000,15 +1000,15 @@ EXPERTS = [
     Mutation(
         "gradients of experts are summed over the whole data axis",
         "minidist/parallel/placement.py",
-        old="return groups.copies if groups else data",
+        old="return experts.copies if experts else data",
         new="return data",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
         "the norm leaves out the experts, and the blocks, of other ranks",
         "minidist/parallel/placement.py",
-        old="for record in (piece, block) if",
-        new="for record in (piece,) if",
+        old="for part in (self.slice, self.block) if",
+        new="for part in (self.slice,) if",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
@@ -1061,15 +1061,15 @@ PIPELINE = [
     Mutation(
         "the cycle of a stuck plan begins where the search began",
         "minidist/parallel/pipeline/order.py",
-        old="cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]",
-        new="cycle = list(path) if rank in path else list(path)[-1:]",
+        old="cycle = ranks[ranks.index(rank) :] if rank in path else ranks[-1:]",
+        new="cycle = ranks if rank in path else ranks[-1:]",
         tests=(f"{SCHEDULES}::test_a_cycle_that_leaves_out_some_ranks_is_named_without_them",),
     ),
     Mutation(
         "messages are laid out rank by rank instead of moment by moment",
         "minidist/parallel/pipeline/communicate.py",
-        old=("line = sorted(\n        (moment, rank, at)\n        for"),
-        new="line = list((moment, rank, at) for",
+        old="for _, rank, position in sorted(line):",
+        new="for _, rank, position in line:",
         tests=(f"{SCHEDULES}::test_receives_are_posted_ahead",),
     ),
     Mutation(
@@ -1083,7 +1083,7 @@ PIPELINE = [
     Mutation(
         "what a rank hands to itself takes a latency",
         "minidist/parallel/pipeline/simulate.py",
-        old="(latency if plan.rank_of[key.stage] != rank else 0.0)",
+        old="(0.0 if here else latency)",
         new="latency",
         tests=(f"{SCHEDULES}::test_latency_lies_between_ranks_only",),
     ),
@@ -1327,8 +1327,8 @@ MEMORY = [
     Mutation(
         "a scale of NF4 is rounded down, below its largest weight",
         "minidist/memory/adapters/nf4.py",
-        old="_not_zero(steps)[:, None]).ceil()",
-        new="_not_zero(steps)[:, None]).floor()",
+        old="in_steps.ceil()",
+        new="in_steps.floor()",
         tests=(f"{LORA}::test_an_error_is_at_most_half_the_widest_gap_of_its_block",),
     ),
     Mutation(
@@ -1753,8 +1753,8 @@ UNITS = [
     Mutation(
         "gradients laid end to end are not forgotten",
         "minidist/parallel/data/flatten.py",
-        old="        parameter._grad = None\n    return torch.cat",
-        new="        pass\n    return torch.cat",
+        old="        parameter._grad = None\n    flat = parameters[0]",
+        new="    flat = parameters[0]",
         tests=(MIXED,),
     ),
 ]
@@ -1845,7 +1845,7 @@ CONTEXT = [
     Mutation(
         "tiles above the diagonal are computed as those below",
         "minidist/parallel/context/flash.py",
-        old="min(keys, top + tile) if causal else keys",
+        old="min(keys, rows.stop) if causal else keys",
         new="keys",
         tests=(f"{FLASH}::test_it_is_softmax_attention",),
     ),

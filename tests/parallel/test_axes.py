@@ -37,7 +37,7 @@ from minidist.parallel import (
 )
 from minidist.parallel.data.after_backward import PlainDataParallel
 from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 from minidist.parallel.sharded import PlainZeRO
 
 PLAIN = (PlainDataParallel, NaiveDataParallel, ParameterServer)
@@ -96,7 +96,7 @@ def test_what_the_caller_answers_for_may_differ_and_what_all_hold_may_be_shared_
     def program(comm: Communicator) -> None:
         mesh, model = Mesh(comm, Layout(dp=2, tp=2)), build(EVEN, 0)
         parallelize_tensor(model, mesh.tp)
-        records = {parameter: tensor_placement_of(parameter) for parameter in model.parameters()}
+        records = {parameter: placement_of(parameter).block for parameter in model.parameters()}
         whole = [p for p, record in records.items() if record is not None and record.dim is None]
         optimizer = ShardedOptimizer(whole, SGD, comm, lr=0.1)
         for parameter in whole:
@@ -179,7 +179,7 @@ def descent(
 def experts_of(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, parameter in model.named_parameters():
-        placement = tensor_placement_of(parameter)
+        placement = placement_of(parameter).block
         found[name] = placement.full(parameter) if placement else parameter.detach()
     return found
 
@@ -263,7 +263,7 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step(cut: st
         with pytest.raises(ValueError, match=name):
             MasterWeights(model.parameters(), Adafactor).step()
         assert all(map(torch.equal, model.parameters(), before))
-        records = {parameter: tensor_placement_of(parameter) for parameter in model.parameters()}
+        records = {parameter: placement_of(parameter).block for parameter in model.parameters()}
         Adafactor(
             [p for p, record in records.items() if record is None or record.dim is None]
         ).step()

@@ -38,7 +38,7 @@ from minidist.parallel import (
     vocabulary_parallel_cross_entropy_sum,
 )
 from minidist.parallel.gradient import PartOfGradient
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 
 LIMIT = 0.7
 Run = tuple[list[float], list[Tensor]]
@@ -128,7 +128,7 @@ def compare(
     def program(comm: Communicator) -> Run:
         model, called, own = make(comm)
         norms = train(model, called, [own], clip)
-        records = [(p.detach(), tensor_placement_of(p)) for p in model.parameters()]
+        records = [(p.detach(), placement_of(p).block) for p in model.parameters()]
         return norms, [record.full(value) if record else value for value, record in records]
 
     model = net()
@@ -324,7 +324,7 @@ def test_a_question_is_answered_for_the_whole(question: str) -> None:
             model = nn.ParameterList([values.clone()])
             wrapped = FSDP(model, comm, op="sum")
             (piece,) = wrapped.slices
-            mine = values[piece.placement.start : piece.placement.stop].clone()  # type: ignore[attr-defined]
+            mine = values[piece.placement.slice.start : piece.placement.slice.stop].clone()  # type: ignore[attr-defined]
             wrapped.flat_of[model[0]].shard.gradient = mine
             wrapped.flat_of[model[0]].shard.give_gradient(set())
             for gradient in (piece.grad, model[0].grad):

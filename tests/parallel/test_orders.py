@@ -28,7 +28,7 @@ from minidist.parallel import (
     parallelize_tensor,
 )
 from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 
 SMALL = GPTConfig(
     vocabulary=18,
@@ -143,7 +143,7 @@ def test_experts_are_shared_out_before_matrices_are_cut() -> None:
         found.square().sum().backward()  # type: ignore[no-untyped-call]
         serial(tokens).square().sum().backward()  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
-            placement, wanted = tensor_placement_of(parameter), serial.get_parameter(name).grad
+            placement, wanted = placement_of(parameter).block, serial.get_parameter(name).grad
             assert placement is not None and parameter.grad is not None and wanted is not None
             torch.testing.assert_close(
                 parameter.grad, placement.take(wanted), rtol=1e-9, atol=1e-12

@@ -371,9 +371,9 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
             "8 stages need at least as many layers, but the model has 4",
         ),
         (
-            Layout(pp=4),
-            Recipe(schedule="interleaved", chunks=2, microbatches=6),
-            "takes microbatches in groups of 4",
+            PP2,
+            Recipe(schedule="interleaved", chunks=2, microbatches=3),
+            "takes microbatches in groups of 2",
         ),
         (
             Layout(pp=4),
@@ -394,7 +394,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         (
             DP2,
             Recipe(zero=3, hsdp=3),
-            "hsdp=3 does not divide dp*cp = 2: choose a divisor of 2",
+            "hsdp=3 does not divide the 2 ranks of the data axis: choose a divisor of 2",
         ),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "either 1B0 or both 1I0 and 1W0"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
@@ -423,7 +423,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
             Recipe(cp_comm="ulysses"),
             "cp=3: Ulysses shares 4 heads, and 2 of keys and values, out among 3",
         ),
-        (Layout(dp=2, ep=2), Recipe(zero=1), "ep=2: GPT has no experts to share out: "),
+        (Layout(dp=2, ep=2), Recipe(zero=1), "ep=2: the model has no experts to share out: "),
         (DP2, Recipe(microbatches=-1), "microbatches=-1, but a step has at least 1"),
         (
             PP2,
@@ -438,7 +438,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         (
             PP2,
             Recipe(schedule="interleaved", chunks=10**12, microbatches=2),
-            "are more than the model has layers: 4",
+            "stages need at least as many layers, but the model has 4",
         ),
         (
             DP2,

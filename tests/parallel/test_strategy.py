@@ -11,8 +11,8 @@ from torch import nn
 
 import minidist
 from minidist.comm import Communicator
-from minidist.comm.job.number import flags_of
 from minidist.mesh import Layout, Mesh
+from minidist.options import flags_of
 from minidist.parallel.apply import ORDER, check_fit, check_recipe, parallelize
 from minidist.parallel.data_axis import DataAxis
 from minidist.parallel.recipe import Recipe, RecipeError

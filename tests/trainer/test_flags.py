@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_told_in_flags(words: str, complaint: str) -> None:
             "fp8=True multiplies what qlora=True replaces",
             "--precision fp8 multiplies what --qlora replaces",
         ),
-        ("hsdp=3 does not divide dp*cp = 8", "--hsdp 3 does not divide dp*cp = 8"),
+        ("hsdp=3 does not divide the 8 ranks", "--hsdp 3 does not divide the 8 ranks"),
         ("experts, which hsdp=2 does not know", "experts, which --hsdp 2 does not know"),
         ("sp=True, but tp=1: use tp=2", "--sp, but --tp 1: use --tp 2"),
         ("sequence=0 is not a whole number", "--sequence 0 is not a whole number"),

@@ -26,7 +26,7 @@ from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 from minidist.cli.train import main
 from minidist.comm import Communicator
 from minidist.launch.jobs import run_job
-from minidist.model.moe import Load
+from minidist.model.moe.balance import Load
 from minidist.parallel import NaiveDataParallel, Parallel
 from minidist.parallel.data_axis import DataAxis
 from minidist.parallel.replica import Replica

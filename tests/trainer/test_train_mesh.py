@@ -154,7 +154,7 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     ("start", "ranks", "words", "spread"),
     [
         (mpirun, 4, "--pp 2 --tp 2 --sp", "pp=2 (1f1b, 4 microbatches) tp=2 (with"),
-        (torchrun, 2, "--pp 2 --schedule zb-h1", "dp=1 pp=2 (zb-h1"),
+        (torchrun, 2, "--pp 2 --schedule zb-h1", "pp=2 (zb-h1"),
         pytest.param(
             torchrun, 4, "--dp 2 --pp 2 --zero 1", "dp=2 (ZeRO-1) pp=2", marks=pytest.mark.soak
         ),
@@ -250,7 +250,7 @@ MISTAKES = [
     (2, "--pp 2 --microbatches 100000000", "100000000 microbatches cut the 8 sequences"),
     (
         4,
-        "--pp 4 --schedule interleaved --microbatches 6",
+        "--pp 4 --layers 8 --schedule interleaved --microbatches 6",
         "interleaved takes microbatches in groups of 4, one for each",
     ),
     (

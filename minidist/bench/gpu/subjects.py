@@ -91,9 +91,19 @@ def products(setting: Setting) -> Iterator[Counted]:
         multiply(gradient, weight)
         multiply(gradient.t(), x)
 
-    in_8_bits = partial(scaled_matmul, a_scale=one, b_scale=one, dtype=torch.bfloat16)
+    in_8_bits = partial(
+        scaled_matmul,
+        a_scale=one,
+        b_scale=one,
+        dtype=torch.bfloat16,
+    )
     runs = {"bf16": partial(three, torch.matmul, *wide), "fp8": partial(three, in_8_bits, *narrow)}
-    times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, 0.1)
+    times = alternate(
+        runs,
+        setting.comm,
+        setting.options.rounds or ROUNDS,
+        0.1,
+    )
     yield Counted(f"{width} wide", times, flops=6 * width**3)
 
 
@@ -123,7 +133,12 @@ def attention(setting: Setting) -> Iterator[Counted]:
         ("forward", forward, products),
         ("with backward", both, 7 * products // 2),
     ):
-        times = alternate(runs, setting.comm, options.rounds or ROUNDS, 0.1)
+        times = alternate(
+            runs,
+            setting.comm,
+            options.rounds or ROUNDS,
+            0.1,
+        )
         yield Counted(f"{length} tokens, {how}", times, flops=flops)
 
 
@@ -138,7 +153,13 @@ def works(options: Options) -> Iterator[Work]:
         vocabulary, options.layers or layers, hidden, max(1, hidden // 128), sequence=sequence
     )
     for batch, again, compiler in product(batches, (False, True), ("", backend)):
-        work = Work(config, batch, torch.device(options.device), compiler, again)
+        work = Work(
+            config,
+            batch,
+            torch.device(options.device),
+            compiler,
+            again,
+        )
         if wanted(work.name, options, batch == batches[0] or (compiler != "" and not again)):
             yield work
 

@@ -72,7 +72,15 @@ def flash(setting: Setting) -> Iterator[Case]:
 def by_page(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> None:
     """Compute output and gradients by the page."""
     output, lse = page_forward(query, key, value, True)
-    page_backward(gradient, query, key, value, (gradient * output).sum(-1), lse, True)
+    page_backward(
+        gradient,
+        query,
+        key,
+        value,
+        (gradient * output).sum(-1),
+        lse,
+        True,
+    )
 
 
 def forward_backward(
@@ -125,7 +133,12 @@ def recompute(setting: Setting) -> Iterator[Case | Counted]:
         )
 
 
-def checkpointed(forward: Any, x: Tensor, rotary: tuple[Tensor, Tensor], where: Where) -> Any:
+def checkpointed(
+    forward: Any,
+    x: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    where: Where,
+) -> Any:
     """Checkpoint a block. Tensors within a tuple would be kept as well, but where no account sees
     them.
     """

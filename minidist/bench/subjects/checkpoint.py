@@ -40,7 +40,12 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
         yield Counted(f"D={hidden}", seconds)
 
 
-def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
+def measure(
+    hidden: int,
+    comm: Communicator,
+    writer: Writer,
+    rounds: int,
+) -> dict[str, list[float]]:
     """Return the seconds of each round, of a model over all ranks."""
     model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(batch=4)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)

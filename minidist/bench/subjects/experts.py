@@ -25,7 +25,7 @@ from minidist.bench.training import BATCH, LAYERS, TIME, expect_same, gpt, text,
 from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT
-from minidist.model.moe import RoutedExperts, routed_in
+from minidist.model.moe.routed import RoutedExperts, routed_in
 from minidist.parallel import DDP
 from minidist.parallel.adjoint import all_to_all
 from minidist.parallel.expert.expert_parallel import parallelize_experts
@@ -62,15 +62,20 @@ def experts(setting: Setting) -> Iterator[Case]:
 
 def with_experts(hidden: int, width: int, mesh: Mesh) -> GPT:
     """Return a model with this rank's experts, each so wide."""
-    model = gpt(hidden, intermediate=width, experts=EXPERTS, top_k=CHOSEN)
+    model = gpt(
+        hidden,
+        intermediate=width,
+        experts=EXPERTS,
+        top_k=CHOSEN,
+    )
     parallelize_experts(model, mesh)
     return model
 
 
-def in_turn(scores: Tensor) -> Tensor:
+def in_turn(scores_BTE: Tensor) -> Tensor:
     """Choose two experts after the other for each token [B, T, k], whatever the scores."""
-    numbers = torch.arange(scores[..., :CHOSEN].numel(), device=scores.device) % EXPERTS
-    return numbers.view(*scores.shape[:-1], CHOSEN)
+    numbers = torch.arange(scores_BTE[..., :CHOSEN].numel(), device=scores_BTE.device) % EXPERTS
+    return numbers.view(*scores_BTE.shape[:-1], CHOSEN)
 
 
 def exchanges(comm: Communicator, hidden: int) -> None:
@@ -119,7 +124,11 @@ def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tenso
         gate, up = (
             F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up)
         )
-        made = F.grouped_mm(F.silu(gate) * up, held.down.transpose(1, 2), offs=ends)
+        made = F.grouped_mm(
+            F.silu(gate) * up,
+            held.down.transpose(1, 2),
+            offs=ends,
+        )
         unsorted = torch.empty_like(made).index_copy(0, order, made)
         return all_to_all_single_autograd(unsorted, sent, came, group)
 

@@ -42,7 +42,13 @@ def ours(
     }
 
 
-def native(mpi: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
+def native(
+    mpi: Any,
+    full: Any,
+    shard: Any,
+    out: Any,
+    counts: list[int],
+) -> dict[str, Run]:
     """Return MPI's collectives by name."""
     # here, because it starts MPI, and the bounds are read where there is none
     from mpi4py import MPI
@@ -61,7 +67,13 @@ def native(mpi: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict
     }
 
 
-def by_gloo(gloo: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
+def by_gloo(
+    gloo: Any,
+    full: Any,
+    shard: Any,
+    out: Any,
+    counts: list[int],
+) -> dict[str, Run]:
     """Return torch.distributed's collectives by name."""
     # torch 2.13 renames these two
     reduce_scatter = getattr(gloo, "reduce_scatter_single", gloo.reduce_scatter_tensor)
@@ -111,7 +123,13 @@ def collective(operation: str) -> Subject:
                 runs["gloo"] = by_gloo(setting.gloo, *new("cpu"))[operation]
             yield Case(size_text(count * itemsize), runs, count * itemsize)
 
-    return Subject(operation, cases, ("native", "native tuned", "gloo"), rounds=15, gloo=True)
+    return Subject(
+        operation,
+        cases,
+        ("native", "native tuned", "gloo"),
+        rounds=15,
+        gloo=True,
+    )
 
 
 def buffers(

@@ -59,17 +59,33 @@ def serial(model: nn.Module, tokens: Tensor) -> Run:
     return adamw_step(model, lambda: [part() for part in parts])
 
 
-def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
+def ours(
+    hidden: int,
+    name: str,
+    comm: Communicator,
+    tokens: Tensor,
+) -> Run:
     """Return minidist's step."""
     stage = stage_of(hidden, comm)
     schedule = with_communication(plan(name, comm.size, MICROBATCHES))
     carried = torch.empty(BATCH // MICROBATCHES, TIME, hidden, device="meta")
-    executor = Pipeline({comm.rank: stage}, comm, schedule, loss_of, lambda _: carried)
+    executor = Pipeline(
+        {comm.rank: stage},
+        comm,
+        schedule,
+        loss_of,
+        lambda _: carried,
+    )
     inputs, targets = (part.chunk(MICROBATCHES) for part in (tokens[:, :-1], tokens[:, 1:]))
     return adamw_step(stage, partial(executor.step, inputs, targets))
 
 
-def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
+def by_torch(
+    hidden: int,
+    name: str,
+    comm: Communicator,
+    tokens: Tensor,
+) -> Run:
     """Return torch's step."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 

@@ -30,8 +30,9 @@ ORDER = "order: the axes from the outermost; ranks along the last one are neighb
 
 @dataclass(frozen=True)
 class Bill:
-    """What the run of a layout is to cost: see `cost`. `reserve` is the share of a GPU that stays
-    free.
+    """What the run of a layout is to cost: see `cost`.
+
+    `reserve` is the share of a GPU that stays free.
     """
 
     tokens: float
@@ -74,8 +75,9 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
 
 
 def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> dict[str, Any]:
-    """Return the same for programs. A layout that `train` does not run has no command, and says
-    why.
+    """Return the same for programs.
+
+    A layout that `train` does not run has no command, and says why.
     """
     found = []
     for offer in offers:

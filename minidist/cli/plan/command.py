@@ -15,10 +15,10 @@ from typing import Any
 
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.runnable import offers
-from minidist.comm.job.number import FRACTION, read_number, shown
 from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
+from minidist.options import FRACTION, read_number, shown
 from minidist.plan.device import Constants, PlanError, machine, ranges
 from minidist.plan.model import model
 from minidist.plan.published import check

@@ -139,12 +139,13 @@ class Between(Reporter):
 
 def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
     """Measure a product and a copy on all ranks at once; return a machine of such cores.
+
     Collective.
 
     The product is one of the run's own: a microbatch into the MLP, with the two of its backward.
     """
     layout, recipe, data = run.mesh.layout, run.fit.recipe, run.config.data
-    tokens = data.batch * data.sequence // (layout.dp * layout.cp * recipe.microbatches)
+    tokens = data.batch * data.sequence // (layout.data * recipe.microbatches)
     x = torch.randn(tokens, run.sizes.hidden, dtype=run.config.dtype)
     weight = torch.randn(run.sizes.intermediate // layout.tp, run.sizes.hidden, dtype=x.dtype)
     y = x @ weight.T

@@ -51,8 +51,9 @@ def unsaid(run: Setup) -> str:
 
 
 def options(run: Setup) -> dict[str, Any]:
-    """Return a run as options of `train`, by name. True is a switch; what `train` does anyway is
-    left out.
+    """Return a run as options of `train`, by name.
+
+    True is a switch; what `train` does anyway is left out.
     """
     model = run.model
     said: dict[str, Any] = {

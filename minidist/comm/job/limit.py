@@ -3,7 +3,7 @@
 import os
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import SECONDS, read_number
+from minidist.options import SECONDS, read_number
 
 LIMIT = 300.0  # seconds
 

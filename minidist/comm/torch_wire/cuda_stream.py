@@ -20,7 +20,13 @@ from minidist.trace.events import EventKind
 class CudaJob(Generic[Comm]):
     """Work queued on the side stream, and the event behind it."""
 
-    def __init__(self, caller: Comm, name: str, result: Any, event: torch.cuda.Event):
+    def __init__(
+        self,
+        caller: Comm,
+        name: str,
+        result: Any,
+        event: torch.cuda.Event,
+    ):
         self.caller, self.name, self.result, self.event = caller, name, result, event
 
     def wait(self) -> Any:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import RANKS, read_number
+from minidist.options import RANKS, read_number
 
 SHARING = "MINIDIST_RANKS_PER_GPU"
 OLDEST = (2, 30)  # NCCL that lets several ranks use one GPU

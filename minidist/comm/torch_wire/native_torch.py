@@ -1,4 +1,4 @@
-"""The collectives of gloo and NCCL, behind the same methods as MPI's in `mpi_wire/native.py`.
+"""The collectives of gloo and NCCL, behind the same methods as MPI's in `mpi_wire/native_mpi.py`.
 
 These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one
 broadcast, or one reduction, per shard; gather and scatter are an all-to-all in which one rank alone
@@ -40,7 +40,13 @@ class NativeTorch:
         tensor, operation = self._reducible(array), OPERATIONS[combine.op]
         dist.all_reduce(tensor, operation, self._group(tensor))
 
-    def reduce(self, array: Array, comm: Ranks, root: int, combine: Operation) -> None:
+    def reduce(
+        self,
+        array: Array,
+        comm: Ranks,
+        root: int,
+        combine: Operation,
+    ) -> None:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own:
         they give a copy.
         """
@@ -54,7 +60,13 @@ class NativeTorch:
         tensor = self.byte_tensor(array)
         dist.broadcast(tensor, self.addresses[root], self._group(tensor))
 
-    def reduce_scatter(self, chunks: Chunks, out: Array, comm: Ranks, combine: Operation) -> None:
+    def reduce_scatter(
+        self,
+        chunks: Chunks,
+        out: Array,
+        comm: Ranks,
+        combine: Operation,
+    ) -> None:
         """dist.reduce_scatter_single; with unequal chunks one dist.reduce each."""
         full, shard, operation = (
             self._reducible(chunks.whole),
@@ -85,13 +97,21 @@ class NativeTorch:
         self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]
     ) -> None:
         """dist.all_to_all_single, in which the root alone receives."""
-        self.all_to_all(_only(root, shard, comm), chunks or _only(root, shard[:0], comm), comm)
+        self.all_to_all(
+            _only(root, shard, comm),
+            chunks or _only(root, shard[:0], comm),
+            comm,
+        )
 
     def scatter(
         self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]
     ) -> None:
         """dist.all_to_all_single, in which the root alone sends."""
-        self.all_to_all(chunks or _only(root, shard[:0], comm), _only(root, shard, comm), comm)
+        self.all_to_all(
+            chunks or _only(root, shard[:0], comm),
+            _only(root, shard, comm),
+            comm,
+        )
 
     def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> None:
         """dist.all_to_all_single."""

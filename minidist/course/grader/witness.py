@@ -24,7 +24,12 @@ MESSAGES = ("isend", "exchange")
 class Witness(WireAround):
     """The wire `inner`, with a note of each message handed to `note`."""
 
-    def __init__(self, inner: Wire, note: Callable[[Note], None], watch: Watch) -> None:
+    def __init__(
+        self,
+        inner: Wire,
+        note: Callable[[Note], None],
+        watch: Watch,
+    ) -> None:
         super().__init__(inner)
         self._note, self._watch = note, watch
         for kind in SHORTCUTS:
@@ -44,7 +49,14 @@ class Witness(WireAround):
         self._see(to, array.nbytes)
         return self.inner.isend(array, to, tag)
 
-    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+    def exchange(
+        self,
+        leaving: Array,
+        to: int,
+        arriving: Array,
+        source: int,
+        tag: int,
+    ) -> None:
         self._see(to, leaving.nbytes)
         self.inner.exchange(leaving, to, arriving, source, tag)
 

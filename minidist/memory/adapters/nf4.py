@@ -92,18 +92,30 @@ def quantize(weights: Tensor) -> NF4Tensor:
     mean = largest.mean().reshape(1) if len(largest) else flat.new_zeros(1)
     deviations = _rows(largest - mean, GROUP)  # [groups, 256]; the padding deviates by nothing
     steps = deviations.abs().amax(dim=1) / 127
-    rounded = (deviations / _not_zero(steps)[:, None]).ceil().clamp(-127, 127).flatten()
+    in_steps = deviations / _not_zero(steps)[:, None]
+    rounded = in_steps.ceil().clamp(-127, 127).flatten()
     scales = rounded[: len(largest)].to(torch.int8)
     scaled = blocks / _not_zero(_widen(scales, steps, mean))[:, None]
     table = torch.tensor(levels(), device=flat.device)
-    nearest = torch.bucketize(scaled, (table[1:] + table[:-1]) / 2).flatten()[: len(flat)]
+    middles = (table[1:] + table[:-1]) / 2
+    nearest = torch.bucketize(scaled, middles).flatten()[: len(flat)]
     pairs = _rows(nearest.to(torch.uint8), 2)  # [n/2, 2]
-    return NF4Tensor(pairs[:, 0] << 4 | pairs[:, 1], scales, steps, mean, weights.shape)
+    return NF4Tensor(
+        pairs[:, 0] << 4 | pairs[:, 1],
+        scales,
+        steps,
+        mean,
+        weights.shape,
+    )
 
 
 def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weights that the codes stand for. One look-up of a byte gives two weights."""
-    table = torch.tensor(levels(), dtype=dtype, device=packed.codes.device)
+    table = torch.tensor(
+        levels(),
+        dtype=dtype,
+        device=packed.codes.device,
+    )
     # [256, 2]: high bits, low bits
     both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)
     flat = F.embedding(packed.codes.int(), both).flatten()[: packed.shape.numel()]

@@ -33,18 +33,24 @@ def pack(rows: Tensor, bits: int) -> Tensor:
     count, top = len(rows), 2 ** (bits - 1) - 1
     blocks = rows.reshape(count, -1, BLOCK).float()
     scales = blocks.abs().amax(-1, keepdim=True) / top
-    codes = torch.where(scales > 0, blocks / scales, 0.0).round_().to(torch.int8).reshape(count, -1)
+    in_steps = torch.where(scales > 0, blocks / scales, 0.0)
+    codes = in_steps.round_().to(torch.int8).reshape(count, -1)
     # the earlier number of each pair takes the high bits; & 15 keeps the low four of a negative
     # number
     if bits == 4:
         codes = (codes[:, ::2] << 4) | (codes[:, 1::2] & 15)
-    return torch.cat((codes.view(torch.uint8), scales.reshape(count, -1).view(torch.uint8)), dim=1)
+    scales = scales.reshape(count, -1)
+    return torch.cat((codes.view(torch.uint8), scales.view(torch.uint8)), dim=1)
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     """Undo `pack`, up to rounding: return float32 [R, count]."""
     rows = len(packed)
-    codes, scales = torch.split(packed, [count * bits // 8, count // BLOCK * 4], dim=1)
+    codes, scales = torch.split(
+        packed,
+        [count * bits // 8, count // BLOCK * 4],
+        dim=1,
+    )
     signed = codes.contiguous().view(torch.int8)
     if bits == 4:  # shifting a signed number right keeps its sign
         signed = torch.stack((signed >> 4, (signed << 4) >> 4), dim=-1)
@@ -61,8 +67,13 @@ def pack_float8(rows: Tensor) -> Tensor:
     The last block may be shorter. Returns uint8 [R, n + 4 ceil(n / FLOAT8_BLOCK)].
     """
     padded = F.pad(rows.float(), (0, -rows.shape[1] % FLOAT8_BLOCK))
-    blocks = padded.view(len(rows), padded.shape[1] // FLOAT8_BLOCK, FLOAT8_BLOCK)
-    scales = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(FLOAT8).max
+    blocks = padded.view(
+        len(rows),
+        padded.shape[1] // FLOAT8_BLOCK,
+        FLOAT8_BLOCK,
+    )
+    largest = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    scales = largest / torch.finfo(FLOAT8).max
     codes = (blocks / scales).to(FLOAT8).flatten(1)[:, : rows.shape[1]]
     return torch.cat(
         (codes.contiguous().view(torch.uint8), scales.flatten(1).view(torch.uint8)), dim=1

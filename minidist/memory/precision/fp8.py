@@ -177,7 +177,12 @@ class DelayedScale:
         known.
     """
 
-    def __init__(self, dtype: torch.dtype, history: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        history: int,
+        device: torch.device,
+    ) -> None:
         self.dtype = dtype
         self.amax = torch.zeros((), device=device)
         self.history = torch.zeros(history, device=device)
@@ -218,7 +223,12 @@ class Float8Product(torch.autograd.Function):
         ctx.gradient_scale, ctx.learn, ctx.dtype = scales[2], learn, weight.dtype
         x8, x_scale = scales[0].cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
         weight8, weight_scale = scales[1].cast(weight, learn)  # [N, D]
-        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
+        ctx.save_for_backward(
+            x8,
+            x_scale,
+            weight8,
+            weight_scale,
+        )
         product = scaled_matmul(x8, weight8.t(), x_scale, weight_scale, x.dtype)  # [M, N]
         return product.view(*x.shape[:-1], len(weight))
 

@@ -83,10 +83,10 @@ def meet_backward(
     """
     query, output, lse = mine.of(met)
     key, value = block[..., met.keys, :]
-    found = attend_backward(gradient[:, :, met.queries], query, key, value, output, lse, met.causal)
-    for total, term in zip(
-        (to_query[:, :, met.queries], *to_block[..., met.keys, :]), found, strict=True
-    ):
+    mine_of = gradient[:, :, met.queries]
+    terms = attend_backward(mine_of, query, key, value, output, lse, met.causal)
+    totals = (to_query[:, :, met.queries], *to_block[..., met.keys, :])
+    for total, term in zip(totals, terms, strict=True):
         total += term
 
 
@@ -113,8 +113,9 @@ class Across:
     probe: Probe | None = field(default=None, kw_only=True, compare=False)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise ValueError if these tokens are not those that a rank has in this order. Nothing is
-        sent.
+        """Raise ValueError if these tokens are not those that a rank has in this order.
+
+        Nothing is sent.
         """
         time, ranks = query.shape[2], self.comm.size
         if key.shape[2] != time:
@@ -149,20 +150,28 @@ class ByBlocks(Across):
 
     @abstractmethod
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """Sum over ranks what each has to add to the gradients of each block; return those of this
-        rank's block.
+        """Sum over ranks what each has to add to the gradients of each block.
+
+        Return those of this rank's block.
 
         The `terms` come as `blocks` does, each computed when it is asked for.
         """
 
 
 class BlockAttention(torch.autograd.Function):
-    """Meets one block after the other, in backward again. It saves query, key, value, output and
-    lse of this rank.
+    """Meets one block after the other, in backward again.
+
+    It saves query, key, value, output and lse of this rank.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, across: ByBlocks) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        across: ByBlocks,
+    ) -> Tensor:
         mine, rank, time = before_any(query), across.comm.rank, query.shape[2]
         for source, block in across.blocks(torch.stack((key, value))):
             if met := meeting(across.order, rank, source, time):

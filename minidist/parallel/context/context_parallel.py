@@ -31,12 +31,12 @@ from minidist.memory.adapters.lora import linear_in
 from minidist.mesh import Layout, Mesh
 from minidist.model.dropout import ORIGIN, Where
 from minidist.model.gpt import GPT, Attend, Attention
-from minidist.model.moe import routed_in, sum_over
+from minidist.model.moe.routed import routed_in, sum_over
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
 from minidist.parallel.context.options import WAYS
-from minidist.parallel.context.order import check_time, positions
+from minidist.parallel.context.order import check_time, multiple, positions
 from minidist.parallel.context.probe import (
     Heads,
     Probe,
@@ -73,6 +73,14 @@ class ContextParallelism(Strategy):
         recipe = parallel.recipe
         for stage in parallel.stages.values():
             attend_across(stage, parallel.mesh.cp, recipe.cp_comm, recipe.cp_order)
+
+    def shares(self, recipe: Recipe, layout: Layout) -> dict[str, int]:
+        """Tokens of a sequence are dealt out in the order that the recipe names."""
+        return {"cp": multiple(recipe.cp_order, layout.cp)}
+
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Name the way, and the order of tokens."""
+        return f"cp={mesh.cp.size} ({recipe.cp_comm}, {recipe.cp_order} order)"
 
     def undo(self, parallel: Parallel) -> None:
         """Attend to this rank's own tokens."""
@@ -133,8 +141,9 @@ def attend_across(model: nn.Module, comm: Communicator, way: str, order: str) ->
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
-    """Find out whether a model can be spread over so many ranks; tensor parallelism will yet leave
-    1/tp of its heads.
+    """Find out whether a model can be spread over so many ranks.
+
+    Tensor parallelism will yet leave 1/tp of its heads.
 
     Raises
     ------
@@ -253,7 +262,7 @@ def across(attend: Any) -> Across | None:
 def attend_alone(model: nn.Module) -> None:
     """Let attention, and what routers count, be as they were before `parallelize_context`."""
     for layer in routed_in(model):
-        layer.whole = lambda mine: mine
+        layer.sum_over_sequence = lambda mine: mine
     for module in attending(model):
         if (found := across(module.attend)) is not None:
             module.attend = found.serial
@@ -266,8 +275,9 @@ def attend_alone(model: nn.Module) -> None:
 def shard_tokens(
     tokens: Tensor, comm: Communicator, order: str = "zigzag"
 ) -> tuple[Tensor, Tensor]:
-    """Return this rank's columns of `tokens` [B, T], and their positions [T/P] for `Where`. Nothing
-    is sent.
+    """Return this rank's columns of `tokens` [B, T], and their positions [T/P] for `Where`.
+
+    Nothing is sent.
 
     Raises
     ------
@@ -276,3 +286,12 @@ def shard_tokens(
     """
     mine = positions(order, comm.size, comm.rank, tokens.shape[1]).to(tokens.device)
     return tokens[:, mine], mine
+
+
+def columns_of(recipe: Recipe, mesh: Mesh) -> Callable[[int], Tensor] | None:
+    """Return a function from the tokens of a row to the positions of those that this rank has;
+    None: it has all.
+    """
+    if mesh.cp.size == 1:
+        return None
+    return partial(positions, recipe.cp_order, mesh.cp.size, mesh.cp.rank)

@@ -75,18 +75,19 @@ def page_backward(
     """Return the gradients of query, key and value, given that of the output and rowsum(dO · O) [B,
     H, Tq].
     """
-    q, k, v = by_shared_heads(query, key), key.unsqueeze(2), value.unsqueeze(2)
-    do, delta, lse = (
-        by_shared_heads(x, key) for x in (gradient, delta.unsqueeze(-1), lse.unsqueeze(-1))
-    )
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(key), torch.zeros_like(value)
+    q, do = by_shared_heads(query, key), by_shared_heads(gradient, key)
+    k, v = key.unsqueeze(2), value.unsqueeze(2)
+    delta = by_shared_heads(delta.unsqueeze(-1), key)
+    lse = by_shared_heads(lse.unsqueeze(-1), key)
+    dq = torch.zeros_like(q)
+    dk = torch.zeros_like(key)
+    dv = torch.zeros_like(value)
+    scale = math.sqrt(q.shape[-1])
     for rows, columns in tiles(query.shape[2], key.shape[2], causal):
-        p = (scores_of(q, k, rows, columns, causal) - lse[..., rows, :]).exp()
-        ds = (
-            p
-            * (do[..., rows, :] @ v[..., columns, :].mT - delta[..., rows, :])
-            / math.sqrt(q.shape[-1])
-        )
+        scores = scores_of(q, k, rows, columns, causal)
+        p = (scores - lse[..., rows, :]).exp()
+        dp = do[..., rows, :] @ v[..., columns, :].mT
+        ds = p * (dp - delta[..., rows, :]) / scale
         # over the heads that share these values
         dv[..., columns, :] += (p.mT @ do[..., rows, :]).sum(2)
         dk[..., columns, :] += (ds.mT @ q[..., rows, :]).sum(2)
@@ -100,11 +101,19 @@ def tiles(
     """Yield rows and columns of each tile, without those wholly above the diagonal."""
     tile = tile or TILE
     for top in range(0, queries, tile):
-        for left in range(0, min(keys, top + tile) if causal else keys, tile):
-            yield slice(top, top + tile), slice(left, left + tile)
+        rows = slice(top, top + tile)
+        stop = min(keys, rows.stop) if causal else keys
+        for left in range(0, stop, tile):
+            yield rows, slice(left, left + tile)
 
 
-def scores_of(q: Tensor, k: Tensor, rows: slice, columns: slice, causal: bool) -> Tensor:
+def scores_of(
+    q: Tensor,
+    k: Tensor,
+    rows: slice,
+    columns: slice,
+    causal: bool,
+) -> Tensor:
     """Return a tile of Q Kᵀ / √d; if causal, -inf where a key is later than the query, counted from
     the top left.
     """
@@ -120,14 +129,17 @@ def by_shared_heads(x: Tensor, key: Tensor) -> Tensor:
     """Return heads [B, H, ...] beside those with which they share a key-value head: [B, H_kv,
     H/H_kv, ...].
     """
-    return x.view(x.shape[0], key.shape[1], x.shape[1] // key.shape[1], *x.shape[2:])
+    batch, heads, *rest = x.shape
+    groups = key.shape[1]
+    return x.view(batch, groups, heads // groups, *rest)
 
 
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(Q Kᵀ / √d) V and log Σ exp(score). Both have a gradient; under autocast it
-    computes in its dtype.
+    """Return softmax(Q Kᵀ / √d) V and log Σ exp(score).
+
+    Both have a gradient; under autocast it computes in its dtype.
 
     Parameters
     ----------
@@ -171,7 +183,16 @@ class FlashAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
         gradient = torch.zeros_like(output) if gradient is None else gradient
-        found = attend_backward(gradient, query, key, value, output, lse, ctx.causal, dlse)
+        found = attend_backward(
+            gradient,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            ctx.causal,
+            dlse,
+        )
         return (*(x.to(query.dtype) for x in found), None)
 
 
@@ -183,17 +204,7 @@ def attend(
     The output has the given dtype. By default it is float32 or float64: outputs over several blocks
     of keys are to be merged, and lose digits if each is rounded to 16 bits before.
     """
-    shaped = (
-        query.dim() == key.dim() == 4
-        and query.shape[::3] == key.shape[::3]
-        and key.shape == value.shape
-    )
-    if (
-        not shaped
-        or not key.shape[1]
-        or query.shape[1] % key.shape[1]
-        or not query.dtype == key.dtype == value.dtype
-    ):
+    if not fit(query, key, value):
         told = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (query, key, value))
         raise ValueError(
             f"{told}: attention takes [B, H, Tq, d], twice [B, H_kv, Tk, d], of one dtype; H_kv "
@@ -207,7 +218,8 @@ def attend(
     if by_triton(query, key):
         from minidist.parallel.context.flash_triton import triton_forward
 
-        return triton_forward(*map(whole_rows, (query, key, value)), causal, dtype or torch.float32)  # type: ignore[no-any-return]
+        rows = map(whole_rows, (query, key, value))
+        return triton_forward(*rows, causal, dtype or torch.float32)  # type: ignore[no-any-return]
     q, k, v = map(widened, (query, key, value))
     if by_torch(query, key):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -217,6 +229,16 @@ def attend(
         with without_autocast(query.device.type):
             output, lse = page_forward(q, k, v, causal)
     return output.to(dtype or q.dtype), lse
+
+
+def fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Tell whether attention takes these shapes and dtypes."""
+    if not query.dim() == key.dim() == 4 or key.shape != value.shape:
+        return False
+    if (query.shape[0], query.shape[3]) != (key.shape[0], key.shape[3]):
+        return False
+    heads, groups = query.shape[1], key.shape[1]
+    return groups > 0 and heads % groups == 0 and query.dtype == key.dtype == value.dtype
 
 
 def attend_backward(
@@ -239,12 +261,21 @@ def attend_backward(
 
         rows = map(whole_rows, (gradient, query, key, value, output))
         dlse = torch.zeros_like(lse) if dlse is None else dlse
-        return tuple(triton_backward(*rows, lse.contiguous(), dlse.contiguous(), causal))
+        return tuple(
+            triton_backward(
+                *rows,
+                lse.contiguous(),
+                dlse.contiguous(),
+                causal,
+            )
+        )
     do, q, k, v, o = map(widened, (gradient, query, key, value, output))
     if by_torch(query, key) and dlse is None:
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return tuple(backward(do, q, k, v, o, lse, 0.0, causal))
-    delta = (do * o).sum(-1) if dlse is None else (do * o).sum(-1) - dlse
+    delta = (do * o).sum(-1)
+    if dlse is not None:
+        delta = delta - dlse
     with without_autocast(query.device.type):
         return page_backward(do, q, k, v, delta, lse, causal)
 
@@ -264,15 +295,17 @@ def by_triton(query: Tensor, key: Tensor) -> bool:
 
 
 def by_torch(query: Tensor, key: Tensor) -> bool:
-    """Tell whether torch's C++ kernel computes: on a CPU, and on `meta`. Without any key it would
-    end the process.
+    """Tell whether torch's C++ kernel computes: on a CPU, and on `meta`.
+
+    Without any key it would end the process.
     """
     return query.is_meta or (query.is_cpu and query.numel() > 0 and key.numel() > 0)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Return a context that computes in the dtypes that are given; `meta` has no autocast to leave
-    out.
+    """Return a context that computes in the dtypes that are given.
+
+    `meta` has no autocast to leave out.
     """
     return (
         torch.autocast(kind, enabled=False)

@@ -36,8 +36,9 @@ LOG2E = tl.constexpr(math.log2(math.e))
 def triton_forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the output in this dtype, and lse, as `attend` does. Rows of d numbers are
-    contiguous.
+    """Return the output in this dtype, and lse, as `attend` does.
+
+    Rows of d numbers are contiguous.
     """
     output, lse = outputs(query, dtype)
     launch(forward, query, (query, key, value, output), (lse,), causal)
@@ -55,8 +56,9 @@ def triton_backward(
     dlse: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, as `attend_backward` does. `lse` and `dlse` are
-    contiguous.
+    """Return the gradients of query, key and value, as `attend_backward` does.
+
+    `lse` and `dlse` are contiguous.
     """
     (dq, dk, dv), delta = gradients(query, key, value), torch.empty_like(lse)
     launch(
@@ -86,8 +88,9 @@ triton_backward.register_fake(lambda gradient, query, key, value, *_: gradients(
 def launch(
     kernel: Any, tiled: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], causal: bool
 ) -> None:
-    """Run a program for each tile of `tiled`. Of a position, `rows` have d numbers and `numbers`
-    one.
+    """Run a program for each tile of `tiled`.
+
+    Of a position, `rows` have d numbers and `numbers` one.
     """
     query, key = rows[:2]
     batch, heads, length, size = tiled.shape
@@ -99,7 +102,17 @@ def launch(
     grid = (triton.cdiv(length, own) * batch * heads,)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     with torch.cuda.device_of(query):
-        kernel[grid]((*rows, *numbers), strides, sizes, causal, size, padded, own, other, **options)
+        kernel[grid](
+            (*rows, *numbers),
+            strides,
+            sizes,
+            causal,
+            size,
+            padded,
+            own,
+            other,
+            **options,
+        )
 
 
 def tiles(backward: bool, query: Tensor, padded: int) -> tuple[int, int, int, int]:
@@ -152,13 +165,15 @@ def forward(
             if masked:
                 scores = tl.where(seen(rows, columns, keys, causal), scores, -float("inf"))
             now = tl.maximum(largest, tl.max(scores, 1) * scale)
-            weights, shrink = tl.exp2(scores * scale - now[:, None]), tl.exp2(largest - now)
+            weights = tl.exp2(scores * scale - now[:, None])
+            shrink = tl.exp2(largest - now)
             total = shrink * total + tl.sum(weights, 1)
             v = load(V, strides[2], columns, keys, size, SIZE, masked)
             output = tl.dot(
                 weights.to(v.dtype), v, shrink[:, None] * output, input_precision="ieee"
             )
             largest = now
+    output /= total[:, None]
     store(
         at(Out, strides[3], batch, head),
         strides[3],
@@ -166,7 +181,7 @@ def forward(
         queries,
         size,
         SIZE,
-        output / total[:, None],
+        output,
     )
     lse = (largest + tl.log2(total)) / LOG2E  # the natural logarithm
     tl.store(Lse + (batch * heads + head).to(tl.int64) * queries + rows, lse, rows < queries)
@@ -192,12 +207,26 @@ def backward_query(
     rows = start + tl.arange(0, OWN)
     here = (batch * heads + head).to(tl.int64) * queries + rows
     q = load(Q, strides[0], rows, queries, size, SIZE, True)
-    do = load(at(Do, strides[3], batch, head), strides[3], rows, queries, size, SIZE, True)
-    output = load(at(Out, strides[4], batch, head), strides[4], rows, queries, size, SIZE, True)
-    lse, dlse = (
-        tl.load(Lse + here, rows < queries, 0.0) * LOG2E,
-        tl.load(Dlse + here, rows < queries, 0.0),
+    do = load(
+        at(Do, strides[3], batch, head),
+        strides[3],
+        rows,
+        queries,
+        size,
+        SIZE,
+        True,
     )
+    output = load(
+        at(Out, strides[4], batch, head),
+        strides[4],
+        rows,
+        queries,
+        size,
+        SIZE,
+        True,
+    )
+    lse = tl.load(Lse + here, rows < queries, 0.0) * LOG2E
+    dlse = tl.load(Dlse + here, rows < queries, 0.0)
     delta = tl.sum(do.to(tl.float32) * output.to(tl.float32), 1) - dlse
     tl.store(Delta + here, delta, rows < queries)  # for `backward_key`
     do, dq = do.to(q.dtype), tl.zeros([OWN, SIZE], tl.float32)
@@ -212,9 +241,8 @@ def backward_query(
                 p = tl.where(seen(rows, columns, keys, causal), p, 0.0)
             ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
-    store(
-        at(Dq, strides[5], batch, head), strides[5], rows, queries, size, SIZE, dq * (scale / LOG2E)
-    )
+    dq *= scale / LOG2E
+    store(at(Dq, strides[5], batch, head), strides[5], rows, queries, size, SIZE, dq)
 
 
 @triton.jit
@@ -232,9 +260,26 @@ def backward_key(
     Q, K, V, Do, Dk, Dv, Lse, Delta = tensors
     start, batch, shared = place(keys, shared_heads, OWN)
     columns = start + tl.arange(0, OWN)
-    k = load(at(K, strides[1], batch, shared), strides[1], columns, keys, size, SIZE, True)
-    v = load(at(V, strides[2], batch, shared), strides[2], columns, keys, size, SIZE, True)
-    dk, dv = tl.zeros([OWN, SIZE], tl.float32), tl.zeros([OWN, SIZE], tl.float32)
+    k = load(
+        at(K, strides[1], batch, shared),
+        strides[1],
+        columns,
+        keys,
+        size,
+        SIZE,
+        True,
+    )
+    v = load(
+        at(V, strides[2], batch, shared),
+        strides[2],
+        columns,
+        keys,
+        size,
+        SIZE,
+        True,
+    )
+    dk = tl.zeros([OWN, SIZE], tl.float32)
+    dv = tl.zeros([OWN, SIZE], tl.float32)
     begin = start // OTHER * OTHER if causal else 0
     whole = tl.minimum(tl.cdiv(start + OWN, OTHER) * OTHER, queries) if causal else 0
     for member in range(group):
@@ -248,35 +293,26 @@ def backward_key(
                 here = (batch * shared_heads * group + head).to(tl.int64) * queries + rows
                 q = load(Qh, strides[0], rows, queries, size, SIZE, True)
                 do = load(Doh, strides[3], rows, queries, size, SIZE, True).to(q.dtype)
-                lse, delta = (
-                    tl.load(Lse + here, rows < queries, 0.0),
-                    tl.load(Delta + here, rows < queries, 0.0),
-                )
-                p = tl.exp2(
-                    tl.dot(k, tl.trans(q), input_precision="ieee") * scale - (lse * LOG2E)[None, :]
-                )
+                lse = tl.load(Lse + here, rows < queries, 0.0)
+                delta = tl.load(Delta + here, rows < queries, 0.0)
+                scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+                p = tl.exp2(scores - (lse * LOG2E)[None, :])
                 if not unmasked:
                     p = tl.where(columns[:, None] <= rows[None, :], p, 0.0)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
                 # transposed, as p is
                 ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
-    store(
-        at(Dk, strides[4], batch, shared),
-        strides[4],
-        columns,
-        keys,
-        size,
-        SIZE,
-        dk * (scale / LOG2E),
-    )
+    dk *= scale / LOG2E
+    store(at(Dk, strides[4], batch, shared), strides[4], columns, keys, size, SIZE, dk)
     store(at(Dv, strides[5], batch, shared), strides[5], columns, keys, size, SIZE, dv)
 
 
 @triton.jit
 def place(length, heads, OWN: constexpr):
-    """Return the first position of a program's own tile, its batch and its head; neighbours share a
-    head's memory.
+    """Return the first position of a program's own tile, its batch and its head.
+
+    Neighbours share a head's memory.
     """
     count = tl.cdiv(length, OWN)
     tile, both = tl.program_id(0) % count, tl.program_id(0) // count
@@ -308,19 +344,39 @@ def at(tensor, strides, batch, head):
 
 
 @triton.jit
-def load(head, strides, positions, length, size: constexpr, SIZE: constexpr, masked: constexpr):
+def load(
+    head,
+    strides,
+    positions,
+    length,
+    size: constexpr,
+    SIZE: constexpr,
+    masked: constexpr,
+):
     """Return rows of a head, padded by zeros."""
     channels = tl.arange(0, SIZE)
     there = head + positions.to(tl.int64)[:, None] * strides[2] + channels[None, :]
     if masked or size != SIZE:
-        found = tl.load(there, (positions < length)[:, None] & (channels < size)[None, :], 0.0)
+        found = tl.load(
+            there,
+            (positions < length)[:, None] & (channels < size)[None, :],
+            0.0,
+        )
     else:
         found = tl.load(there)
     return found
 
 
 @triton.jit
-def store(head, strides, positions, length, size: constexpr, SIZE: constexpr, rows):
+def store(
+    head,
+    strides,
+    positions,
+    length,
+    size: constexpr,
+    SIZE: constexpr,
+    rows,
+):
     channels = tl.arange(0, SIZE)
     there = head + positions.to(tl.int64)[:, None] * strides[2] + channels[None, :]
     tl.store(there, rows, (positions < length)[:, None] & (channels < size)[None, :])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from minidist.comm.job.number import Needs, one_of, option
+from minidist.options import Needs, one_of, option
 
 WAYS = ("ring", "all_gather", "ulysses")
 ORDERS = ("zigzag", "contiguous", "striped")

@@ -102,8 +102,9 @@ def meeting(order: str, mine: int, source: int, time: int) -> Meeting | None:
 
 
 def pairs(met: Meeting | None, time: int) -> float:
-    """Return how many queries see how many keys in a meeting: the work of attention, in pairs. The
-    diagonal is half.
+    """Return how many queries see how many keys in a meeting: the work of attention, in pairs.
+
+    The diagonal is half.
     """
     if met is None:
         return 0.0

@@ -30,7 +30,13 @@ class PlainRingAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        comm: Communicator,
+    ) -> Tensor:
         """Return [B, H, T/P, d]; saves query, key, value, output and lse."""
         mine, block = before_any(query), torch.stack((key, value))
         for hop in range(comm.size):
@@ -54,9 +60,8 @@ class PlainRingAttention(torch.autograd.Function):
         for hop in range(comm.size):
             source = (comm.rank - hop) % comm.size
             if source <= comm.rank:
-                meet_backward(
-                    gradient, mine, block, Meeting(causal=source == comm.rank), to_query, to_block
-                )
+                met = Meeting(causal=source == comm.rank)
+                meet_backward(gradient, mine, block, met, to_query, to_block)
             if hop + 1 < comm.size:
                 block = pass_on(block, comm)
             to_block = pass_on(to_block, comm)  # after the last hop, too: it brings them home
@@ -68,6 +73,7 @@ def pass_on(block: Tensor, comm: Communicator) -> Tensor:
     """Send a block to the next rank of the ring; return that of the rank before."""
     if comm.size == 1:
         return block
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     arriving = torch.empty_like(block)
-    comm.exchange(block, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size)
+    comm.exchange(block, right, arriving, left)
     return arriving

@@ -280,8 +280,9 @@ def differences(weights: Tensor, scores: Tensor, heads: Heads) -> list[str]:
 
 
 def fault_of_window(tried: Tried, heads: Heads, tokens: int) -> str:
-    """Say whether the last of many tokens lacks the first ones. Channels and heads are as few as
-    `attend` takes.
+    """Say whether the last of many tokens lacks the first ones.
+
+    Channels and heads are as few as `attend` takes.
     """
     ratio, tokens = heads.queries // heads.groups, max(TOKENS, tokens // 16 * 16)
     for few in (Heads(1, 1, 8), Heads(ratio, 1, heads.channels), heads):

@@ -46,8 +46,9 @@ class Ring(ByBlocks):
         yield (rank + 1) % ranks, block
 
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """Let the gradients of each block follow it round; they are at home one hop after the last
-        rank.
+        """Let the gradients of each block follow it round.
+
+        They are at home one hop after the last rank.
         """
         several = iter(terms)
         arriving = self.hop(next(several)[1])

@@ -39,27 +39,34 @@ class Ulysses(Across):
         ranks, heads, groups = self.comm.size, query.shape[1], key.shape[1]
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)
-        copies = max(1, ranks // groups)
         query, key, value = at_autocast(query, key, value)
-        key, value = (
-            part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value)
-        )
-        shares = [part.shape[1] // ranks for part in (query, key, value)]
-        # One message to each rank: its heads of all three, [P, B, heads, T/P, d].
-        leaving = torch.cat(
-            [torch.stack(part.chunk(ranks, dim=1)) for part in (query, key, value)], dim=2
-        )
+        if (copies := ranks // groups) > 1:
+            key = key.repeat_interleave(copies, dim=1)
+            value = value.repeat_interleave(copies, dim=1)
+        parts = (query, key, value)
+        shares = [part.shape[1] // ranks for part in parts]
+        # One message to each rank: its heads of all three.
+        by_rank = [torch.stack(part.chunk(ranks, dim=1)) for part in parts]
+        leaving = torch.cat(by_rank, dim=2)  # [P, B, heads, T/P, d]
         arriving = all_to_all(leaving, self.comm)
+        # now tokens lie by rank; therefore sort them by position for `serial`, and back
         time = ranks * query.shape[2]
-        lies = torch.cat([positions(self.order, ranks, rank, time) for rank in range(ranks)]).to(
-            query.device
-        )
-        # [B, heads, T, d]
-        whole = torch.cat(arriving.unbind(), dim=2).index_select(2, lies.argsort())
-        output = self.serial(*torch.split(whole, shares, dim=1)).index_select(2, lies)
-        return torch.cat(
-            all_to_all(torch.stack(output.chunk(ranks, dim=2)), self.comm).unbind(), dim=1
-        )
+        of_ranks = [
+            positions(
+                self.order,
+                ranks,
+                rank,
+                time,
+            )
+            for rank in range(ranks)
+        ]
+        lies = torch.cat(of_ranks).to(query.device)
+        tokens = torch.cat(arriving.unbind(), dim=2)  # [B, heads, T, d]
+        whole = tokens.index_select(2, lies.argsort())
+        output = self.serial(*torch.split(whole, shares, dim=1))
+        leaving = torch.stack(output.index_select(2, lies).chunk(ranks, dim=2))
+        arriving = all_to_all(leaving, self.comm)
+        return torch.cat(arriving.unbind(), dim=1)  # [B, H, T/P, d]
 
 
 def heads_fault(heads: int, groups: int, ranks: int) -> str:

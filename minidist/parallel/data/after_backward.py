@@ -49,8 +49,9 @@ class ParameterServer(NaiveDataParallel):
 
 
 class PlainDataParallel(NaiveDataParallel):
-    """One all-reduce per bucket, after backward. A bucket is closed once it holds
-    `bucket_bytes`.
+    """One all-reduce per bucket, after backward.
+
+    A bucket is closed once it holds `bucket_bytes`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.flatten import flat_buffer, take_gradients, views_into
-from minidist.parallel.placement import copies_of, expert_groups_of, tied_across
+from minidist.parallel.placement import copies_of, placement_of
 
 MIB = 1 << 20
 
@@ -119,8 +119,9 @@ class Bucket:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
 
     def take(self) -> Tensor:
-        """Return all gradients in one flat tensor, to be reduced. A missing gradient counts as
-        zero.
+        """Return all gradients in one flat tensor, to be reduced.
+
+        A missing gradient counts as zero.
         """
         self.taken.update(parameter for parameter in self.parameters if parameter._grad is not None)
         return take_gradients(self.parameters)
@@ -154,8 +155,9 @@ class FlatBucket(Bucket):
         return outside or super().moved(parameter)
 
     def adopt(self, parameter: nn.Parameter) -> None:
-        """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing
-        one counts as zero.
+        """Move the parameter's gradient into the bucket, wherever autograd has put it.
+
+        A missing one counts as zero.
 
         Raises
         ------
@@ -194,21 +196,23 @@ def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
     A parameter that another stage of a pipeline has, too, gets a flat tensor of its own: both
     stages then cut it alike. Experts that ranks have shared out have other copies than all else.
     """
-    alone = id(parameter) if tied_across(parameter) else None
+    placement = placement_of(parameter)
+    alone = id(parameter) if placement.tie else None
     return (
         parameter.dtype,
         parameter.device,
         parameter.requires_grad,
         alone,
-        expert_groups_of(parameter),
+        placement.experts,
     )
 
 
 def partition(
     parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int
 ) -> list[list[nn.Parameter]]:
-    """Deal parameters out, in order, to lists. A list has one kind, and is closed once it holds
-    enough bytes.
+    """Deal parameters out, in order, to lists.
+
+    A list has one kind, and is closed once it holds enough bytes.
     """
     parts: list[list[nn.Parameter]] = []
     held, limit = 0, first_bytes

@@ -5,6 +5,7 @@ weight [2, 3] │ bias [2]      tensors of any shape
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,16 @@ from minidist.comm import Communicator
 
 def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
     """Return a flat tensor of zeros in registered memory that has room for all `parameters`.
+
     Collective.
     """
-    size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
-    registered = (
-        comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
-    )
-    return registered.to(like.device)  # type: ignore[union-attr]
+    size = sum(parameter.numel() for parameter in parameters)
+    like = parameters[0]
+    if like.device.type == "meta":
+        return like.new_empty(size)
+    registered: Any = comm.allocate(size, like.dtype)
+    allocated: Tensor = registered.to(like.device)
+    return allocated
 
 
 def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -30,29 +34,34 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
-    """Move the gradients into one new flat tensor of a dtype, and free them. A missing gradient
-    counts as zero.
+    """Move the gradients into one new flat tensor of a dtype, and free them.
+
+    A missing gradient counts as zero.
     """
-    gradients = [
-        p.new_zeros(p.numel()) if p._grad is None else p._grad.flatten() for p in parameters
-    ]
-    flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
+    gradients = []
     for parameter in parameters:
+        gradient = parameter._grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        gradients.append(gradient.flatten())
         parameter._grad = None
+    flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
     return torch.cat(gradients, out=flat)
 
 
 def make_room(whole: Tensor) -> Tensor:
-    """Give memory back to a tensor whose storage was resized to 0 bytes; return a flat tensor
-    through which to write.
+    """Give memory back to a tensor whose storage was resized to 0 bytes.
+
+    Return a flat tensor through which to write.
 
     On a CPU that is another tensor on the same memory: torch no longer resizes a storage that numpy
     has seen.
     """
-    if not whole.untyped_storage().nbytes():
-        whole.untyped_storage().resize_(whole.nbytes)
+    storage = whole.untyped_storage()
+    if not storage.nbytes():
+        storage.resize_(whole.nbytes)
     if whole.device.type != "cpu" or not whole.nbytes:
         return whole
-    return torch.frombuffer(
-        (ctypes.c_byte * whole.nbytes).from_address(whole.data_ptr()), dtype=whole.dtype
-    )
+    as_bytes = ctypes.c_byte * whole.nbytes
+    memory = as_bytes.from_address(whole.data_ptr())
+    return torch.frombuffer(memory, dtype=whole.dtype)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from minidist.comm.job.number import NOT_NEGATIVE, Limit, Needs, one_of, option
+from minidist.options import NOT_NEGATIVE, Limit, Needs, one_of, option
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)

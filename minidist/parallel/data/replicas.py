@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import broadcast
 from minidist.comm import Communicator, MismatchError
-from minidist.model.moe import routed_in
-from minidist.parallel.placement import expert_groups_of, tensor_placement_of
+from minidist.parallel.placement import placement_of
 
 
 class Block(NamedTuple):
@@ -35,12 +34,13 @@ class Block(NamedTuple):
 def make_equal(
     model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()
 ) -> None:
-    """Overwrite all parameters (but the `ignored` ones), buffers, and biases of routers by rank
-    0's. Collective.
+    """Overwrite all parameters (but the `ignored` ones), buffers, and extra state of modules by
+    rank 0's. Collective.
 
     Experts that ranks have shared out are left as they are: they were equal before.
 
-    Cost: one broadcast for each tensor, and the roll calls of `check_same`.
+    Cost: one broadcast for each tensor, a roll call of the extra state if there is some (torch's
+    word for what is neither parameter nor buffer), and those of `check_same`.
 
     Raises
     ------
@@ -55,20 +55,31 @@ def make_equal(
     """
     check_same(model, comm, ignored)
     for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor not in ignored and expert_groups_of(tensor) is None:
+        if tensor not in ignored and placement_of(tensor).experts is None:
             copy_from_root(tensor, comm)
-    for layer in routed_in(model):
-        if layer.config.balance == "bias" and not layer.router.is_meta:
-            bias = layer.bias.to(layer.router.device)
-            copy_from_root(bias, comm)
-            layer.bias = bias.cpu()
+    extra = {
+        name: module.get_extra_state()
+        for name, module in model.named_modules()
+        if keeps_more(module)
+    }
+    if extra:
+        for name, state in comm.roll_call(extra)[0].items():
+            model.get_submodule(name).set_extra_state(state)
+
+
+def keeps_more(module: nn.Module) -> bool:
+    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a
+    router's bias.
+    """
+    return type(module).set_extra_state is not nn.Module.set_extra_state
 
 
 def check_same(
     model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()
 ) -> None:
-    """Raise on every rank unless all have built the same model; values may differ. Collective,
-    raises as `make_equal`.
+    """Raise on every rank unless all have built the same model; values may differ.
+
+    Collective, raises as `make_equal`.
 
     Tensor parallelism may have cut the model before, along another axis. Then all ranks must hold
     the same block of each parameter that is not `ignored`.
@@ -83,7 +94,7 @@ def check_same(
     compared = [
         (name, tensor)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        if expert_groups_of(tensor) is None  # ranks may have different numbers of experts
+        if placement_of(tensor).experts is None  # ranks may have different numbers of experts
     ]
     described = [
         (
@@ -117,7 +128,7 @@ def check_same(
 
 def block_of(parameter: Tensor) -> Block | None:
     """Return which block of a parameter this rank holds; None if it holds the whole."""
-    placement = tensor_placement_of(parameter)
+    placement = placement_of(parameter).block
     if placement is None or placement.dim is None:
         return None
     start, stop = placement.bounds[placement.comm.rank]

@@ -17,7 +17,7 @@ from minidist.comm import Communicator
 from minidist.memory.hooks import waiting_for
 from minidist.parallel.data.backward import kept_by_graph, remove_all
 from minidist.parallel.data.replicas import copy_from_root, make_equal
-from minidist.parallel.placement import copies_of, expert_groups_of
+from minidist.parallel.placement import any_experts, copies_of
 from minidist.parallel.replica import Replica
 
 
@@ -88,7 +88,7 @@ class DataParallel(nn.Module, Replica):
             type(self).__name__, self.names, comm, unused, self.ignored
         )
         self.parameters_to_reduce = self.expected.parameters
-        if self.op == "mean" and any(map(expert_groups_of, self.names)):
+        if self.op == "mean" and any_experts(self.names):
             raise ValueError(
                 "op='mean' would divide shared-out experts by their copies, not the ranks: use "
                 "op='sum'"
@@ -102,8 +102,9 @@ class DataParallel(nn.Module, Replica):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. In training, buffers such as running averages first become rank 0's: one
-        broadcast for each.
+        """Run the model.
+
+        In training, buffers such as running averages first become rank 0's: one broadcast for each.
 
         Raises
         ------
@@ -155,8 +156,9 @@ class DataParallel(nn.Module, Replica):
         self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters. Without `set_to_none` they become zeros, as in
-        torch.
+        """Forget the gradients of these parameters.
+
+        Without `set_to_none` they become zeros, as in torch.
 
         Zeros move twice the bytes: autograd reads them and adds to them, instead of putting its own
         in their place.

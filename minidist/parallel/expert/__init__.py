@@ -1,6 +1,6 @@
 """Expert parallelism: every rank has some of the experts, and tokens travel to theirs and back.
 
-Read `plain.py`, one page, with `minidist/model/moe.py`. Then `dispatch.py`: one product for each
+Read `plain.py`, one page, with `minidist/model/moe/`. Then `dispatch.py`: one product for each
 expert, fewer messages between nodes, and rows in 8 bits. `expert_parallel.py` applies it to a
 serial model from outside. `options.py` has what a user can ask for.
 """

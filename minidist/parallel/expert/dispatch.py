@@ -19,6 +19,7 @@ numbers would lose too much. (DeepSeek-AI 2024, V3, section 3.3.2.)
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,13 +31,14 @@ from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.comm.communicator import Levels
 from minidist.memory.precision.blocks import pack_float8, unpack_float8
-from minidist.model.experts import Counts, Experts
+from minidist.model.moe.experts import Counts, Experts
 from minidist.parallel.adjoint import Linear
 
 
 class Dispatch:
-    """A `Compute`: rows, sorted by expert, go to the experts of all ranks and come back. Calling it
-    is collective.
+    """A `Compute`: rows, sorted by expert, go to the experts of all ranks and come back.
+
+    Calling it is collective.
 
     Parameters
     ----------
@@ -58,15 +60,25 @@ class Dispatch:
     def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
         """Return what the experts make of `rows` [M, D]; the `counts` are of all E experts."""
         route = Route(counts, self.comm, self.levels, rows.device)
-        there = (lambda x: in_float8(route.there, x)) if self.fp8 else route.there
-        received: Tensor = Linear.apply(rows, there, route.back)  # type: ignore[no-untyped-call]
-        made = self.experts(received, route.counts)
-        return Linear.apply(made, route.back, route.there)  # type: ignore[no-any-return, no-untyped-call]
+        there = partial(in_float8, route.there) if self.fp8 else route.there
+        received: Tensor = Linear.apply(
+            rows,
+            there,
+            route.back,
+        )  # type: ignore[no-untyped-call]
+        outputs = self.experts(received, route.counts)
+        returned: Tensor = Linear.apply(
+            outputs,
+            route.back,
+            route.there,
+        )  # type: ignore[no-untyped-call]
+        return returned
 
 
 def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Send rows [M, D] in 8 bits; return those that came, in the dtype of `rows`."""
-    return unpack_float8(send(pack_float8(rows)), rows.shape[1]).to(rows.dtype)
+    received = send(pack_float8(rows))
+    return unpack_float8(received, rows.shape[1]).to(rows.dtype)
 
 
 class Leg(NamedTuple):
@@ -94,43 +106,55 @@ class Route:
     ) -> None:
         inside, across = levels or (comm, None)
         self.device = torch.device("cpu") if device.type == "meta" else device
-        held = cut(len(counts), comm.size)
-        # by rank and expert
-        table = pad_sequence(list(torch.split(torch.tensor(counts), held)), batch_first=True)
-        table = table.view(-1, inside.size, held[0])  # [N, G, experts]; the first ranks hold most
+        experts = cut(len(counts), comm.size)  # of each rank; the first ranks have most
+        by_rank = torch.split(torch.tensor(counts), experts)
+        table = pad_sequence(list(by_rank), batch_first=True)  # [P, experts]
+        table = table.view(-1, inside.size, experts[0])  # [N, G, experts]
         self.legs: list[Leg] = []
         table = self._exchange(table, inside)
-        table = table.transpose(0, 1) if across is None else self._exchange(table, across)
-        # by expert, and of each expert by sender
+        if across is None:
+            table = table.transpose(0, 1)
+        else:
+            table = self._exchange(table, across)
+        # now rows lie by sender; therefore sort them by expert, and of each expert by sender
         self.last = order_of(table, (2, 0, 1)).to(self.device)
-        self.counts = table.sum((0, 1))[: held[comm.rank]].tolist()
+        of_experts = table.sum((0, 1))
+        self.counts = of_experts[: experts[comm.rank]].tolist()
 
     def _exchange(self, table: Tensor, comm: Communicator) -> Tensor:
-        """Add a leg to the ranks of the second dim; return the counts that come, by sender in the
-        first dim.
+        """Add a leg to the ranks of the second dim.
+
+        Return the counts that come, by sender in the first dim.
         """
         leaving = table.transpose(0, 1).contiguous()
         arriving = collectives.all_to_all(leaving.to(self.device), comm).cpu()
-        sums = (part.sum((1, 2)).tolist() for part in (leaving, arriving))
-        order = None if len(table) == 1 else order_of(table, (1, 0, 2)).to(self.device)
-        self.legs.append(Leg(order, comm, *sums))
+        order = None
+        if len(table) > 1:
+            order = order_of(table, (1, 0, 2)).to(self.device)
+        sent = leaving.sum((1, 2)).tolist()
+        received = arriving.sum((1, 2)).tolist()
+        self.legs.append(Leg(order, comm, sent, received))
         return arriving
 
     def there(self, rows: Tensor) -> Tensor:
         """Send rows [M, ...] on their way; return those that come, sorted by expert."""
         for order, comm, sent, received in self.legs:
-            rows = rows.contiguous() if order is None else rows.index_select(0, order)
+            if order is not None:
+                rows = rows.index_select(0, order)
+            rows = rows.contiguous()
             rows = collectives.all_to_all(rows, comm, "auto", sent, received)
         return rows.index_select(0, self.last)
 
     def back(self, rows: Tensor) -> Tensor:
-        """Send rows in the order of `there`'s result back; return them in the order of what was
-        sent.
+        """Send rows in the order of `there`'s result back.
+
+        Return them in the order of what was sent.
         """
         rows = undone(rows, self.last)
         for order, comm, sent, received in reversed(self.legs):
             rows = collectives.all_to_all(rows, comm, "auto", received, sent)
-            rows = rows if order is None else undone(rows, order)
+            if order is not None:
+                rows = undone(rows, order)
         return rows
 
 

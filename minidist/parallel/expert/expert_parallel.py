@@ -10,12 +10,12 @@ counts ep times. Whole experts are shared out along tp as well, instead of cutti
 matrices stay large. There each rank routes some of the tokens (see `SplitTokens`), which without
 sequence parallelism all ranks have.
 
-The record of an expert's parameter (`TensorPlacement`, along dim 0) says which experts these are,
+The record of an expert's parameter (`Block`, along dim 0) says which experts these are,
 and `ExpertGroups` among which ranks; data parallelism, ZeRO, clipping and checkpoints read them.
 (Singh et al. 2023; Liu et al. 2025, "MoE parallel folding".)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -23,55 +23,81 @@ from typing import Any
 from torch import Tensor, nn
 
 from minidist.collectives.fast import cut
-from minidist.memory.hooks import check_unwrapped
 from minidist.mesh import Layout, Mesh
-from minidist.model.moe import RoutedExperts, rebalance, routed_in
+from minidist.model.moe.balance import rebalance
+from minidist.model.moe.routed import RoutedExperts, routed_in
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.expert.dispatch import Dispatch
 from minidist.parallel.expert.options import WAYS
 from minidist.parallel.expert.plain import plain_dispatch
 from minidist.parallel.optimizer.guard import GuardOfBlocks
-from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard, tensor_placement_of
-from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.parallel.placement import (
+    Block,
+    ExpertGroups,
+    check_serial,
+    record,
+    shard,
+)
+from minidist.parallel.recipe import Recipe
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
 class ExpertParallelism(Strategy):
-    """Leaves this rank's experts, and moves the biases of routers. A checkpoint keeps
-    the biases.
+    """Leaves this rank's experts, and moves the biases of routers.
+
+    A checkpoint keeps the biases.
     """
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
-        """Experts have fewer copies than all else, which some strategies do not know."""
-        if layout.ep == 1:
+        """Every rank of ep and tp gets an expert.
+
+        Experts have fewer copies than all else, which some strategies do not know.
+        """
+        if not self.wanted(recipe, layout, facts):
             return
+        ep, way = f"ep={layout.ep}", recipe.ep_comm
         whole = {
             recipe.strategy: recipe.strategy != "ddp",
             "ZeRO++": recipe.zeropp,
             f"hsdp={recipe.hsdp}": recipe.hsdp > 0,
         }
         for what, asked in whole.items():
-            if asked:
+            if asked and layout.ep > 1:
                 yield (
-                    f"ep={layout.ep}: experts have fewer copies than all else, which {what} does "
-                    "not know: leave it out"
+                    f"{ep}: experts have fewer copies than all else, which {what} does not know: "
+                    "leave it out"
                 )
+        if way not in WAYS:
+            yield f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}"
+        if way == "plain" and recipe.ep_fp8:
+            yield (
+                f"{ep}: the plain page sends nothing in 8 bits: use the way 'direct', or leave "
+                "fp8 out"
+            )
+        if not facts.experts:
+            yield f"{ep}: the model has no experts to share out: give it some, or use ep=1"
+        groups = layout.groups(("ep", "tp"))
+        if facts.experts < (ranks := len(groups[0])):
+            yield (
+                f"{ep}: {facts.experts} experts are fewer than the {ranks} ranks of ep and tp: use "
+                f"at most {facts.experts}"
+            )
+        if way == "hierarchical" and ranks > 1 and facts.nodes:
+            yield from (fault for group in groups if (fault := levels_fault(group, facts.nodes)))
 
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
         """The model has experts, or the mesh has an axis for them."""
         return layout.ep > 1 or facts.experts > 0
 
-    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
-        """Ask the model how many experts it has, and the mesh where ranks lie."""
-        try:
-            check_experts(model, mesh, recipe.ep_comm, recipe.ep_fp8)
-        except ValueError as error:
-            raise RecipeError(f"ep={mesh.layout.ep}: {error}") from None
-
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Share the experts out."""
         recipe = parallel.recipe
         share_experts(parallel.model, parallel.mesh, recipe.ep_comm, recipe.ep_fp8)
+
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Name the way of tokens to experts on other ranks, if there are any."""
+        how = f"{recipe.ep_comm}{', in 8 bits' * recipe.ep_fp8}"
+        return f"ep={mesh.ep.size} ({how})" if mesh.ep.size > 1 else ""
 
     def after_step(self, parallel: Parallel) -> None:
         """Move biases by the load that all ranks saw, and keep that to report it."""
@@ -106,14 +132,20 @@ def parallelize_experts(
     Raises
     ------
     ValueError
-        As `check_experts`.
+        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp`
+        together; if tensor parallelism or a strategy over the data axis came first; for
+        "hierarchical", unless such a group has several nodes of as many neighbouring ranks each.
     """
-    check_experts(model, mesh, way, fp8)
+    routed = routed_in(model)
+    facts = Facts(0, routed[0].config.experts if routed else 0, tuple(mesh.world.nodes))
+    for fault in ExpertParallelism().faults(Recipe(ep_comm=way, ep_fp8=fp8), mesh.layout, facts):
+        raise ValueError(fault)
+    check_serial(model, "parallelize_experts")
     share_experts(model, mesh, way, fp8)
 
 
 def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
-    """Leave this rank's experts of a model that `check_experts` has looked at. Collective."""
+    """Leave this rank's experts of a serial model. Collective."""
     comm = mesh.over("ep", "tp")
     if comm.size == 1:
         return
@@ -126,64 +158,22 @@ def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
             for label, parameter in layer.experts.named_parameters():
                 shard(
                     parameter,
-                    TensorPlacement(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm),
+                    Block(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm),
                 )
-                parameter.expert_groups = groups  # type: ignore[attr-defined]
+                record(parameter, experts=groups)
             plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
             layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
 
 
-def check_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False) -> None:
-    """Find out whether a model's experts can be shared out over a mesh. Sends nothing.
-
-    Raises
-    ------
-    ValueError
-        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp`
-        together; if tensor parallelism or a strategy over the data axis came first; for
-        "hierarchical", unless such a group has several nodes of as many neighbouring ranks each.
-    """
-    layout, found = mesh.layout, routed_in(model)
-    check_unwrapped(model, "parallelize_experts")
-    for name, parameter in model.named_parameters():
-        if tensor_placement_of(parameter) is not None:
-            fault = (
-                f"{name} has been cut or recorded by an earlier call, and experts are shared out "
-                "whole"
-            )
-            raise ValueError(
-                f"{fault}: call parallelize_experts once, and before parallelize_tensor"
-            )
-    groups = layout.groups(("ep", "tp"))
-    if way not in WAYS:
-        raise ValueError(
-            f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}"
-        )
-    if way == "plain" and fp8:
-        raise ValueError(
-            "the plain page sends nothing in 8 bits: use the way 'direct', or leave fp8 out"
-        )
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no experts to share out: give it some, or use ep=1"
-        )
-    if (experts := found[0].config.experts) < (ranks := len(groups[0])):
-        raise ValueError(
-            f"{experts} experts are fewer than the {ranks} ranks of ep and tp: use at most "
-            f"{experts}"
-        )
-    for group in groups if way == "hierarchical" and ranks > 1 else ():
-        nodes = [key for key, _ in groupby(group, key=lambda rank: mesh.world.nodes[rank])]
-        sizes = [len(set(node) & set(group)) for node in nodes]
-        if (
-            len(nodes) == 1
-            or len(set(nodes)) < len(nodes)
-            or set(sizes) != {sizes[0]}
-            or sizes[0] == 1
-        ):
-            fault = (
-                f"the ranks {', '.join(map(str, group))} lie on nodes of "
-                f"{', '.join(map(str, sizes))}"
-            )
-            needed = "a hierarchical exchange needs several nodes of as many ranks each, at least 2"
-            raise ValueError(f"{needed}, but {fault}: use the way 'direct'")
+def levels_fault(group: tuple[int, ...], nodes: Sequence[object]) -> str:
+    """Return why these ranks cannot exchange tokens inside nodes first, then across; or nothing."""
+    runs = [(node, len(list(ranks))) for node, ranks in groupby(group, key=nodes.__getitem__)]
+    sizes = [size for _, size in runs]
+    twice = len({node for node, _ in runs}) < len(runs)
+    if len(runs) > 1 and not twice and set(sizes) == {sizes[0]} and sizes[0] > 1:
+        return ""
+    return (
+        "a hierarchical exchange needs several nodes of as many ranks each, at least 2, but the "
+        f"ranks {', '.join(map(str, group))} lie on nodes of {', '.join(map(str, sizes))}: use the "
+        "way 'direct'"
+    )

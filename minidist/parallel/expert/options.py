@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from minidist.comm.job.number import Needs, one_of, option
+from minidist.options import Needs, one_of, option
 
 WAYS = ("direct", "hierarchical", "plain")
 EXPERT_RANKS = Needs("--ep RANKS", "ep", lambda ranks: ranks > 1)

@@ -23,12 +23,13 @@ from torch import Tensor
 from minidist import collectives
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
-from minidist.model.experts import Counts, Experts
+from minidist.model.moe.experts import Counts, Experts
 from minidist.parallel.adjoint import all_to_all
 
 
 def plain_dispatch(rows: Tensor, counts: Counts, experts: Experts, comm: Communicator) -> Tensor:
-    """Return what the experts of all ranks make of `rows` [M, D], which are sorted by expert;
+    """Return what the experts of all ranks make of `rows` [M, D], which are sorted by expert.
+
     `counts` are of all E.
 
     Experts are numbered by rank, in the cut of `numpy.array_split`; `experts` are those of this

@@ -33,7 +33,6 @@ AS_THEY_ARE = (
     "minidist.memory.adapters.nf4",
     "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
-    "minidist.model.experts",
     "minidist.model.moe",
     "minidist.parallel.adjoint",
     "minidist.parallel.expert",

@@ -12,8 +12,9 @@ from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
 class Float8(Strategy):
-    """Multiplies in 8 bits in the linear layers of the blocks. A checkpoint keeps the
-    scales.
+    """Multiplies in 8 bits in the linear layers of the blocks.
+
+    A checkpoint keeps the scales.
     """
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:

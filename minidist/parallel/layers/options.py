@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from minidist.comm.job.number import NOT_NEGATIVE, Limit, Needs, option
+from minidist.options import NOT_NEGATIVE, Limit, Needs, option
 
 RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
 FOLDER = Needs("--init FOLDER", "init", bool)

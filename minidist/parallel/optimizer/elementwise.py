@@ -14,7 +14,7 @@ from torch import Tensor, optim
 from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel.optimizer.muon import SlicedMuon
 from minidist.parallel.optimizer.state import share_out
-from minidist.parallel.placement import placement_of, tensor_placement_of
+from minidist.parallel.placement import placement_of
 
 KNOWN = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
 KNOWN |= {optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop}
@@ -65,8 +65,9 @@ def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
     Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
     """
     for parameter in parameters:
-        block = tensor_placement_of(parameter)
-        if block is not None and block.dim is not None and placement_of(parameter) is None:
+        placement = placement_of(parameter)
+        block = placement.block
+        if block is not None and block.dim is not None and placement.slice is None:
             raise ValueError(
                 f"{kind.__name__} is not known to treat each element for itself, and this rank "
                 f"has only a block of {block.name} {list(block.shape)}, so its step would differ "

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from minidist.parallel.placement import placement_of
+
 
 def read_groups(params: ParamsT) -> list[dict[str, Any]]:
     """Return groups whose "params" are lists, with "param_names" if they came with names.
@@ -31,8 +33,9 @@ def read_groups(params: ParamsT) -> list[dict[str, Any]]:
 def known_groups(
     params: ParamsT, names: Mapping[nn.Parameter, str], model: str
 ) -> list[dict[str, Any]]:
-    """Return groups over a model's parameters; a slice counts as the parameter from which it was
-    cut.
+    """Return groups over a model's parameters.
+
+    A slice counts as the parameter from which it was cut.
 
     Raises
     ------
@@ -42,7 +45,8 @@ def known_groups(
     groups = read_groups(params)
     for number, group in enumerate(groups):
         group["params"] = [
-            getattr(parameter, "block_of", parameter) for parameter in group["params"]
+            parameter if (whole := placement_of(parameter).sliced) is None else whole
+            for parameter in group["params"]
         ]
         for at, parameter in enumerate(group["params"]):
             if parameter not in names:

@@ -25,12 +25,13 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import all_to_all, broadcast
 from minidist.parallel.optimizer.state import check_state
-from minidist.parallel.placement import Placement, placement_of, tensor_placement_of
+from minidist.parallel.placement import Slice, placement_of
 
 
 class SlicedMuon(torch.optim.Optimizer):
-    """`torch.optim.Muon` over slices of matrices. Building it, `step`, and saving its state are
-    collective.
+    """`torch.optim.Muon` over slices of matrices.
+
+    Building it, `step`, and saving its state are collective.
 
     Parameters
     ----------
@@ -48,28 +49,31 @@ class SlicedMuon(torch.optim.Optimizer):
     elementwise = True  # slices are enough: it puts them together
 
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
-        super().__init__(
-            params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults
+        some = torch.optim.Muon(
+            [nn.Parameter(torch.zeros(1, 1))],
+            *args,
+            **options,
         )
-        self.pieces: list[nn.Parameter] = [
-            piece for group in self.param_groups for piece in group["params"]
-        ]
+        super().__init__(params, some.defaults)
+        self.pieces: list[nn.Parameter] = []
+        for group in self.param_groups:
+            self.pieces += group["params"]
         self.placements = [_matrix(piece) for piece in self.pieces]
         self.owners: list[int] = []
         if self.pieces:
             self.comm = self.placements[0].comm
             # of each rank's slices
             self.lengths = self.comm.roll_call([len(piece) for piece in self.pieces])
-            self.owners = balance(
-                [placement.shape.numel() for placement in self.placements], self.comm.size
-            )
+            sizes = [placement.shape.numel() for placement in self.placements]
+            self.owners = balance(sizes, self.comm.size)
         self.register_state_dict_post_hook(_whole)  # type: ignore[arg-type]
         self.register_load_state_dict_pre_hook(_owned)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update each matrix that has a gradient. Return the result of `closure`, called first.
-        Collective.
+        """Update each matrix that has a gradient.
+
+        Return the result of `closure`, called first. Collective.
         """
         with torch.enable_grad():
             loss = closure() if closure else None
@@ -78,51 +82,72 @@ class SlicedMuon(torch.optim.Optimizer):
         present.sort(key=self.owners.__getitem__)
         for dtype in dict.fromkeys(self.pieces[number].dtype for number in present):
             alike = [number for number in present if self.pieces[number].dtype == dtype]
-            for number, change in zip(alike, self._changes(alike, groups), strict=True):
-                self.pieces[number].mul_(
-                    1 - float(groups[number]["lr"]) * groups[number]["weight_decay"]
-                ).add_(change)
+            changes = self._changes(alike, groups)
+            for number, change in zip(alike, changes, strict=True):
+                group = groups[number]
+                decay = float(group["lr"]) * group["weight_decay"]
+                self.pieces[number].mul_(1 - decay).add_(change)
         return loss
 
     def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
         """Return the changes of this rank's slices of matrices, which are sorted by owner: two
         all-to-alls.
         """
-        ranks = range(self.comm.size)
-        mine = [number for number in numbers if self.owners[number] == self.comm.rank]
-        own = self.lengths[self.comm.rank]
-        leaving = [
-            sum(own[number] for number in numbers if self.owners[number] == rank) for rank in ranks
-        ]
-        arriving = [sum(self.lengths[rank][number] for number in mine) for rank in ranks]
-        gradients = torch.cat(
-            [grad for number in numbers if (grad := self.pieces[number].grad) is not None]
+        comm, lengths = self.comm, self.lengths
+        mine = [number for number in numbers if self.owners[number] == comm.rank]
+        own = lengths[comm.rank]
+        leaving, arriving = [0] * comm.size, [0] * comm.size
+        for number in numbers:
+            leaving[self.owners[number]] += own[number]
+        for rank in range(comm.size):
+            arriving[rank] = sum(lengths[rank][number] for number in mine)
+        # now each slice goes to the owner of its matrix
+        slices = [self.pieces[number].grad for number in numbers]
+        gradients = torch.cat([gradient for gradient in slices if gradient is not None])
+        received: Any = all_to_all(
+            gradients,
+            comm,
+            send_counts=leaving,
+            receive_counts=arriving,
         )
-        came: Any = all_to_all(gradients, self.comm, send_counts=leaving, receive_counts=arriving)
-        parts = torch.split(came, [self.lengths[rank][number] for rank in ranks for number in mine])
-        wholes = [torch.cat(parts[at :: len(mine)]) for at in range(len(mine))]
-        cut = [
-            self._change(number, whole, groups[number])
-            for number, whole in zip(mine, wholes, strict=True)
-        ]
-        back = torch.cat([gradients[:0], *(pieces[rank] for rank in ranks for pieces in cut)])
-        change: Any = all_to_all(back, self.comm, send_counts=arriving, receive_counts=leaving)
+        # by rank, and of each rank by matrix; therefore every len(mine)-th is of the same matrix
+        of_each = [lengths[rank][number] for rank in range(comm.size) for number in mine]
+        parts = torch.split(received, of_each)
+        changes = []
+        for at, number in enumerate(mine):
+            whole = torch.cat(parts[at :: len(mine)])
+            changes.append(self._change(number, whole, groups[number]))
+        # now the changes go back, by rank again
+        by_rank = [change[rank] for rank in range(comm.size) for change in changes]
+        back = torch.cat([gradients[:0], *by_rank])
+        change: Any = all_to_all(
+            back,
+            comm,
+            send_counts=arriving,
+            receive_counts=leaving,
+        )
         return torch.split(change, [own[number] for number in numbers])
 
-    def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Sequence[Tensor]:
+    def _change(
+        self,
+        number: int,
+        gradient: Tensor,
+        group: dict[str, Any],
+    ) -> Sequence[Tensor]:
         """Return the change of each rank's slice of a whole matrix: what torch's Muon makes of
         zeros.
         """
         shape = self.placements[number].shape
         twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
         twin.grad = gradient.view(shape)
-        options = {
-            name: value for name, value in group.items() if name not in ("params", "param_names")
-        }
+        options = {name: value for name, value in group.items() if name != "param_names"}
         muon = torch.optim.Muon([options | {"params": [twin]}])
         muon.state[twin] = self.state[self.pieces[number]]
         muon.step()  # type: ignore[no-untyped-call]
-        return torch.split(twin.detach().flatten(), [lengths[number] for lengths in self.lengths])
+        return torch.split(
+            twin.detach().flatten(),
+            [lengths[number] for lengths in self.lengths],
+        )
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -136,29 +161,27 @@ def balance(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def _matrix(piece: nn.Parameter) -> Placement:
+def _matrix(piece: nn.Parameter) -> Slice:
     """Return which elements of its matrix a slice has. Raises as `SlicedMuon`."""
-    placement, block = placement_of(piece), tensor_placement_of(piece)
-    assert placement is not None
-    if len(placement.shape) != 2:
+    mine, block = placement_of(piece).slice, placement_of(piece).block
+    assert mine is not None
+    if len(mine.shape) != 2:
         raise ValueError(
-            f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: "
-            "use AdamW"
+            f"Muon is for matrices, and {mine.name} has the shape {list(mine.shape)}: use AdamW"
         )
     if block is not None and block.dim is not None:
         raise ValueError(
-            f"Muon needs the whole of {placement.name}, which tensor parallelism cuts: use tp=1, "
+            f"Muon needs the whole of {mine.name}, which tensor parallelism cuts: use tp=1, "
             "or AdamW"
         )
-    return placement
+    return mine
 
 
 def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the state of an unsharded Muon: each owner broadcasts its momenta. Collective."""
+    everyones = muon.comm.roll_call(list(saved["state"])) if muon.pieces else []
     state = {}
-    for number in (
-        sorted(set().union(*muon.comm.roll_call(list(saved["state"])))) if muon.pieces else []
-    ):
+    for number in sorted(set().union(*everyones)):
         momentum = saved["state"].get(number, {}).get("momentum_buffer")
         if momentum is None:
             momentum = muon.pieces[number].new_empty(muon.placements[number].shape)

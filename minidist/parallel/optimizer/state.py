@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minidist.collectives import all_gather
-from minidist.parallel.placement import Placement, placement_of
+from minidist.parallel.placement import Slice, placement_of
 
 # of torch's optimizers; the last three NAdam's and ASGD's
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
@@ -35,12 +35,18 @@ def share_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    return _changed(saved, lambda at, _, value: _gathered(value, placements[at]))
+    return _changed(
+        saved,
+        lambda at, _, value: _gathered(value, placements[at]),
+    )
 
 
 def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    same = _same_everywhere(saved, placements)
+    same = _same_everywhere(
+        saved,
+        placements,
+    )
     check_state(saved, placements, same)
     return _changed(
         saved,
@@ -58,7 +64,7 @@ def _changed(saved: dict[str, Any], change: Callable[[int, str, Tensor], Tensor]
     return saved | {"state": state}
 
 
-def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:
+def _same_everywhere(saved: dict[str, Any], placements: list[Slice]) -> frozenset[str]:
     """Return the names of state that is the same on every rank: it is not one number per
     element.
     """
@@ -75,26 +81,29 @@ def _tensors(saved: dict[str, Any]) -> Iterator[tuple[int, str, Tensor]]:
         )
 
 
-def _placements(optimizer: torch.optim.Optimizer) -> list[Placement]:
+def _placements(optimizer: torch.optim.Optimizer) -> list[Slice]:
     return [
         found
         for group in optimizer.param_groups
         for piece in group["params"]
-        if (found := placement_of(piece))
+        if (found := placement_of(piece).slice)
     ]
 
 
-def _gathered(value: Tensor, placement: Placement) -> Tensor:
+def _gathered(value: Tensor, placement: Slice) -> Tensor:
     if value.dim() == 0:
         return value
-    return all_gather(value, placement.comm, counts=placement.comm.roll_call(len(value))).reshape(
-        placement.shape
-    )
+    return all_gather(
+        value,
+        placement.comm,
+        counts=placement.comm.roll_call(len(value)),
+    ).reshape(placement.shape)
 
 
-def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:
-    """Raise if a whole state is another model's. State whose name is in `same` has no shape to
-    compare.
+def check_state(saved: dict[str, Any], placements: list[Slice], same: Collection[str]) -> None:
+    """Raise if a whole state is another model's.
+
+    State whose name is in `same` has no shape to compare.
 
     Raises
     ------

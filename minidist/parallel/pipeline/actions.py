@@ -92,8 +92,9 @@ class Action(NamedTuple):
 
     @property
     def neighbour(self) -> int:
-        """The stage to which this action's result or message goes, or from which it comes; it may
-        not exist.
+        """The stage to which this action's result or message goes, or from which it comes.
+
+        It may not exist.
 
         Raises KeyError for what passes nothing on: `W` and `R`.
         """

@@ -57,17 +57,16 @@ def with_communication(plan: Plan, reduce: bool = False) -> Plan:
     if plan.communicates or (reduce and plan.reduces):
         has = "sends and receives" if plan.communicates else "reductions"
         raise ValueError(f"the plan {plan.name} has its {has} already")
-    line = sorted(
-        (moment, rank, at)
-        for rank, ends in enumerate(simulate(plan).end)
-        for at, moment in enumerate(ends)
-    )
+    line = []
+    for rank, ends in enumerate(simulate(plan).end):
+        line += [(moment, rank, at) for at, moment in enumerate(ends)]
     rows: list[list[Action]] = [[] for _ in range(plan.ranks)]
-    for _, rank, position in line:
+    for _, rank, position in sorted(line):
         action = plan.actions[rank][position]
         rows[rank].append(action)
         for end in plan.message(action):
             rows[plan.rank_of[end.stage]].append(end)
-    for rank, row in enumerate(rows):
-        row += [Action(Kind.REDUCE, stage) for stage in plan.stages_of(rank) if reduce]
+    if reduce:
+        for rank, row in enumerate(rows):
+            row += [Action(Kind.REDUCE, stage) for stage in plan.stages_of(rank)]
     return replace(plan, actions=tuple(map(tuple, rows)))

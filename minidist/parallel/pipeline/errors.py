@@ -21,8 +21,9 @@ Cell: TypeAlias = tuple[int, int]
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be run. It says why, and prints the plan with the failing cells in
-    brackets.
+    """A schedule that cannot be run.
+
+    It says why, and prints the plan with the failing cells in brackets.
 
     Attributes
     ----------
@@ -38,30 +39,35 @@ class ScheduleError(ValueError):
 
 
 def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
-    """Return the rows as a table with `cells` in brackets. Of a large plan it shows the part around
-    the first of them.
+    """Return the rows as a table with `cells` in brackets.
+
+    Of a large plan it shows the part around the first of them.
 
     A cell directly after the end of a row is printed as `[?]`: the action that should be there is
     missing.
     """
     rank, column = cells[0] if cells else (0, 0)
-    columns = range(
-        max(0, column - COLUMNS), min(max((*map(len, rows), column + 1)), column + COLUMNS + 1)
-    )
+    longest = max(map(len, rows), default=0)
+    stop = min(max(longest, column + 1), column + COLUMNS + 1)
+    columns = range(max(0, column - COLUMNS), stop)
     top = max(0, min(rank - ROWS // 2, len(rows) - ROWS))
-    shown = {*range(top, min(top + ROWS, len(rows))), *(row for row, _ in cells[:ROWS])}
+    shown = set(range(top, min(top + ROWS, len(rows))))
+    shown |= {row for row, _ in cells[:ROWS]}
     words: dict[Cell, str] = {}
     for row, at in product(shown, columns):
-        word = str(rows[row][at])[:20] if at < len(rows[row]) else "?" if (row, at) in cells else ""
-        words[row, at] = f"[{word}]" if (row, at) in cells else f" {word} "
+        failing = (row, at) in cells
+        word = "?" if failing else ""  # beyond the end of a row
+        if at < len(rows[row]):
+            word = str(rows[row][at])[:20]
+        words[row, at] = f"[{word}]" if failing else f" {word} "
     width = max(map(len, words.values()), default=3)
+    numbers = "".join(f" {at + 1:<{width - 2}} " for at in columns)
     head = f"rank {max(shown, default=0)}"
-    left, right = (
-        "… " if columns.start else "  ",
-        " …" if columns.stop < max(map(len, rows), default=0) else "",
-    )
-    lines = [" " * (len(head) + 3) + "".join(f" {at + 1:<{width - 2}} " for at in columns).rstrip()]
+    left = "… " if columns.start else "  "
+    right = " …" if columns.stop < longest else ""
+    lines = [" " * (len(head) + 3) + numbers.rstrip()]
     for row in sorted(shown):
+        name = f"rank {row}"
         body = "".join(f"{words[row, at]:<{width}}" for at in columns)
-        lines.append((f"{f'rank {row}':<{len(head)}} {left}{body}" + right).rstrip())
+        lines.append(f"{name:<{len(head)}} {left}{body}{right}".rstrip())
     return "\n".join(lines)

@@ -12,7 +12,8 @@ frozen stages, a parameter that the first and the last stage share, and a data a
     2I0, 2W0   -                    the same in two: for the input now, for the weights later (Qi et al. 2023)
     2R         -                    with the last R of a rank, gradients become their sums over the data axis
 
-The plan says everything else: this file knows no schedule. Each tensor that goes from stage to
+The plan says everything else: this file knows no schedule, only what each kind of action does
+(`DO`). Each tensor that goes from stage to
 stage is sent once in forward, and its gradient once in backward. If there are several, a stage
 returns a tuple, and the next stage is called with all of them. Integers, such as a mask, have no
 gradient, and none is sent.
@@ -28,13 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
-from minidist.parallel.placement import Tie, tied_across
+from minidist.parallel.placement import sum_tied
 from minidist.parallel.replica import Alone, Replica
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -92,14 +91,12 @@ class Pipeline:
             )
         self.tied, self.replica = tied, replica or Alone(nn.ModuleList(stages.values()))
         if plan.reduces == self.replica.alone:
-            given, does = (
-                ("no replica= is", "reduces")
-                if plan.reduces
-                else ("replica= is", "does not reduce")
-            )
-            fault = f"{given} given, but the plan {plan.name} {does} gradients over a data axis"
+            fault = f"replica= is given, but the plan {plan.name} does not reduce gradients"
+            if plan.reduces:
+                fault = f"no replica= is given, but the plan {plan.name} reduces gradients"
             raise ValueError(
-                f"{fault}: make it with with_communication(plan, reduce={not self.replica.alone})"
+                f"{fault} over a data axis: make it with with_communication(plan, "
+                f"reduce={not self.replica.alone})"
             )
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
@@ -118,8 +115,9 @@ class Pipeline:
     def step(
         self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]
     ) -> Tensor:
-        """Run the plan once; return the sum of the losses on the rank of the last stage, and zero
-        on the others.
+        """Run the plan once.
+
+        Return the sum of the losses on the rank of the last stage, and zero on the others.
 
         Parameters
         ----------
@@ -140,18 +138,14 @@ class Pipeline:
             )
         run = Run(self, inputs, targets, arguments)
         actions = self.plan.actions[self.comm.rank]
-        last = max(
-            (at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces),
-            default=-1,
-        )
+        backwards = [
+            at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces
+        ]
         for at, action in enumerate(actions):
             # The last backward reduces gradients over the data axis; or each backward, if they are
             # not kept whole.
-            with (
-                nullcontext()
-                if at == last or not self.replica.whole_gradients
-                else self.replica.no_sync()
-            ):
+            reduces = at == max(backwards, default=-1) or not self.replica.whole_gradients
+            with nullcontext() if reduces else self.replica.no_sync():
                 run.do(action)
         run.finish()
         self.busy = run.busy
@@ -183,49 +177,6 @@ class Pipeline:
         return with_communication(replace(self.plan, actions=tuple(rows)))
 
 
-def tie_stages(
-    model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator
-) -> list[nn.Parameter]:
-    """Tie the parameters that other ranks of the pipeline have, too; return those that are trained.
-    Collective.
-
-    Parameters
-    ----------
-    model : nn.Module
-        What this rank has of the serial model.
-    names : sequence of sequences of str
-        All names of each shared parameter; see `tied_names`.
-
-    They get the values of the first stage, and a record (`Tie`), so that norms and checkpoints
-    count each only once. The pipeline will sum their gradients. Call this before data parallelism
-    is applied.
-
-    Cost: a split for each shared parameter, and a broadcast of it among the ranks that have it.
-    """
-    tied = []
-    mine = dict(model.named_parameters(remove_duplicate=False))
-    for several in names:
-        parameter = next((mine[name] for name in several if name in mine), None)
-        sharing = comm.split(int(parameter is not None))
-        if parameter is not None and sharing.size > 1:
-            parameter.tie = Tie(several[0], sharing)  # type: ignore[attr-defined]
-            copy_from_root(parameter, sharing)
-            if parameter.requires_grad:  # zeros for a frozen one would have weight decay move it
-                tied.append(parameter)
-    return tied
-
-
-def sum_tied(parameter: nn.Parameter) -> None:
-    """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce.
-    Collective.
-    """
-    tie = tied_across(parameter)
-    assert tie is not None
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    all_reduce(parameter.grad, tie.comm)
-
-
 class Run:
     """One step: it knows what has arrived, what waits for its backward, and what is on its way."""
 
@@ -236,12 +187,8 @@ class Run:
         targets: Sequence[Any],
         arguments: tuple[Sequence[Any], ...],
     ) -> None:
-        self.pipeline, self.inputs, self.targets, self.arguments = (
-            pipeline,
-            inputs,
-            targets,
-            arguments,
-        )
+        self.pipeline, self.inputs = pipeline, inputs
+        self.targets, self.arguments = targets, arguments
         self.total = torch.zeros((), device=pipeline.device)
         self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}
         self.ready: dict[Action, Tensors] = {}  # to be sent, or handed to a stage on this rank
@@ -256,68 +203,74 @@ class Run:
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
-        kind, stage, microbatch = action
-        started = self.pipeline.comm.clock()
-        if kind == Kind.REDUCE:
-            self.reduce(stage)
-            self.busy += self.pipeline.comm.clock() - started
-            return
-        with self.pipeline.comm.span(str(action)):
-            if kind == Kind.FORWARD:
-                self.forward(stage, microbatch)
-            elif kind == Kind.WEIGHTS:
-                compute(self.put_off.pop((stage, microbatch)))
-            elif kind in BACKWARDS:
-                self.backward(stage, microbatch, put_off=kind == Kind.INPUTS)
-            elif kind == FLOWS[kind].send:
-                self.send(action)
-            else:
-                self.receive(action)
-        if kind == Kind.FORWARD or kind in BACKWARDS:
-            self.busy += self.pipeline.comm.clock() - started
+        comm, started = self.pipeline.comm, self.pipeline.comm.clock()
+        # a reduction has spans of its own
+        with nullcontext() if action.kind == Kind.REDUCE else comm.span(str(action)):
+            DO[action.kind](self, action)
+        if not action.communicates:
+            self.busy += comm.clock() - started
 
-    def forward(self, stage: int, microbatch: int) -> None:
+    def forward(self, action: Action) -> None:
         """Run a stage on what has come for it."""
-        pipeline, key = self.pipeline, (stage, microbatch)
-        entering = (
-            self.take(Action(Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
-        )
+        _, stage, microbatch = action
+        entering = self.take(action) if stage > 0 else (self.inputs[microbatch],)
         if stage > 0:
-            self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
-        y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
-        if stage + 1 < pipeline.plan.stages:
-            leaving = y if isinstance(y, tuple) else (y,)
-            self.ready[Action(Kind.FORWARD, stage + 1, microbatch)] = tuple(
-                tensor.detach() for tensor in leaving
-            )
-        else:
-            leaving = (pipeline.loss(y, self.targets[microbatch]),)
-            self.total = self.total + leaving[0].detach()
-            self.ready[Action(Kind.BACKWARD, stage, microbatch)] = (torch.ones_like(leaving[0]),)
-        self.left[key] = [
+            inputs = differentiable(entering)
+            self.entered[stage, microbatch] = tuple(x.requires_grad_() for x in inputs)
+        more = [several[microbatch] for several in self.arguments]
+        y = self.pipeline.stages[stage](*entering, *more)
+        last = stage + 1 == self.pipeline.plan.stages
+        leaving = self.lose(action, y) if last else self.pass_on(action, y)
+        self.left[stage, microbatch] = [
             get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)
         ]
 
-    def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
-        """Run backward through a stage, from the gradients that have come; perhaps `put_off` those
-        of weights.
+    def pass_on(self, action: Action, y: Any) -> Tensors:
+        """Lay the output of a stage ready for the next one; return it."""
+        leaving = y if isinstance(y, tuple) else (y,)
+        values = tuple(tensor.detach() for tensor in leaving)
+        self.ready[action._replace(stage=action.stage + 1)] = values
+        return leaving
+
+    def lose(self, action: Action, y: Any) -> Tensors:
+        """Compute the loss of the last stage's output, and lay its gradient, 1, ready.
+
+        Return it.
         """
-        key, weights = (stage, microbatch), self.pipeline.weights
-        weights.put_off = put_off
-        pairs = zip(self.left.pop(key), self.take(Action(Kind.BACKWARD, *key)), strict=True)
-        roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
+        loss = self.pipeline.loss(y, self.targets[action.microbatch])
+        self.total = self.total + loss.detach()
+        self.ready[action._replace(kind=Kind.BACKWARD)] = (torch.ones_like(loss),)
+        return (loss,)
+
+    def backward(self, action: Action) -> None:
+        """Run backward through a stage, from the gradients that have come."""
+        _, stage, microbatch = action
+        came = self.take(action._replace(kind=Kind.BACKWARD))
+        pairs = list(zip(self.left.pop((stage, microbatch)), came, strict=True))
+        edges = [edge for edge, _ in pairs if edge is not None]
+        gradients = [gradient for edge, gradient in pairs if edge is not None]
         self.free_sent()  # this microbatch's output at least: its gradient is here
-        if roots:  # else all is frozen up to here
-            torch.autograd.backward(
-                [edge for edge, _ in roots], [gradient for _, gradient in roots]
-            )
-        if put_off:
-            self.put_off[key] = weights.take()
+        if edges:  # else all is frozen up to here
+            torch.autograd.backward(edges, gradients)
         if stage > 0:
-            gradients = [
-                torch.zeros_like(x) if x.grad is None else x.grad for x in self.entered.pop(key)
-            ]
-            self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(gradients)
+            entered = self.entered.pop((stage, microbatch))
+            self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(
+                torch.zeros_like(x) if x.grad is None else x.grad for x in entered
+            )
+
+    def backward_of_inputs(self, action: Action) -> None:
+        """Run backward through a stage, and put the gradients of its weights off."""
+        weights = self.pipeline.weights
+        weights.put_off = True
+        try:
+            self.backward(action)
+        finally:
+            weights.put_off = False
+        self.put_off[action.stage, action.microbatch] = weights.take()
+
+    def backward_of_weights(self, action: Action) -> None:
+        """Compute the gradients of weights that were put off."""
+        compute(self.put_off.pop((action.stage, action.microbatch)))
 
     def take(self, key: Action) -> Tensors:
         """Wait for what a stage needs, and return it: the output of the stage before, or the
@@ -352,14 +305,8 @@ class Run:
         coming = []
         for number, like in enumerate(likes if way == Kind.FORWARD else differentiable(likes)):
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
-            coming.append(
-                (
-                    self.pipeline.wires[way].irecv(
-                        tensor, *self.address(action, action.stage, number)
-                    ),
-                    tensor,
-                )
-            )
+            source, tag = self.address(action, action.stage, number)
+            coming.append((self.pipeline.wires[way].irecv(tensor, source, tag), tensor))
         self.receiving[action._replace(kind=way)] = coming
 
     def address(self, action: Action, stage: int, number: int) -> tuple[int, int]:
@@ -368,15 +315,14 @@ class Run:
 
         The tag is different from all others between the same ranks.
         """
-        return self.pipeline.plan.rank_of[
-            action.neighbour
-        ], stage + number * self.pipeline.plan.stages
+        plan = self.pipeline.plan
+        return plan.rank_of[action.neighbour], stage + number * plan.stages
 
-    def reduce(self, stage: int) -> None:
+    def reduce(self, action: Action) -> None:
         """At the last reduction of this rank, reduce the gradients of all its stages, which share
         buckets.
         """
-        self.unreduced.remove(stage)
+        self.unreduced.remove(action.stage)
         if not self.unreduced:
             self.finish()
             self.pipeline.replica.synchronize()
@@ -385,6 +331,20 @@ class Run:
         """Wait until everything has been sent."""
         for request, _ in self.sending:
             request.wait()
+
+
+DO: Mapping[Kind, Callable[[Run, Action], None]] = {
+    Kind.FORWARD: Run.forward,
+    Kind.BACKWARD: Run.backward,
+    Kind.INPUTS: Run.backward_of_inputs,
+    Kind.WEIGHTS: Run.backward_of_weights,
+    Kind.SEND_OUTPUT: Run.send,
+    Kind.SEND_GRADIENT: Run.send,
+    Kind.RECEIVE_OUTPUT: Run.receive,
+    Kind.RECEIVE_GRADIENT: Run.receive,
+    Kind.REDUCE: Run.reduce,
+}
+"""How a rank carries out an action of each kind."""
 
 
 def differentiable(tensors: Sequence[Tensor]) -> Tensors:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minidist.comm.job.number import NOT_NEGATIVE, Needs, one_of, option
+from minidist.options import NOT_NEGATIVE, Needs, one_of, option
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.schedules import NAMES
 

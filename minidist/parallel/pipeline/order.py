@@ -34,7 +34,17 @@ def needs(action: Action, plan: Plan) -> list[Action]:
         return [Action(Kind.BACKWARD, stage, microbatch)]
     flow = FLOWS[kind]
     if action.communicates:
-        return [Action(flow.content, stage, microbatch)] if kind == flow.send else []
+        return (
+            [
+                Action(
+                    flow.content,
+                    stage,
+                    microbatch,
+                )
+            ]
+            if kind == flow.send
+            else []
+        )
     own = [] if kind == Kind.FORWARD else [Action(Kind.FORWARD, stage, microbatch)]
     source = stage - flow.step
     if not 0 <= source < plan.stages:
@@ -47,9 +57,8 @@ def needs(action: Action, plan: Plan) -> list[Action]:
 def partner(action: Action) -> Action:
     """Return the key of a message's other end."""
     flow = FLOWS[action.kind]
-    return Action(
-        flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch
-    )
+    kind = flow.receive if action.kind == flow.send else flow.send
+    return Action(kind, action.neighbour, action.microbatch)
 
 
 def execution_order(plan: Plan) -> list[Cell]:
@@ -79,7 +88,10 @@ def execution_order(plan: Plan) -> list[Cell]:
         row = plan.actions[rank]
         while position[rank] < len(row):
             action = row[position[rank]]
-            missing = next((key for key in needs(action, plan) if key not in done), None)
+            missing = next(
+                (key for key in needs(action, plan) if key not in done),
+                None,
+            )
             if missing is not None:
                 blocked[missing].append(rank)
                 break
@@ -91,7 +103,8 @@ def execution_order(plan: Plan) -> list[Cell]:
                 finish(other, plan.actions[other][position[other]])
                 ready.append(other)
             finish(rank, action)
-    if len(order) < sum(map(len, plan.actions)):
+    planned = sum(map(len, plan.actions))
+    if len(order) < planned:
         raise _stuck(plan, position, done)
     return order
 
@@ -107,7 +120,8 @@ def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
         missing = [key for key in needs(head, plan) if key not in done]
         path[rank] = missing[0] if missing else partner(head)
         rank = plan.rank_of[path[rank].stage]
-    cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]
+    ranks = list(path)
+    cycle = ranks[ranks.index(rank) :] if rank in path else ranks[-1:]
     cells = [(each, position[each]) for each in cycle]
     heads = [plan.actions[each][at] for each, at in cells]
     needed = [_name(plan, path[each]) for each in cycle]
@@ -119,16 +133,13 @@ def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
             "it needs"
         )
     else:
-        links = (
-            f"rank {each} waits at {head} for {key}"
-            for each, head, key in zip(cycle, heads, needed, strict=True)
-        )
+        waits = zip(cycle, heads, needed, strict=True)
+        links = (f"rank {each} waits at {head} for {key}" for each, head, key in waits)
         sentence = f"deadlock, a cycle of {len(cycle)} ranks: {', '.join(links)}"
     return ScheduleError(sentence, plan.actions, cells)
 
 
 def _name(plan: Plan, key: Action) -> str:
     """Return the name, in the plan, of the action with this key."""
-    return str(
-        next((action for action in plan.actions[plan.rank_of[key.stage]] if action.key == key), key)
-    )
+    row = plan.actions[plan.rank_of[key.stage]]
+    return str(next((action for action in row if action.key == key), key))

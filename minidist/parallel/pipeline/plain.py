@@ -87,8 +87,9 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank before or after this one. At the ends of the pipeline there is none, and nothing is
-    sent.
+    """The rank before or after this one.
+
+    At the ends of the pipeline there is none, and nothing is sent.
     """
 
     def __init__(self, comm: Communicator, rank: int) -> None:

@@ -25,7 +25,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import sub
 
-from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
+from minidist.parallel.pipeline.actions import Action, Kind, Plan
 from minidist.parallel.pipeline.order import execution_order, needs
 
 Cost = float | Sequence[float]  # of every stage, or of each
@@ -49,7 +49,14 @@ class Timeline:
 
     def spans(self, rank: int) -> list[tuple[Action, float, float]]:
         """Return a rank's actions in order, each with its start and its end."""
-        return [*zip(self.plan.actions[rank], self.start[rank], self.end[rank], strict=True)]
+        return [
+            *zip(
+                self.plan.actions[rank],
+                self.start[rank],
+                self.end[rank],
+                strict=True,
+            )
+        ]
 
     @cached_property
     def length(self) -> float:
@@ -59,10 +66,8 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """How long each rank computes or reduces."""
-        return tuple(
-            math.fsum(map(sub, ends, starts))
-            for starts, ends in zip(self.start, self.end, strict=True)
-        )
+        rows = zip(self.start, self.end, strict=True)
+        return tuple(math.fsum(map(sub, ends, starts)) for starts, ends in rows)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -91,8 +96,9 @@ def simulate(
     latency: float = 0.0,
     reduce: Cost = 0.0,
 ) -> Timeline:
-    """Run the plan on a clock. `forward`, `backward`, `input`, `weight` and `reduce` are the times
-    of F, B, I, W and R.
+    """Run the plan on a clock.
+
+    `forward`, `backward`, `input`, `weight` and `reduce` are the times of F, B, I, W and R.
 
     A time may be one for all stages, or one for each. Times may have any unit. By default a
     reduction takes none, because most of it hides behind the backward before it. Sends and receives
@@ -108,21 +114,14 @@ def simulate(
     """
     plan = plan.compute_only()
     given = {
-        "forward": forward,
-        "backward": backward,
-        "input": input,
-        "weight": weight,
-        "reduce": reduce,
+        Kind.FORWARD: ("forward", forward),
+        Kind.BACKWARD: ("backward", backward),
+        Kind.INPUTS: ("input", input),
+        Kind.WEIGHTS: ("weight", weight),
+        Kind.REDUCE: ("reduce", reduce),
     }
-    by_stage = [
-        cost if isinstance(cost, Sequence) else [cost] * plan.stages for cost in given.values()
-    ]
-    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), by_stage, strict=True))
-    for name, each in zip((*given, "latency"), (*by_stage, [latency]), strict=True):
-        if not all(0 <= cost < math.inf for cost in each):
-            raise ValueError(
-                f"{name}={[*each]} is no time: give numbers that are finite and not negative"
-            )
+    costs = {kind: _times(name, cost, plan.stages) for kind, (name, cost) in given.items()}
+    _times("latency", latency, 1)
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
     done: dict[Action, float] = {}
@@ -130,11 +129,22 @@ def simulate(
         action = plan.actions[rank][position]
         moment = ends[rank][-1] if ends[rank] else 0.0
         for key in needs(action, plan):
-            moment = max(moment, done[key] + (latency if plan.rank_of[key.stage] != rank else 0.0))
+            here = plan.rank_of[key.stage] == rank
+            moment = max(moment, done[key] + (0.0 if here else latency))
         starts[rank].append(moment)
         ends[rank].append(moment + costs[action.kind][action.stage])
         done[action.key] = ends[rank][-1]
     return Timeline(plan, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+
+
+def _times(name: str, cost: Cost, stages: int) -> Sequence[float]:
+    """Return the cost of each stage. Raises ValueError unless they are times."""
+    times = cost if isinstance(cost, Sequence) else [cost] * stages
+    if not all(0 <= time < math.inf for time in times):
+        raise ValueError(
+            f"{name}={[*times]} is no time: give numbers that are finite and not negative"
+        )
+    return times
 
 
 def peak_activations(plan: Plan) -> tuple[int, ...]:
@@ -145,7 +155,11 @@ def peak_activations(plan: Plan) -> tuple[int, ...]:
     afterwards.
     """
     return tuple(
-        _peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions
+        _peak(
+            row,
+            {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1},
+        )
+        for row in plan.actions
     )
 
 

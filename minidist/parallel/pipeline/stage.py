@@ -16,13 +16,14 @@ from itertools import pairwise
 
 from torch import nn
 
+from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
+from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.check import check
-from minidist.parallel.pipeline.executor import tie_stages
 from minidist.parallel.pipeline.schedules import NAMES, plan
-from minidist.parallel.placement import record_stages
+from minidist.parallel.placement import Tie, record
 from minidist.parallel.recipe import ADAPTERS, Recipe, RecipeError
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 from minidist.parallel.tensor.sequence import know_all_tokens
@@ -55,9 +56,11 @@ class PipelineParallelism(Strategy):
         if own and own.ranks != layout.pp:
             yield f"the plan is for {own.ranks} ranks, but pp={layout.pp}: use pp={own.ranks}"
         # asked before planning, which takes a time for each
-        if layout.pp > 1 and recipe.chunks > facts.layers:
+        stages = own.stages if own else layout.pp * recipe.settled(layout).chunks
+        if layout.pp > 1 and stages > facts.layers:
             yield (
-                f"chunks={recipe.chunks} on each rank are more than the model has layers: {facts.layers}"
+                f"{stages} stages need at least as many layers, but the model has {facts.layers}: "
+                f"use fewer ranks in the pipeline, or {stages} layers"
             )
         if recipe.costs is not None and len(recipe.costs) != facts.layers:
             yield (
@@ -85,15 +88,14 @@ class PipelineParallelism(Strategy):
         """The pipeline axis has several ranks."""
         return layout.pp > 1
 
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Name the schedule."""
+        name = recipe.own_plan.name if recipe.own_plan else recipe.schedule
+        return f"pp={mesh.pp.size} ({name}, {recipe.microbatches} microbatches)"
+
     def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> Plan:
         """Return the checked plan, which names only what is computed."""
-        layers, found = len(blocks_of(model)), plan_of(recipe, mesh.layout.pp)
-        if found.stages > layers:
-            raise RecipeError(
-                f"{found.stages} stages need at least as many layers, but the model has {layers}: "
-                f"use fewer ranks in the pipeline, or {found.stages} layers"
-            )
-        return found
+        return plan_of(recipe, mesh.layout.pp)
 
     def apply(self, parallel: Parallel, checked: Plan) -> None:
         """Cut the model, and keep this rank's stages of it."""
@@ -102,7 +104,8 @@ class PipelineParallelism(Strategy):
         parts = balance(recipe.costs or [1.0] * len(blocks_of(model)), checked.stages)
         parallel.stages = take_stages(model, parts, checked.stages_of(pp.rank))
         parallel.ties = tie_stages(model, tied, pp)
-        record_stages(model.parameters(), pp)
+        for parameter in model.parameters():
+            record(parameter, stages=pp)
         for stage, module in parallel.stages.items():
             if recipe.sp and stage > 0:  # what comes to this stage has only some of the tokens
                 know_all_tokens(module, parallel.mesh.tp)
@@ -228,3 +231,36 @@ def tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [tuple(several) for several in names.values() if len(several) > 1]
+
+
+def tie_stages(
+    model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator
+) -> list[nn.Parameter]:
+    """Tie the parameters that other ranks of the pipeline have, too; return those that are trained.
+
+    Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What this rank has of the serial model.
+    names : sequence of sequences of str
+        All names of each shared parameter; see `tied_names`.
+
+    They get the values of the first stage, and a record (`Tie`), so that norms and checkpoints
+    count each only once. The pipeline will sum their gradients. Call this before data parallelism
+    is applied.
+
+    Cost: a split for each shared parameter, and a broadcast of it among the ranks that have it.
+    """
+    tied = []
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    for several in names:
+        parameter = next((mine[name] for name in several if name in mine), None)
+        sharing = comm.split(int(parameter is not None))
+        if parameter is not None and sharing.size > 1:
+            record(parameter, tie=Tie(several[0], sharing))
+            copy_from_root(parameter, sharing)
+            if parameter.requires_grad:  # zeros for a frozen one would have weight decay move it
+                tied.append(parameter)
+    return tied

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply
-from minidist.model.experts import (
+from minidist.model.moe.experts import (
     Counts,
     Experts,
     add_weight_gradient,
@@ -61,8 +61,9 @@ class Product:
             add_weight_gradient(total, self.x, self.gradient, self.counts)
 
     def add_up(self) -> bool:
-        """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was
-        done.
+        """Add it to the weight's gradient, if that has one and no hooks.
+
+        Tell whether this was done.
         """
         weight = self.weight
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
@@ -117,8 +118,9 @@ def compute(waiting: list[Product]) -> None:
 def multiply(
     owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None, x: Tensor
 ) -> Tensor:
-    """Return x Wᵀ, plus the bias if there is one, for x [.., I]. The owner computes the gradient of
-    W [O, I].
+    """Return x Wᵀ, plus the bias if there is one, for x [.., I].
+
+    The owner computes the gradient of W [O, I].
     """
     weight = layer.weight
     if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:

@@ -19,7 +19,7 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.data.flatten import take_gradients, views_into
-from minidist.parallel.placement import Placement, make_slice
+from minidist.parallel.placement import Slice, make_slice
 from minidist.parallel.sharded.access.freed import hide, reveal
 from minidist.parallel.sharded.policy import MixedPrecision
 
@@ -52,22 +52,20 @@ class Shard:
     ) -> None:
         self.parameters, self.comm = parameters, comm
         self.gradient: Tensor | None = None
-        self.placements: dict[nn.Parameter, Placement] = {}
+        self.placements: dict[nn.Parameter, Slice] = {}
         self.pieces: dict[nn.Parameter, slice] = {}
         self.counts = cut(sum(parameter.numel() for parameter in parameters), comm.size)
         self.start = sum(self.counts[: comm.rank])
         self.stop = self.start + self.counts[comm.rank]
         offset = 0  # of the parameter among all elements
         for parameter in parameters:
-            first, last = (
-                min(max(end - offset, 0), parameter.numel()) for end in (self.start, self.stop)
-            )
+            size, name = parameter.numel(), names[parameter]
+            first = min(max(self.start - offset, 0), size)
+            last = min(max(self.stop - offset, 0), size)
             begin = max(offset - self.start, 0)
             self.pieces[parameter] = slice(begin, begin + last - first)
-            self.placements[parameter] = Placement(
-                names[parameter], parameter.shape, first, last, comm
-            )
-            offset += parameter.numel()
+            self.placements[parameter] = Slice(name, parameter.shape, first, last, comm)
+            offset += size
 
     def make_slices(self, values: Tensor) -> None:
         """Make slices of `values`, this rank's elements, for the optimizer to update."""
@@ -87,16 +85,18 @@ class Shard:
             for parameter, piece in self.slices.items():
                 if piece._grad is None:
                     self.gradient[self.pieces[parameter]].zero_()
-        self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
+            self.gradient += shard
+        else:
+            self.gradient = shard
 
     def give_gradient(self, without: set[nn.Parameter]) -> None:
         """Give each slice its piece of the gradient, or None if its parameter is among those
         `without` one.
         """
         for parameter, piece in self.slices.items():
-            used = self.gradient is not None and parameter not in without
-            gradient = self.gradient[self.pieces[parameter]] if used else None  # type: ignore[index]
-            piece.grad = gradient
+            piece.grad = None
+            if self.gradient is not None and parameter not in without:
+                piece.grad = self.gradient[self.pieces[parameter]]
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Forget the gradients of these parameters, as far as they are in this shard."""
@@ -112,7 +112,8 @@ def place_of(tensor: Tensor) -> tuple[object, ...]:
 
 def moved(name: str, view: Tensor, parameter: Tensor) -> str:
     """Return what to say of a parameter that is no longer the `view` which its strategy fills."""
-    was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (view, parameter))
+    was = f"{view.dtype} on {view.device}"
+    now = f"{parameter.dtype} on {parameter.device}"
     how = "lies in other memory" if was == now else f"was converted from {was} to {now}"
     return (
         f"{name} {how} since it was shared out, so new values would not reach it: call .to(), "
@@ -141,7 +142,12 @@ class Direct:
 
     def gather(self, flat: "Flat", unsharded: Tensor) -> None:
         """Fill `unsharded` with all ranks' elements of a flat: one all-gather."""
-        all_gather(flat.mine_for(unsharded), self.link, out=unsharded, counts=flat.shard.counts)
+        all_gather(
+            flat.mine_for(unsharded),
+            self.link,
+            out=unsharded,
+            counts=flat.shard.counts,
+        )
 
     def reduce(self, gradient: Tensor, flat: "Flat", op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients."""
@@ -225,9 +231,8 @@ class Flat:
             self.unsharded = torch.empty(sum(shard.counts), dtype=dtype, device=self.device)
         self.views = views_into(self.unsharded, parameters)
         # what parameters show between uses
-        self.nothing = torch.full(
-            (), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=self.device
-        )
+        fill = torch.nan if dtype.is_floating_point else 0
+        self.nothing = torch.full((), fill, dtype=dtype, device=self.device)
         if replicated:
             self.show()
         else:
@@ -242,8 +247,9 @@ class Flat:
     # ---------------------------------------------------------------- values
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set this rank's elements of a parameter to those of the whole `value`. Call `publish`
-        after the last.
+        """Set this rank's elements of a parameter to those of the whole `value`.
+
+        Call `publish` after the last.
         """
         if value.device.type != "meta":
             piece = self.shard.values[self.shard.pieces[parameter]]
@@ -281,8 +287,9 @@ class Flat:
                 raise RuntimeError(moved(self.shard.placements[parameter].name, view, parameter))
 
     def release(self) -> None:
-        """Free `unsharded`. What autograd has saved of it is valid again once it is gathered
-        again.
+        """Free `unsharded`.
+
+        What autograd has saved of it is valid again once it is gathered again.
         """
         for parameter in self.parameters:
             reveal(parameter)  # it may be freed already
@@ -320,7 +327,8 @@ class Flat:
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether a parameter has a gradient that its slice lacks."""
         collected = self.accumulated_of.get(parameter)  # since a backward in no_sync
-        return any(each is not None and bool(each.any()) for each in (collected, parameter._grad))
+        gradients = (collected, parameter._grad)
+        return any(each is not None and bool(each.any()) for each in gradients)
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Forget the gradients of these parameters; if they are all of this tensor's, free the

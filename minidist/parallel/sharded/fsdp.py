@@ -107,7 +107,7 @@ class FSDP(DataParallel):
         business.
 
     Slices have no names of their own: `slice_of(parameter)` is the slice of a parameter, `slices`
-    has all in the order of the trained `named_parameters()`, and `slice.placement` says which
+    has all in the order of the trained `named_parameters()`, and `placement_of(slice)` says which
     elements of which parameter a slice holds.
 
     Raises
@@ -249,8 +249,9 @@ class FSDP(DataParallel):
         elementwise: bool = False,
         **options: Any,
     ) -> Optimizer:
-        """Return an optimizer of this `kind` that holds state for this rank's slices only; see
-        `SliceOptimizers.build`.
+        """Return an optimizer of this `kind` that holds state for this rank's slices only.
+
+        See `SliceOptimizers.build`.
         """
         return self.optimizers.build(kind, groups, elementwise, options)
 
@@ -270,8 +271,9 @@ class FSDP(DataParallel):
         return self.flat_of[parameter].passed_over(parameter)
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Let the next gathering bring the new values. Each step of the optimizer ends with
-        this.
+        """Let the next gathering bring the new values.
+
+        Each step of the optimizer ends with this.
         """
         self.window.entered.clear()
         for flat in self.flats:
@@ -286,28 +288,32 @@ class FSDP(DataParallel):
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
         """Yield name and whole gradient of each trained parameter; see `state.full_gradients`.
+
         Collective.
         """
         return state.full_gradients(self.flats, self.names)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+
         Collective.
         """
         with self.closed.opened():
             return state.full_state_dict(self.module, self.flats, self.names)
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Load whole parameters: a serial model's state, or pairs that are drawn one by one. Every
-        rank needs them all. Raises as `state.load`.
+        """Load whole parameters: a serial model's state, or pairs that are drawn one by one.
+
+        Every rank needs them all. Raises as `state.load`.
         """
         state.load(self.module, self.flat_of, self.names, tensors)
         self.stepped()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Make all parameters whole in this context, to be read; changes are lost. Collective: one
-        gathering.
+        """Make all parameters whole in this context, to be read; changes are lost.
+
+        Collective: one gathering.
         """
         self._gather_all()
         try:
@@ -317,8 +323,9 @@ class FSDP(DataParallel):
             self.window.reshard_all()
 
     def unwrap(self) -> nn.Module:
-        """Return the model, whole on every rank and without hooks, to be used alone. Collective:
-        one gathering.
+        """Return the model, whole on every rank and without hooks, to be used alone.
+
+        Collective: one gathering.
         """
         if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
             remove_all(self.hooks)

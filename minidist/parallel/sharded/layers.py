@@ -9,7 +9,7 @@ from torch import nn
 
 from minidist.comm import Communicator
 from minidist.parallel.data.replicas import make_equal
-from minidist.parallel.placement import expert_groups_of
+from minidist.parallel.placement import any_experts
 
 
 def start_equal(layers: Sequence[nn.Module], comm: Communicator, stage: int) -> None:
@@ -29,7 +29,7 @@ def check_layers(layers: Sequence[nn.Module], stage: int) -> None:
     if stage not in (1, 2, 3):
         raise ValueError(f"stage={stage}: ZeRO has the stages 1, 2 and 3")
     users = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
-    if any(map(expert_groups_of, users)):
+    if any_experts(users):
         raise ValueError(
             "ranks have shared out the experts of a layer, which PlainZeRO would cut over all "
             "ranks: use ZeRO1 or FSDP"

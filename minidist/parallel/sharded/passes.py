@@ -93,8 +93,9 @@ class Passes:
     # ---------------------------------------------------------------- forward
 
     def as_forward(self, unit: Unit, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call another method of a unit as if it were its forward; see
-        `register_fsdp_forward_method`.
+        """Call another method of a unit as if it were its forward.
+
+        See `register_fsdp_forward_method`.
         """
         if unit.training_state is not TrainingState.IDLE:
             return method(*args, **kwargs)  # called from within the unit: its parameters are whole

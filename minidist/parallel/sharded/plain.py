@@ -88,8 +88,9 @@ class PlainZeRO:
                 unit.reshard()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the layers. The graph is cut after each, so that backward can go through them one at
-        a time.
+        """Call the layers.
+
+        The graph is cut after each, so that backward can go through them one at a time.
         """
         self.ends: list[tuple[Tensor, Tensor]] = []  # what went into each layer, and what came out
         for unit in self.units:
@@ -120,8 +121,9 @@ class PlainZeRO:
                 unit.reduce_scatter()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update this rank's shards. Stages 1 and 2 gather the others' now, stage 3 with the next
-        `unshard`.
+        """Update this rank's shards.
+
+        Stages 1 and 2 gather the others' now, stage 3 with the next `unshard`.
         """
         optimizer.step()
         optimizer.zero_grad()

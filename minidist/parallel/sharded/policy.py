@@ -18,8 +18,9 @@ from minidist.memory.precision.mixed import check_dtype
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Which dtype is used where; None is the model's. Shards and the optimizer's state always have
-    the model's.
+    """Which dtype is used where; None is the model's.
+
+    Shards and the optimizer's state always have the model's.
 
     Attributes
     ----------
@@ -46,8 +47,9 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 def precision_of(
     module: nn.Module, precision: Precision, root: bool, device: torch.device
 ) -> MixedPrecision:
-    """Return the precision of a unit. In one that is given for all units, `output` means the
-    model's output.
+    """Return the precision of a unit.
+
+    In one that is given for all units, `output` means the model's output.
 
     Raises
     ------

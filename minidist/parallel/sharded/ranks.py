@@ -73,8 +73,8 @@ class Ranks:
         self.comm, self.shard_comm = comm, comm
         self.across: Communicator | None = None
         if shard_ranks is not None:
-            self.shard_comm = comm.split(comm.rank // shard_ranks)
-            self.across = comm.split(comm.rank % shard_ranks).fork()
+            self.shard_comm, across = comm.levels(shard_ranks)
+            self.across = across.fork()
         self.stream = self.shard_comm.stream()
         experts = any(copies_of(parameter, comm) is not comm for parameter in parameters)
         if experts and shard_ranks is not None:
@@ -134,8 +134,9 @@ class Ranks:
             same.step(what)
 
     def pass_ended(self, which: str) -> None:
-        """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no
-        GPU.
+        """Let the ranks compare their steps.
+
+        On a GPU this waits for the other hosts, but for no GPU.
         """
         groups = self.compared if which == "backward" else [self.same]
         for same in groups:

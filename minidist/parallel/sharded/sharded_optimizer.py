@@ -96,8 +96,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Update this rank's part, and gather the rest. Return the result of `closure`, called
-        first. Collective.
+        """Update this rank's part, and gather the rest.
+
+        Return the result of `closure`, called first. Collective.
 
         Further arguments are those of the `step` of `kind`.
         """

@@ -75,8 +75,9 @@ class Window:
     # ---------------------------------------------------------------- memory
 
     def unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
-        """Make a unit whole, and begin to gather the one that is needed `then`. If one must be
-        freed for it, it is not the one `beside`.
+        """Make a unit whole, and begin to gather the one that is needed `then`.
+
+        If one must be freed for it, it is not the one `beside`.
         """
         self.prefetch(unit, beside)
         if then is not None:
@@ -84,8 +85,9 @@ class Window:
         unit.wait_for_unshard()
 
     def prefetch(self, unit: Unit, *beside: Unit | None) -> None:
-        """Begin to gather a unit. If too many are unsharded, free one first, but none of those
-        `beside`.
+        """Begin to gather a unit.
+
+        If too many are unsharded, free one first, but none of those `beside`.
         """
         if unit.sharded_state is not ShardedState.SHARDED:
             return

@@ -79,8 +79,9 @@ class BucketShard:
 
 
 class ZeRO1(DataParallel):
-    """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are
-    reduce-scattered.
+    """Sharded optimizer state.
+
+    The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices,
     ...)`, or with torch's `clip_grad_norm_(model.parameters(), ...)`: once reduced,
@@ -189,8 +190,9 @@ class ZeRO1(DataParallel):
         elementwise: bool = False,
         **options: Any,
     ) -> Optimizer:
-        """Return an optimizer of this `kind` that holds state for this rank's slices only; see
-        `SliceOptimizers.build`.
+        """Return an optimizer of this `kind` that holds state for this rank's slices only.
+
+        See `SliceOptimizers.build`.
         """
         return self.optimizers.build(kind, groups, elementwise, options)
 
@@ -215,8 +217,9 @@ class ZeRO1(DataParallel):
     # ------------- phase 3, after the step: all-gather the new parameters, bucket by bucket
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this.
-        Collective.
+        """Gather the new parameters, bucket by bucket.
+
+        Each step of the optimizer ends with this. Collective.
 
         With `updated`, only the buckets of these parameters are gathered; one that two optimizers
         update, twice.

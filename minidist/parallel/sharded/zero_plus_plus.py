@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack, unpack
-from minidist.parallel.placement import expert_groups_of
+from minidist.parallel.placement import any_experts
 from minidist.parallel.sharded.flat import Direct, Flat, Transport
 from minidist.parallel.sharded.fsdp import FSDP
 from minidist.parallel.sharded.ranks import Ranks
@@ -38,9 +38,8 @@ class Nodes:
     """
 
     def __init__(self, comm: Communicator, node_ranks: int) -> None:
-        node, place = divmod(comm.rank, node_ranks)
-        self.inside = comm.split(node).fork()  # twins, which only the stream's thread uses
-        self.across = comm.split(place).fork()
+        # twins, which only the stream's thread uses
+        self.inside, self.across = (level.fork() for level in comm.levels(node_ranks))
         # nothing is rounded: parameters are gathered to be read or kept, not to compute with
         self.exact = False
 
@@ -55,13 +54,22 @@ class Nodes:
         return _swapped(unpack(rows, len(mine), bits=8) if rounded else rows, self.inside.size)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel
-        in 4 bits.
+        """Return the sum of all ranks' rows [n] for this rank.
+
+        Each brings [M * G, n], which travel in 4 bits.
         """
         rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
         for comm in (self.inside, self.across):
             arrived = all_to_all(pack(rows, bits=4), comm)
-            rows = unpack(arrived, rows.shape[1], bits=4).view(comm.size, -1, rows.shape[1]).sum(0)
+            rows = (
+                unpack(arrived, rows.shape[1], bits=4)
+                .view(
+                    comm.size,
+                    -1,
+                    rows.shape[1],
+                )
+                .sum(0)
+            )
         return rows[0]
 
 
@@ -152,10 +160,8 @@ class ZeROPlusPlus(FSDP):
 
     def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         """Make the communicators: those of FSDP, and those inside a node and across nodes."""
-        if any(map(expert_groups_of, self.names)):
-            raise ValueError(
-                "ZeRO++ knows no experts that ranks have shared out: use FSDP, or ep=1"
-            )
+        if any_experts(self.names):
+            raise ValueError("ZeRO++ knows no experts that ranks have shared out: use FSDP")
         ranks = super()._make_ranks(shard_ranks)
         self.nodes = Nodes(self.comm, self.node_ranks)
         return ranks
@@ -182,7 +188,14 @@ class ZeROPlusPlus(FSDP):
 
     @property
     def _hops(self) -> float:
-        return sum(hop_of(flat) for flat in self.flats if isinstance(flat.transport, Quantised))
+        return sum(
+            hop_of(flat)
+            for flat in self.flats
+            if isinstance(
+                flat.transport,
+                Quantised,
+            )
+        )
 
     def _gather_all(self) -> None:
         """Gather every unit as it is."""

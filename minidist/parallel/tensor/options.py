@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.comm.job.number import Needs, option
+from minidist.options import Needs, option
 
 TENSOR_RANKS = Needs("--tp RANKS", "tp", lambda ranks: ranks > 1)
 

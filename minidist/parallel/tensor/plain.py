@@ -31,14 +31,16 @@ from minidist.parallel.adjoint import copy_to, reduce_from
 
 
 def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank. Collective, and so is its
-    backward.
+    """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank.
+
+    Collective, and so is its backward.
 
     `mine` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of
     `down` [D, C/P].
     """
     inside = copy_to(x, comm)  # f
-    hidden = F.silu(F.linear(inside, mine["gate"])) * F.linear(inside, mine["up"])  # [B, T, C/P]
+    gate, up = F.linear(inside, mine["gate"]), F.linear(inside, mine["up"])
+    hidden = F.silu(gate) * up  # [B, T, C/P]
     return reduce_from(F.linear(hidden, mine["down"]), comm)  # g
 
 
@@ -49,20 +51,23 @@ def attention(
     comm: Communicator,
     rotary: Rotary | None = None,
 ) -> Tensor:
-    """Return causal attention over all heads [B, T, D] on every rank. Collective, and so is its
-    backward.
+    """Return causal attention over all heads [B, T, D] on every rank.
+
+    Collective, and so is its backward.
 
     `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value` [H/P *
     d, D], the same columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys are
     rotated by their positions.
     """
     inside = copy_to(x, comm)  # f
-    query, key, value = (
-        # [B, H/P, T, d]
-        F.linear(inside, mine[name]).view(*x.shape[:2], -1, head_dim).transpose(1, 2)
-        for name in ("query", "key", "value")
-    )
+    heads = []
+    for name in ("query", "key", "value"):
+        channels = F.linear(inside, mine[name])  # [B, T, H/P * d]
+        by_head = channels.view(*x.shape[:2], -1, head_dim)
+        heads.append(by_head.transpose(1, 2))  # [B, H/P, T, d]
+    query, key, value = heads
     if rotary is not None:
         query, key = rotate(query, rotary), rotate(key, rotary)
     found = causal_attention(query, key, value)  # [B, H/P, T, d]
-    return reduce_from(F.linear(found.transpose(1, 2).flatten(2), mine["output"]), comm)  # g
+    channels = found.transpose(1, 2).flatten(2)  # [B, T, H/P * d]
+    return reduce_from(F.linear(channels, mine["output"]), comm)  # g

@@ -10,7 +10,7 @@ style.
     })
 
 Afterwards all ranks call the model with the same tokens. `state_dict` has the same names, and holds
-slices; the record of each parameter (`tensor_placement_of`) says which slice.
+slices; the record of each parameter (`placement_of`) says which slice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,10 +29,9 @@ from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.guard import GuardOfBlocks
 from minidist.parallel.placement import (
-    TensorPlacement,
-    expert_groups_of,
+    Block,
+    placement_of,
     shard,
-    tensor_placement_of,
 )
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.strategy import Facts, Parallel, Strategy
@@ -72,6 +71,14 @@ class TensorParallelism(Strategy):
     def apply(self, parallel: Parallel, checked: Mapping[str, Style]) -> None:
         """Split the model by these styles."""
         split(parallel.model, parallel.mesh.tp, checked, parallel.recipe.sp)
+
+    def shares(self, recipe: Recipe, layout: Layout) -> dict[str, int]:
+        """Sequence parallelism shares tokens out among the ranks of the tensor axis."""
+        return {"sp": layout.tp} if recipe.sp else {}
+
+    def words(self, recipe: Recipe, mesh: Mesh) -> str:
+        """Say whether the sequence is split, too."""
+        return f"tp={mesh.tp.size}{' (with sequence parallelism)' * recipe.sp}"
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
@@ -133,6 +140,12 @@ def parallelize_tensor(
 
     Cost: one broadcast of the model. For that of a step see `tensor_parallel.py` and `sequence.py`.
     """
+    check_unwrapped(model, "parallelize_tensor")
+    placements = map(placement_of, model.parameters())
+    if any(placement.block and not placement.experts for placement in placements):
+        raise ValueError(
+            "the model has been split already: call parallelize_tensor once, on a serial model"
+        )
     styles = check_plan(model, comm, plan, sequence)
     if comm.size > 1:
         make_equal(model, comm)
@@ -140,8 +153,9 @@ def parallelize_tensor(
 
 
 def split(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) -> None:
-    """Split a model, which has the same values on all ranks, by styles from `check_plan`. Sends
-    nothing.
+    """Split a model, which has the same values on all ranks, by styles from `check_plan`.
+
+    Sends nothing.
 
     First each style is applied; then comes what no style names: whole parameters, and dropouts of a
     split sequence.
@@ -160,22 +174,15 @@ def split(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) ->
 def check_plan(
     model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool
 ) -> dict[str, Style]:
-    """Return the style of each module that is split, by name. Sends nothing. Arguments as for
-    `parallelize_tensor`.
+    """Return the style of each module that is split, by name.
+
+    Sends nothing. Arguments as for `parallelize_tensor`.
 
     Raises
     ------
     ValueError, TypeError
         As `parallelize_tensor`.
     """
-    check_unwrapped(model, "parallelize_tensor")
-    if any(
-        tensor_placement_of(p) is not None and expert_groups_of(p) is None
-        for p in model.parameters()
-    ):
-        raise ValueError(
-            "the model has been split already: call parallelize_tensor once, on a serial model"
-        )
     if scales_of(model):
         reason = "a layer that is cut would multiply in its own dtype again"
         raise ValueError(
@@ -209,12 +216,10 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
     of the terms.
     """
     for name, parameter in model.named_parameters():
-        if tensor_placement_of(parameter) is None:
+        if placement_of(parameter).block is None:
             shard(
                 parameter,
-                TensorPlacement(
-                    name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm
-                ),
+                Block(name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm),
             )
             around = _around(name, styles)
             some_channels = any(style.enters for style in around) and not any(
@@ -227,8 +232,9 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
 
 
 def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:
-    """Return the style of each module that a pattern names. Raises ValueError if none does, or two
-    do.
+    """Return the style of each module that a pattern names.
+
+    Raises ValueError if none does, or two do.
     """
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, tuple[str, Style]] = {}

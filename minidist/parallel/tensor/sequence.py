@@ -43,11 +43,13 @@ class SequenceBoundary(Boundary):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens [B, T, D] of `x` [B, T/P, D]."""
-        return all_gather(x, self.comm, TIME, x.shape[TIME] * self.comm.size)
+        time = x.shape[TIME] * self.comm.size
+        return all_gather(x, self.comm, TIME, time)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens [B, T/P, D] of the sum of all ranks' `x` [B, T, D]. Raises as
-        `check_time`.
+        """Return this rank's tokens [B, T/P, D] of the sum of all ranks' `x` [B, T, D].
+
+        Raises as `check_time`.
         """
         check_time(x.shape[TIME], self.comm)
         return reduce_scatter(x, self.comm, TIME)
@@ -56,7 +58,8 @@ class SequenceBoundary(Boundary):
         """Return `x` [B, T/P, D], which is this rank's share already, and where these tokens
         are.
         """
-        return x, where_of(x.shape[TIME] * self.comm.size, where, self.comm, x.device)
+        time = x.shape[TIME] * self.comm.size
+        return x, where_of(time, where, self.comm, x.device)
 
     def join_tokens(self, x: Tensor, time: int) -> Tensor:
         """Return `x`, which stays split."""
@@ -64,8 +67,9 @@ class SequenceBoundary(Boundary):
 
 
 def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
-    """Return this rank's tokens [B, T/P, D] of the replicated `x` [B, T, D]. Raises as
-    `check_time`.
+    """Return this rank's tokens [B, T/P, D] of the replicated `x` [B, T, D].
+
+    Raises as `check_time`.
     """
     check_time(x.shape[TIME], comm)
     return scatter_to(x, comm, TIME)
@@ -74,16 +78,19 @@ def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
 def check_time(time: int, comm: Communicator) -> None:
     """Raise ValueError unless this number of tokens can be split evenly over the ranks."""
     if time % comm.size:
-        such = f"that {comm.size} divides, such as {time - time % comm.size or comm.size}"
+        such = time - time % comm.size or comm.size
         fault = f"{time} tokens in a row cannot be split evenly over {comm.size} ranks"
-        raise ValueError(f"{fault}: with sequence=True choose a length {such}")
+        raise ValueError(
+            f"{fault}: with sequence=True choose a length that {comm.size} divides, such as {such}"
+        )
 
 
 def split_dropout(dropout: Dropout, comm: Communicator) -> None:
     """Make a dropout of [B, T/P, D] draw the mask of this rank's positions; its `where` is that of
     all T.
     """
-    dropout.register_forward_pre_hook(lambda _, inputs: SequenceBoundary(comm).take_tokens(*inputs))
+    boundary = SequenceBoundary(comm)
+    dropout.register_forward_pre_hook(lambda _, inputs: boundary.take_tokens(*inputs))
 
 
 def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
@@ -97,9 +104,12 @@ def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
     def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, *rest = inputs
         handed.append(x)
-        return torch.empty((), dtype=torch.int64, device=x.device).expand(
-            x.shape[0], x.shape[TIME] * comm.size
-        ), *rest
+        token = torch.empty((), dtype=torch.int64, device=x.device)
+        all_tokens = token.expand(
+            x.shape[0],
+            x.shape[TIME] * comm.size,
+        )
+        return all_tokens, *rest
 
     stage.register_forward_pre_hook(count)
     stage.get_submodule("embedding").register_forward_hook(lambda *_: handed.pop())

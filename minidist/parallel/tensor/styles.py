@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.memory.adapters.lora import LoRALinear, linear_in
 from minidist.model.dropout import Where
-from minidist.model.moe import RoutedExperts, sum_over
+from minidist.model.moe.routed import RoutedExperts, sum_over
 from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.placement import Bounds, TensorPlacement, shard
+from minidist.parallel.placement import Block, Bounds, shard
 from minidist.parallel.tensor import tensor_parallel as tensor
 from minidist.parallel.tensor.sequence import split_sequence
 from minidist.parallel.tensor.tensor_parallel import TIME, Boundary, bounds_of, sum_gradient
@@ -58,15 +58,17 @@ class Style(ABC):
     splits_tokens: ClassVar[bool] = False
 
     def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return what each rank is to hold, and how many ranks hold the same. Raises ValueError if
-        it cannot be cut.
+        """Return what each rank is to hold, and how many ranks hold the same.
+
+        Raises ValueError if it cannot be cut.
         """
         return (), 1
 
     @abstractmethod
     def apply(self, module: Any, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Return the module's replacement; `entered` tells that a region around it has let the
-        input enter.
+        """Return the module's replacement.
+
+        `entered` tells that a region around it has let the input enter.
         """
 
 
@@ -82,8 +84,9 @@ class ParallelRegion(Style):
     enters = True
 
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Hook the module. Its first input may come by position, or by the name that it has in
-        `forward`.
+        """Hook the module.
+
+        Its first input may come by position, or by the name that it has in `forward`.
 
         Raises
         ------
@@ -154,7 +157,7 @@ class ColumnParallel(Style):
         for label, parameter in module.named_parameters():
             if label != "A":
                 shape = torch.Size((linear.out_features, *parameter.shape[1:]))
-                shard(parameter, TensorPlacement(f"{name}.{label}", shape, 0, bounds, copies, comm))
+                shard(parameter, Block(f"{name}.{label}", shape, 0, bounds, copies, comm))
                 if copies > 1:
                     sum_gradient(parameter, boundary.sharing(copies))
         gather = comm if self.gather else None
@@ -165,7 +168,8 @@ class ColumnParallel(Style):
 
 @dataclass(frozen=True)
 class RowParallel(Style):
-    """Cut a linear layer's inputs, as `ColumnParallel` has cut the outputs that they come from;
+    """Cut a linear layer's inputs, as `ColumnParallel` has cut the outputs that they come from.
+
     `heads` as there.
     """
 
@@ -185,9 +189,7 @@ class RowParallel(Style):
             if label in ("weight", "base.weight", "A"):
                 shard(
                     parameter,
-                    TensorPlacement(
-                        f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm
-                    ),
+                    Block(f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm),
                 )
         if isinstance(module, LoRALinear):
             module.join = boundary.leave  # of r channels, before the whole B: a small message
@@ -202,8 +204,9 @@ class VocabularyParallel(Style):
     splits_sequence = True
 
     def bounds(self, module: nn.Embedding, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return those of the words. Raises as `bounds_of`, and for options of torch's
-        embedding.
+        """Return those of the words.
+
+        Raises as `bounds_of`, and for options of torch's embedding.
         """
         if (
             module.padding_idx is not None
@@ -222,7 +225,7 @@ class VocabularyParallel(Style):
         """Cut weight [V, D] along dim 0."""
         shape = torch.Size((module.num_embeddings, module.embedding_dim))
         bounds, _ = self.bounds(module, name, boundary.comm)
-        shard(module.weight, TensorPlacement(f"{name}.weight", shape, 0, bounds, 1, boundary.comm))
+        shard(module.weight, Block(f"{name}.weight", shape, 0, bounds, 1, boundary.comm))
         return tensor.VocabularyParallelEmbedding(module, boundary)
 
 

@@ -107,8 +107,9 @@ class Copies(dict[int, Communicator]):
 
 @dataclass(frozen=True)
 class Boundary:
-    """How activations enter and leave a tensor-parallel region. Here by f and g: outside they are
-    replicated.
+    """How activations enter and leave a tensor-parallel region.
+
+    Here by f and g: outside they are replicated.
     """
 
     comm: Communicator
@@ -130,8 +131,9 @@ class Boundary:
         return gather_from(x, self.comm, TIME, time)
 
     def sharing(self, copies: int) -> Communicator:
-        """Return the communicator of the `copies` neighbours that hold the same slice. Collective
-        the first time.
+        """Return the communicator of the `copies` neighbours that hold the same slice.
+
+        Collective the first time.
         """
         groups = self.comm.keep(Copies, Copies)
         if copies not in groups:
@@ -165,8 +167,9 @@ class ColumnParallelLinear(PartOfLinear):
         self.all_features, self.boundary, self.gather = whole.out_features, boundary, gather
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enter, multiply, and add the bias. `boundary` is None where a region around the layer has
-        entered already.
+        """Enter, multiply, and add the bias.
+
+        `boundary` is None where a region around the layer has entered already.
         """
         pieces = self.product(x if self.boundary is None else self.boundary.enter(x))
         pieces = pieces if self.bias is None else pieces + self.bias
@@ -203,8 +206,9 @@ class VocabularyParallelEmbedding(nn.Module):
         self.vocabulary = whole.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Look up this rank's words, and zeros for the others; the sum brings their vectors from
-        other ranks.
+        """Look up this rank's words, and zeros for the others.
+
+        The sum brings their vectors from other ranks.
         """
         check_ids(tokens, self.vocabulary)
         words = part_of(self.vocabulary, self.boundary.comm)

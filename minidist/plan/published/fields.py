@@ -12,7 +12,7 @@ would be predicted as a dense model.
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.comm.job.number import shown
+from minidist.options import shown
 from minidist.plan.device import Ranges, ranges
 from minidist.trainer.files import FileError, check_values, retold, typed
 
@@ -116,8 +116,9 @@ def check_row(row: Any) -> None:
 
 
 def read_config(config: PublishedRow) -> PublishedRow:
-    """Return a configuration with every number of its kind; raise LeftOut for what predictions do
-    not know.
+    """Return a configuration with every number of its kind.
+
+    Raise LeftOut for what predictions do not know.
     """
     found: PublishedRow = {}
     for name, value in config.items():

@@ -16,8 +16,8 @@ A row that says something unknown, such as another GPU, is left out: nothing sta
 import re
 from dataclasses import replace
 
-from minidist.comm.job.number import shown
 from minidist.mesh import AXES
+from minidist.options import shown
 from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
@@ -126,8 +126,9 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
 
 
 def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
-    """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all; raise LeftOut if
-    they do not fit.
+    """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all.
+
+    Raise LeftOut if they do not fit.
     """
     gpus = config.get("gpus") or 1
     tp = config.get("tp") or 1
@@ -237,8 +238,9 @@ def model(config: PublishedRow, pp: int) -> Model:
 
 
 def device_name(config: PublishedRow) -> str:
-    """Return which of `devices.toml` the row names; raise LeftOut for any other: none stands in for
-    it.
+    """Return which of `devices.toml` the row names.
+
+    Raise LeftOut for any other: none stands in for it.
     """
     said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
     words = [word for word in re.findall(r"[a-z0-9]+", said) if word not in FORMS]
@@ -346,8 +348,9 @@ def seconds(row: PublishedRow, run: Setup) -> float:
 
 
 def positive(values: PublishedRow, name: str) -> float:
-    """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other
-    value.
+    """Return a number that was measured, or 0.0 if there is none.
+
+    Raise LeftOut for any other value.
     """
     with retold(LeftOut, FileError, before="it "):
         kind, limit = NUMBERS["measured"]

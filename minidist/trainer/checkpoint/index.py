@@ -56,7 +56,12 @@ def compose(held: dict[str, dict[str, tuple[torch.dtype, Extent]]]) -> str:
             for _, p, file in parts
         ]
         kind = str(dtype).removeprefix("torch.")
-        entry = {"dtype": kind, "shape": extent.shape, "dim": extent.dim, "pieces": held_by}
+        entry = {
+            "dtype": kind,
+            "shape": extent.shape,
+            "dim": extent.dim,
+            "pieces": held_by,
+        }
         lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
     return '{"tensors": {\n' + ",\n".join(lines) + "\n}}\n"
 
@@ -69,21 +74,23 @@ def parse(text: str) -> dict[str, Stored]:
     ValueError
         If it is not an index. `flaw` says whether all elements of a tensor are there.
     """
-    return {
-        name: _stored(entry) for name, entry in at(parse_tree(text), "tensors", kind=dict).items()
-    }
+    tensors = at(parse_tree(text), "tensors", kind=dict)
+    return {name: _stored(entry) for name, entry in tensors.items()}
 
 
 def _stored(entry: Any) -> Stored:
     dtype = getattr(torch, at(entry, "dtype", kind=str), None)
-    shape, pieces = at(entry, "shape", kind=tuple[int, ...]), at(entry, "pieces", kind=list)
+    shape = at(entry, "shape", kind=tuple[int, ...])
+    pieces = at(entry, "pieces", kind=list)
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0 or not pieces:
         raise ValueError("a tensor has a dtype, a shape, and pieces")
-    dim, found = at(entry, "dim", kind=int, default=None), []
+    dim = at(entry, "dim", kind=int, default=None)
+    found = []
     for piece in pieces:
-        block, elements = (at(piece, name, kind=tuple[int, int]) for name in ("block", "elements"))
-        extent, file = Extent(shape, dim, *block, *elements), at(piece, "file", kind=str)
+        block = at(piece, "block", kind=tuple[int, int])
+        elements = at(piece, "elements", kind=tuple[int, int])
+        file = at(piece, "file", kind=str)
         if not file.startswith("rank-") or "/" in file:
             raise ValueError(f"{file} is not the name of a file with pieces")
-        found.append((extent, file))
+        found.append((Extent(shape, dim, *block, *elements), file))
     return Stored(dtype, shape, found)

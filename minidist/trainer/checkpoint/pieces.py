@@ -110,7 +110,14 @@ class Extent:
         length, column, width = self.row
         if self.dim is None or (prod(self.shape[: self.dim]) != 1 and width != length):
             return self
-        return Extent(self.shape, None, 0, 0, self.start + column, self.stop + column)
+        return Extent(
+            self.shape,
+            None,
+            0,
+            0,
+            self.start + column,
+            self.stop + column,
+        )
 
     def span(self) -> tuple[int, int]:
         """Return where these elements begin and end in the whole tensor, flattened; there must be

@@ -162,7 +162,12 @@ def _damaged(file: Path, words: str) -> CheckpointError:
     return CheckpointError(f"{file} {words}: {fix}")
 
 
-def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
+def other_model(
+    path: Path,
+    name: str,
+    there: object,
+    here: object,
+) -> CheckpointError:
     """Return the error to raise where a checkpoint does not have what this run has."""
     fix = "use the options it was trained with, or another --save"
     return CheckpointError(

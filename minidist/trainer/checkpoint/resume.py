@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from minidist.comm import Communicator
-from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
 from minidist.launch.parser import flag
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, GPTConfig
+from minidist.options import NOT_NEGATIVE, POSITIVE
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError

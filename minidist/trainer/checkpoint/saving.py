@@ -25,10 +25,7 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import Parallel
 from minidist.parallel.placement import (
     copies_of,
-    counts,
     placement_of,
-    tensor_placement_of,
-    tied_across,
 )
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
@@ -50,7 +47,13 @@ class Writer:
         on the disk.
     """
 
-    def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        comm: Communicator,
+        keep: int,
+        every: int,
+    ) -> None:
         self.folder, self.keep, self.every = folder, keep, every
         # also where collectives have streams of the GPU: this is work of the CPU
         self.stream = ThreadStream(comm)
@@ -88,7 +91,13 @@ class Writer:
             kept = self.copies[piece.name] = torch.empty_like(piece.tensor, device="cpu")
         return kept.copy_(piece.tensor.detach())
 
-    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any], stalled: float) -> str:
+    def _write(
+        self,
+        step: int,
+        pieces: list[Piece],
+        state: dict[str, Any],
+        stalled: float,
+    ) -> str:
         """Write together with the other ranks; return what went wrong, on every rank alike. Runs on
         the stream.
         """
@@ -127,7 +136,7 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
         for name, tensor in parallel.state().items():
             yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
-        if not (counts(parameter) and _first_replica(parallel, parameter)):
+        if not (placement_of(parameter).counts and _first_replica(parallel, parameter)):
             continue
         yield Piece(name, extent, parameter)
         for moment, value in optimizer.state_of(parameter).items():
@@ -181,23 +190,25 @@ def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
     for parameter in parallel.kept:
         if parallel.recipe.lora and not parameter.requires_grad:
             continue  # it is in the folder that the run began from
-        tie, placement = tied_across(parameter), placement_of(parameter)
-        name = tie.name if tie else placement.name if placement else names[parameter]
+        placement = placement_of(parameter)
+        named = placement.tie or placement.slice
+        name = named.name if named else names[parameter]
         yield name, extent_of(parameter), parameter
 
 
 def extent_of(parameter: Tensor) -> Extent:
     """Return which elements of the serial model's parameter these are."""
-    placement, block = placement_of(parameter), tensor_placement_of(parameter)
-    shape = block.shape if block else placement.shape if placement else parameter.shape
+    placement = placement_of(parameter)
+    block, mine = placement.block, placement.slice
+    shaped = block or mine or parameter
     cut = (block.dim, *block.bounds[block.comm.rank]) if block and block.dim is not None else ()
-    whole = Extent.of(shape, *cut)
-    return replace(whole, start=placement.start, stop=placement.stop) if placement else whole
+    whole = Extent.of(shaped.shape, *cut)
+    return replace(whole, start=mine.start, stop=mine.stop) if mine else whole
 
 
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
     """Tell whether this rank is among the first, along the data axis, that together hold the
     parameter.
     """
-    placement = placement_of(parameter)
-    return copies_of(parameter, parallel.mesh.data).rank < (placement.comm.size if placement else 1)
+    mine = placement_of(parameter).slice
+    return copies_of(parameter, parallel.mesh.data).rank < (mine.comm.size if mine else 1)

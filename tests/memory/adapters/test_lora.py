@@ -25,7 +25,7 @@ from minidist.memory.adapters.nf4 import dequantize, levels, quantize
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP, ColumnParallel, parallelize_tensor
 from minidist.parallel.data.sampler import share
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 from minidist.parallel.tensor.plan import gpt_plan
 
 PUBLISHED = [
@@ -287,7 +287,7 @@ def test_adapters_of_every_matrix_are_cut_as_the_matrices_are(ranks: int, sequen
             if parameter.requires_grad
         ]
         whole = {
-            name: placement.full(p) for name, p in trained if (placement := tensor_placement_of(p))
+            name: placement.full(p) for name, p in trained if (placement := placement_of(p).block)
         }
         return whole, sum(parameter.numel() for _, parameter in trained)
 

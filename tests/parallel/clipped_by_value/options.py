@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from minidist.comm.job.number import NOT_NEGATIVE, option
+from minidist.options import NOT_NEGATIVE, option
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 import minidist
 from minidist.comm import Cluster, Communicator
 from minidist.comm.threads_wire.cluster import Link
-from minidist.model.experts import Counts, Experts
+from minidist.model.moe.experts import Counts, Experts
 from minidist.parallel.expert.dispatch import Dispatch
 
 INSIDE, ACROSS = Link(1e-6, 100e9), Link(1e-5, 10e9)

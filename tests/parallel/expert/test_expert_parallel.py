@@ -20,8 +20,9 @@ from minidist.comm import Cluster, Communicator
 from minidist.comm.threads_wire.cluster import Link
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.experts import Experts
-from minidist.model.moe import RoutedExperts, rebalance, routed_in
+from minidist.model.moe.balance import rebalance
+from minidist.model.moe.experts import Experts
+from minidist.model.moe.routed import RoutedExperts, routed_in
 from minidist.parallel import DDP, FSDP
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.apply import parallelize
@@ -399,7 +400,7 @@ def test_the_auxiliary_loss_alone_is_one_number(
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="star"), "there is no way 'star' to reach experts: choose"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="hierarchical"), "ranks 0, 1 lie on nodes of 2: use the way 'direct'"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="plain", ep_fp8=True), "sends nothing in 8 bits"),
-        (GPTConfig(hidden=16, heads=2), Layout(dp=2, ep=2), Recipe(), "ep=2: GPT has no experts to share out"),
+        (GPTConfig(hidden=16, heads=2), Layout(dp=2, ep=2), Recipe(), "ep=2: the model has no experts to share out"),
     ],
 )  # fmt: skip
 def test_what_is_refused(config: GPTConfig, layout: Layout, recipe: Recipe, sentence: str) -> None:

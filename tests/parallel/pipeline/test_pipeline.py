@@ -22,9 +22,9 @@ from minidist.model import GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.pipeline.actions import Action
 from minidist.parallel.pipeline.communicate import with_communication
-from minidist.parallel.pipeline.executor import Pipeline, Run, tie_stages
+from minidist.parallel.pipeline.executor import Pipeline, Run
 from minidist.parallel.pipeline.schedules import plan
-from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
+from minidist.parallel.pipeline.stage import balance, take_stages, tie_stages, tied_names
 from minidist.parallel.recipe import Recipe
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))

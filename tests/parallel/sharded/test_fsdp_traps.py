@@ -510,7 +510,7 @@ def test_a_freed_parameter_says_so_to_whoever_reads_it_or_writes_into_it(frozen:
                 RuntimeError, match=r"head\.weight is freed between the forwards of its unit, so"
             ):
                 read(weight)
-        assert weight.shape == wrapped.slice_of(weight).placement.shape  # type: ignore[attr-defined]
+        assert weight.shape == wrapped.slice_of(weight).placement.slice.shape  # type: ignore[attr-defined]
         assert weight.double() is weight
         assert (weight.grad is None) == frozen
         assert (

@@ -165,7 +165,7 @@ def test_optimizer_state_of_any_number_of_ranks(stage: type[ZeRO1]) -> None:
         if given:
             optimizer.load_state_dict(given)
             for piece in model.slices:  # type: ignore[union-attr]
-                placement = placement_of(piece)
+                placement = placement_of(piece).slice
                 assert placement is not None and len(optimizer.state[piece]["exp_avg"]) == len(
                     piece
                 )

@@ -32,7 +32,7 @@ from minidist.comm import Communicator
 from minidist.model import Where
 from minidist.model.dropout import Dropout, dropout_mask
 from minidist.parallel import clip_by_global_norm
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 from minidist.parallel.tensor import plan as tensor_plan
 from minidist.parallel.tensor.plan import parallelize_tensor
 from minidist.parallel.tensor.sequence import split_dropout
@@ -64,7 +64,7 @@ def test_parity_with_a_frozen_embedding_and_the_norm_of_all_gradients() -> None:
         )
         found = {}
         for name, gradient in gradients(split).items():
-            placement = tensor_placement_of(split.get_parameter(name))
+            placement = placement_of(split.get_parameter(name)).block
             assert placement is not None
             found[name] = placement.full(gradient)
         assert largest_difference(found, expected) <= 1e-9
@@ -89,7 +89,7 @@ def test_without_the_sum_each_rank_has_its_own_tokens_terms_only(
         loss_of(split, comm).backward()
         found = {}
         for name, gradient in gradients(split).items():
-            placement = tensor_placement_of(split.get_parameter(name))
+            placement = placement_of(split.get_parameter(name)).block
             assert placement is not None
             found[name] = placement.full(gradient) if placement.dim is not None else gradient
         return found

@@ -27,7 +27,7 @@ from minidist.parallel import (
     reduce_from,
     scatter_to,
 )
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 
 WORDS, WIDTH, MIDDLE = 11, 5, 7  # which 2 and 3 ranks do not divide
 TOKENS = torch.tensor([[0, 10, 4], [4, 4, 7]])
@@ -70,7 +70,7 @@ def test_layers_compute_what_torchs_do_from_the_same_weights(ranks: int, gather:
         for layer, reference in zip((embed, up, down), whole, strict=True):
             for name, parameter in reference.named_parameters():
                 mine = layer.get_parameter(name)
-                placement = tensor_placement_of(mine)
+                placement = placement_of(mine).block
                 slices = (
                     (parameter, parameter.grad)
                     if placement is None

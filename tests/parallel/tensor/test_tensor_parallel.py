@@ -25,7 +25,7 @@ from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP, clip_by_global_norm
 from minidist.parallel.data.sampler import share
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import placement_of
 from minidist.parallel.tensor.plan import Plan, gpt_plan, parallelize_tensor
 from minidist.parallel.tensor.styles import (
     ColumnParallel,
@@ -121,7 +121,7 @@ def check_slices(model: GPT, config: GPTConfig) -> None:
     expected = serial(config)[0]
     assert [name for name, _ in model.named_parameters()] == list(expected)
     for name, parameter in model.named_parameters():
-        placement = tensor_placement_of(parameter)
+        placement = placement_of(parameter).block
         if placement is None:  # one rank
             assert largest_difference({name: parameter.detach()}, {name: expected[name]}) <= 1e-9
             continue
@@ -210,7 +210,7 @@ def test_parity_with_clipping_counts_each_element_once() -> None:
             name: placement.full(parameter.grad)
             for name, parameter in split.named_parameters()
             if parameter.grad is not None
-            and (placement := tensor_placement_of(parameter)) is not None
+            and (placement := placement_of(parameter).block) is not None
         }
 
     for ranks in (2, 4):
@@ -238,7 +238,7 @@ def test_parity_with_recomputation(policy: str, sequence: bool) -> None:
         loss_of(model, comm).backward()
         found = {}
         for name, gradient in gradients(model).items():
-            placement = tensor_placement_of(model.get_parameter(name))
+            placement = placement_of(model.get_parameter(name)).block
             assert placement is not None
             found[name] = placement.full(gradient)
         assert largest_difference(found, gradients(expected)) <= 1e-9
@@ -274,7 +274,7 @@ def test_parity_with_data_parallelism_around_it_and_accumulation() -> None:
         ddp.synchronize()
         whole = {}
         for name, parameter in model.named_parameters():
-            placement = tensor_placement_of(parameter)
+            placement = placement_of(parameter).block
             if parameter.grad is not None and placement is not None:
                 whole[name] = placement.full(parameter.grad)
         assert largest_difference(whole, gradients(expected)) <= 1e-9
@@ -549,7 +549,7 @@ def check_plan(comm: Communicator, plan: Plan, sequence: bool = False) -> None:
     parallelize_tensor(model, comm, plan, sequence)
     found = {}
     for name, gradient in gradients_of_mine(model).items():
-        placement = tensor_placement_of(model.get_parameter(name))
+        placement = placement_of(model.get_parameter(name)).block
         assert placement is not None
         found[name] = placement.full(gradient)
     assert largest_difference(found, gradients_of_mine(expected)) <= 1e-9

@@ -24,13 +24,14 @@ from minidist.trainer.checkpoint.store import complete
 FAULTY = """
 import os, time
 from minidist.parallel.pipeline import executor
-backward, calls = executor.Run.backward, [0]
+from minidist.parallel.pipeline.actions import Kind
+backward, calls = executor.DO[Kind.BACKWARD], [0]
 def broken(self, *rest, **named):
     calls[0] += 1
     if calls[0] == 4 * 4 + 2 and os.environ["PMI_RANK"] == "1":
         FAULT
     backward(self, *rest, **named)
-executor.Run.backward = broken
+executor.DO[Kind.BACKWARD] = broken
 """
 
 

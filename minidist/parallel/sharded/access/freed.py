@@ -63,8 +63,9 @@ LIKE_IT = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))
 
 
 class FreedParameter(nn.Parameter):
-    """A parameter without memory. Asked for its values, or to change them, it raises
-    RuntimeError.
+    """A parameter without memory.
+
+    Asked for its values, or to change them, it raises RuntimeError.
     """
 
     freed_name: str

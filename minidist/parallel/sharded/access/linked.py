@@ -36,8 +36,9 @@ class ShardedParameter(nn.Parameter):
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
-        """Forget the gradient. Raises ValueError for another one: nobody would reduce it, or step
-        by it.
+        """Forget the gradient.
+
+        Raises ValueError for another one: nobody would reduce it, or step by it.
         """
         strategy = self.strategy()
         if strategy is None:
@@ -77,8 +78,9 @@ class ShardedParameter(nn.Parameter):
 
 
 class LinkedGradients:
-    """Makes each parameter a `ShardedParameter`, until `remove`. Keeps neither parameters nor
-    strategy alive.
+    """Makes each parameter a `ShardedParameter`, until `remove`.
+
+    Keeps neither parameters nor strategy alive.
     """
 
     def __init__(self, strategy: Owner, parameters: Iterable[nn.Parameter]) -> None:

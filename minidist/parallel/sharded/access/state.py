@@ -15,6 +15,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA
 
 from minidist.collectives import all_gather
 from minidist.parallel.data.flatten import views_into
+from minidist.parallel.data.replicas import keeps_more
 from minidist.parallel.sharded.flat import Flat
 
 Names: TypeAlias = dict[nn.Parameter, str]
@@ -39,7 +40,11 @@ def full_gradients(flats: list[Flat], names: Names) -> Iterator[tuple[str, Tenso
         for parameter, piece in shard.slices.items():
             if piece.grad is not None:
                 mine[shard.pieces[parameter]] = piece.grad
-        for parameter, value in zip(flat.parameters, gathered(flat, mine), strict=True):
+        for parameter, value in zip(
+            flat.parameters,
+            gathered(flat, mine),
+            strict=True,
+        ):
             yield names[parameter], None if shard.slices[parameter].grad is None else value
 
 
@@ -47,12 +52,18 @@ def gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
     """Gather all ranks' elements, `mine` being this rank's; return a tensor for each parameter."""
     counts = flat.shard.counts
     whole = torch.empty(sum(counts), dtype=mine.dtype, device=flat.device)
-    all_gather(mine.to(flat.device), flat.shard.comm, out=whole, counts=counts)
+    all_gather(
+        mine.to(flat.device),
+        flat.shard.comm,
+        out=whole,
+        counts=counts,
+    )
     return views_into(whole, flat.parameters)
 
 
 def full_state_dict(model: nn.Module, flats: list[Flat], names: Names) -> dict[str, Tensor]:
     """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+
     Collective.
     """
     whole = {name: value.to("cpu", copy=True) for name, value in full_tensors(flats, names)}
@@ -112,10 +123,3 @@ def load(
         raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
     for write in writes:
         write()
-
-
-def keeps_more(module: nn.Module) -> bool:
-    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a
-    router's bias.
-    """
-    return type(module).set_extra_state is not nn.Module.set_extra_state

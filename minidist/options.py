@@ -1,8 +1,8 @@
-"""Numbers as people write them, read in one place: in flags, in the environment, in files.
+"""How an option is declared, once for the library and the command line, and how numbers are read.
 
-What is returned can be counted with: it is finite, and whole numbers fit into 64 bits. `nan`,
-`1e999`, `²`, a page of digits and true are refused. Messages are the end of a sentence, `must be at
-least 1`: the reader names what it read.
+Numbers come from flags, the environment and files. A number that is read can be counted with: it
+is finite, and a whole one fits into 64 bits. `nan`, `1e999`, `²`, a page of digits and true are
+refused. Messages are the end of a sentence, `must be at least 1`: the reader names what it read.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import Field, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
-WORDS = {int: "a whole number", float: "a number"}
+NUMBERS = {int: "a whole number", float: "a number"}
 MOST = (1 << 63) - 1  # what 64 bits hold
 SHOWN = 60  # characters of a wrong value
 
@@ -94,7 +94,7 @@ def read_number(written: object, kind: type[Number], limit: Limit | None = None)
         If it is none, too large to be counted with, or beyond the limit; the message says what it
         must be.
     """
-    wrong = f"must be {WORDS[kind]}"
+    wrong = f"must be {NUMBERS[kind]}"
     if isinstance(written, bool) or not isinstance(
         written, str | int if kind is int else str | int | float
     ):

@@ -28,7 +28,13 @@ class NativeMpi:
         """MPI_Allreduce in place."""
         self.mpi.Allreduce(MPI.IN_PLACE, array, _operation(combine, array))
 
-    def reduce(self, array: Array, comm: Ranks, root: int, combine: Operation) -> None:
+    def reduce(
+        self,
+        array: Array,
+        comm: Ranks,
+        root: int,
+        combine: Operation,
+    ) -> None:
         """MPI_Reduce in place at the root."""
         at_root, operation = comm.rank == root, _operation(combine, array)
         self.mpi.Reduce(
@@ -39,9 +45,20 @@ class NativeMpi:
         """MPI_Bcast."""
         self.mpi.Bcast(as_bytes(array), root)
 
-    def reduce_scatter(self, chunks: Chunks, out: Array, comm: Ranks, combine: Operation) -> None:
+    def reduce_scatter(
+        self,
+        chunks: Chunks,
+        out: Array,
+        comm: Ranks,
+        combine: Operation,
+    ) -> None:
         """MPI_Reduce_scatter."""
-        self.mpi.Reduce_scatter(chunks.whole, out, chunks.lengths, _operation(combine, out))
+        self.mpi.Reduce_scatter(
+            chunks.whole,
+            out,
+            chunks.lengths,
+            _operation(combine, out),
+        )
 
     def all_gather(self, chunks: Chunks, comm: Ranks) -> None:
         """MPI_Allgatherv, in place: this rank's chunk is filled."""

@@ -40,7 +40,8 @@ class Experts(nn.Module):
         """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add
         up to M.
         """
-        gate, up = self.product(rows, self.gate, counts), self.product(rows, self.up, counts)
+        gate = self.product(rows, self.gate, counts)
+        up = self.product(rows, self.up, counts)
         return self.product(Gated.apply(gate, up), self.down, counts)  # type: ignore[no-untyped-call]
 
 
@@ -75,7 +76,12 @@ class Grouped(torch.autograd.Function):
     """`grouped`, whose backward is grouped as well."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Counts) -> Tensor:
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        counts: Counts,
+    ) -> Tensor:
         """Return [M, O]."""
         ctx.save_for_backward(rows, weight)
         ctx.counts = counts
@@ -86,7 +92,9 @@ class Grouped(torch.autograd.Function):
         """Return the gradients of the rows and of the weight."""
         rows, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_weight = weight_gradient(rows, gradient, ctx.counts) if ctx.needs_input_grad[1] else None
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = weight_gradient(rows, gradient, ctx.counts)
         return products(gradient, weight, ctx.counts), of_weight, None
 
 
@@ -118,7 +126,12 @@ def weight_gradient(rows: Tensor, gradient: Tensor, counts: Counts) -> Tensor:
     return found
 
 
-def add_weight_gradient(total: Tensor, rows: Tensor, gradient: Tensor, counts: Counts) -> None:
+def add_weight_gradient(
+    total: Tensor,
+    rows: Tensor,
+    gradient: Tensor,
+    counts: Counts,
+) -> None:
     """Add gᵀ x of each expert to `total` [E, O, I], by the product itself."""
     for x, g, of_expert in zip(
         torch.split(rows, counts), torch.split(gradient, counts), total, strict=True

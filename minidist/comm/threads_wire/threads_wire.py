@@ -25,6 +25,7 @@ from minidist.comm.job.background import BackgroundThread
 from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger
 from minidist.comm.threads_wire.cluster import Cluster
+from minidist.comm.threads_wire.first_calls import call_once
 from minidist.comm.threads_wire.lanes import Lane, Operation
 from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
@@ -178,6 +179,8 @@ def run(
         wire.lane.thread = threading.current_thread()  # which is about to start the rank's own
         comm = Communicator(wire, Ledger(trace, debug_mode(debug)))
         threads.append(_RankThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))
+    if ranks > 1:
+        call_once()
     try:
         for thread in threads:
             thread.start()

@@ -31,6 +31,7 @@ from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import label, marked_traceback
 from minidist.comm.wire import Wire
 
+BRIEFLY = range(50)  # looks at a flag before this rank is noted as waiting
 SPINS = 1000  # looks at a flag before the core is offered to somebody else
 # seconds between two looks of a stream's thread while its rank is computing on the same core
 NAP = 50e-6
@@ -117,7 +118,7 @@ class MpiWire(Wire):
 
     @property
     def native(self) -> Any:
-        from minidist.comm.mpi_wire.native import NativeMpi
+        from minidist.comm.mpi_wire.native_mpi import NativeMpi
 
         return NativeMpi(self.mpi)
 
@@ -148,7 +149,10 @@ class MpiWire(Wire):
         self._fences = came = self._fences + 1
         self._flags[self.rank][0] = came  # this rank is here
         for rank, flag in enumerate(self._flags):
-            if flag[0] < came:
+            for _ in BRIEFLY:  # the others mostly come before a report could be asked for
+                if flag[0] >= came:
+                    break
+            else:
                 spins = 0
                 status.since, status.waiting = (
                     self.clock(),
