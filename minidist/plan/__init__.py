@@ -10,8 +10,10 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
     step.py, traffic.py, memory.py       the seconds of its step, the bytes it sends, the bytes of a GPU
     search.py, cost.py                   which layout, and what the run costs
 
-The tables beside them (`constants.toml`, `devices.toml`, ...) have every number with its source, and
-`ranges.toml` says what a number may be. `python -m minidist plan` prints the predictions.
+The tables beside them have the numbers with their sources: `constants.toml` those of all
+predictions, `devices.toml` those of a card (with the speed that its links reach), `clusters.toml`
+those of a network; the hours that failures cost stand at the head of `cost.py`. `ranges.toml` says
+what a number may be. `python -m minidist plan` prints the predictions.
 `published/` compares them with published runs (`plan check`).
 """
 

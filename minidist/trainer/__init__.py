@@ -10,4 +10,8 @@ tokens from `corpus/` and `batches.py`, its optimizer from `optimizer.py`, its l
 
 `flags.py` makes a `Config` of a command line; `foreign/` reads other programs' options and weights.
 `files.py` reads and checks any file from elsewhere.
+
+To change the sentence that refuses an option, see `config.py` for what is wrong with it alone,
+`mesh.py` with these ranks, the `faults` and `check` of its strategy with this model, and
+`checked.py` with these tokens.
 """

@@ -7,8 +7,10 @@ attention `probe.py` has tried out before. What computes a block is `flash.py`, 
 functions are flash attention, forward and backward, on a page; `flash_triton.py` has their loops as
 kernels for a GPU.
 
-`options.py` has what a user can ask for. It needs no torch, so the names that are exported stand in
-`exports.py`, which is imported when one of them is asked for.
+`options.py` has what a user can ask for; the number of ranks, `--cp`, stands with those of all axes
+in `trainer/options.py`. What does not fit is refused by `ContextParallelism.faults` and `check`
+(`context_parallel.py`), heads by `heads_fault` (`ulysses.py`). `options.py` needs no torch, so the
+names that are exported stand in `exports.py`, which is imported when one of them is asked for.
 """
 
 from typing import TYPE_CHECKING

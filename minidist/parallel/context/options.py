@@ -1,4 +1,4 @@
-"""The options of context parallelism."""
+"""The options of context parallelism; `--cp` itself is one of `trainer/options.py`."""
 
 from dataclasses import dataclass
 

@@ -9,5 +9,7 @@ next, and this has buckets (`buckets.py`), each filling, launched or done.
 gradients must come, `backward.py` has the hooks on backward, `flatten.py` lays tensors end to end,
 `replicas.py` makes the ranks equal at the start, and `sampler.py` deals out the samples.
 
-`options.py` has what a user can ask for, of `sharded/` too.
+`options.py` has what a user can ask for, of `sharded/` too; classes that are used without a recipe
+have defaults of their own. To change which gradients share a bucket, see `partition` (`buckets.py`);
+in which order they are dealt out, `Reducer.__init__`.
 """

@@ -11,9 +11,9 @@ what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages a
 `executor.py` runs them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here
 imports torch. `options.py` has what a user can ask for.
 
-To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for
+To add a kind of action, or to change one, name it in `actions.py` (`Kind`). `order.py` says what it waits for
 (`needs`), `check.py` how often a plan has it, `simulate.py` what it costs, `executor.py` how it is
-done (`Run.do`), and `draw/pipeline.py` its colour. `communicate.py` decides where in a rank's line
+done (`DO`), and `draw/pipeline.py` its colour. `communicate.py` decides where in a rank's line
 the reduction of gradients stands, and `executor.py` (`Pipeline.step`) in which backward reducing
 really begins.
 """

@@ -13,7 +13,11 @@ gradients. `fsdp.py`: `FSDP` has all of these, and is what a user sees.
 `ranks.py` says who cuts what, and compares what the ranks do; `policy.py` chooses the units.
 `zero_plus_plus.py` sends fewer bytes, by another `Transport` of the flats. `sharded_optimizer.py`
 shards the optimizer's state alone. `access/` is what is asked from outside, between the uses of a
-unit. The optimizers of slices are in `parallel/optimizer/over_slices.py`.
+unit. The optimizers of slices are in `parallel/optimizer/over_slices.py`, the options in
+`data/options.py`.
+
+One unit is gathered ahead: in forward `Window.enter` says which, in backward `Passes`. `MOST`
+(`window.py`) is only how many units may have memory.
 """
 
 from minidist.parallel.sharded.plain import PlainUnit, PlainZeRO

@@ -8,7 +8,8 @@
     the gradient of a parameter            `gradient_arrived`  reduces a unit whose gradients have all come
     the end of backward                    `_backward_ended`   reduces what is left
 
-The verbs are those of torch's `FSDPState`. Which unit comes next is the `Window`'s business.
+The verbs are those of torch's `FSDPState`. The `Window` knows which unit comes next; when to
+gather it in backward is decided here.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,9 @@ from itertools import pairwise
 from minidist.parallel.sharded.ranks import Ranks
 from minidist.parallel.sharded.unit import ShardedState, Unit
 
-MOST = 2  # units that may be unsharded at a time, besides the root
+# Units that may be unsharded at a time, besides the root: a limit of memory. However large it is, one
+# unit is gathered ahead: the one that `unshard` calls `then`.
+MOST = 2
 
 
 class Window:

@@ -129,9 +129,9 @@ class Writer:
 
 def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Piece]:
     """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and
-    scales of fp8.
+    what the `state` of each strategy names, such as scales of fp8 and biases of routers.
     """
-    # the scales of a layer are equal on both axes
+    # what strategies name is equal on both axes
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:
         for name, tensor in parallel.state().items():
             yield Piece(name, Extent.of(tensor.shape), tensor)
