@@ -28,11 +28,10 @@ def temporary(
 
     Two temporaries in use at the same time need different slots.
     """
-    key, temporaries = (
-        (slot, dtype_name(like), device_name(like)),
-        comm.keep(Temporaries, Temporaries),
-    )
-    if (found := temporaries.get(key)) is None or len(found) < count:
+    key = (slot, dtype_name(like), device_name(like))
+    temporaries = comm.keep(Temporaries, Temporaries)
+    found = temporaries.get(key)
+    if found is None or len(found) < count:
         found = temporaries[key] = empty(like, count)
     return found if len(found) == count else found[:count]
 
@@ -47,7 +46,8 @@ def cut(length: int, parts: int) -> list[int]:
     first.
     """
     whole, rest = divmod(length, parts)
-    return [whole + 1] * rest + [whole] * (parts - rest)
+    longer = [whole + 1] * rest
+    return longer + [whole] * (parts - rest)
 
 
 def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]:

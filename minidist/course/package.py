@@ -37,16 +37,19 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
     needed = " ".join(f"'{line}'" for line in requirements() if line.startswith(NEEDED))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
         for script in sorted(Path(__file__).with_name("autograder").iterdir()):
-            text = script.read_text(encoding="utf-8").replace("{{requirements}}", needed)
-            text = text.replace("{{lesson}}", lesson.name).replace("{{seed}}", str(seed))
+            text = script.read_text(encoding="utf-8")
+            text = text.replace("{{requirements}}", needed)
+            text = text.replace("{{lesson}}", lesson.name)
+            text = text.replace("{{seed}}", str(seed))
             entry = zipfile.ZipInfo(script.name)
             entry.external_attr = 0o100755 << 16  # a file that may be executed
             file.writestr(entry, text)
         for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in (".py", *DATA) and path.relative_to(PACKAGE).parts[0] not in COURSE:
                 file.write(path, path.relative_to(PACKAGE.parent))
-        for path in (path for name in PARTS for path in sorted(lesson.folder.glob(name))):
-            file.write(path, Path("lessons", lesson.name, path.name))
+        for name in PARTS:
+            for path in sorted(lesson.folder.glob(name)):
+                file.write(path, Path("lessons", lesson.name, path.name))
     return out
 
 
@@ -56,9 +59,8 @@ def requirements() -> list[str]:
     """
     file = PACKAGE.parent / "requirements.txt"
     if file.is_file():
-        return [
-            line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()
-        ]
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [line.partition("#")[0].strip() for line in lines]
     try:
         return [line for line in requires("minidist") or [] if "extra ==" not in line]
     except PackageNotFoundError:

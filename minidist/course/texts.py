@@ -31,7 +31,9 @@ class Texts:
         exercise: str,
         lesson: str,
     ) -> None:
-        self.task, self.exercise, self.lesson = task, exercise, lesson
+        self.task = task
+        self.exercise = exercise
+        self.lesson = lesson
         self.own: set[CodeType] = set()
         self.before: Set[int] = frozenset()
         self.looks: dict[Path, set[Looks]] = {}
@@ -69,13 +71,16 @@ class Texts:
         others.
         """
         names = {*code.co_names, *code.co_varnames} - {".0"}
+        if len(code.co_code) < SHORTEST:
+            return ""
         for module, path, text in self.barred:
-            if len(code.co_code) >= SHORTEST and all(name in text for name in names):
-                if path not in self.looks:
-                    whole = compile(text, str(path), "exec")
-                    self.looks[path] = set(map(looks_of, codes_in(whole)))
-                if looks_of(code) in self.looks[path]:
-                    return module
+            if not all(name in text for name in names):
+                continue
+            if path not in self.looks:
+                whole = compile(text, str(path), "exec")
+                self.looks[path] = set(map(looks_of, codes_in(whole)))
+            if looks_of(code) in self.looks[path]:
+                return module
         return ""
 
     @functools.cached_property
@@ -86,8 +91,8 @@ class Texts:
         for name in self.task.not_from:
             if name.partition(".")[0] == PACKAGE.name:
                 place = PACKAGE.joinpath(*name.split(".")[1:])
-                files = (place.with_suffix(".py"), *place.rglob("*.py"))
-                found |= {path: dotted(path) for path in files}
+                for path in (place.with_suffix(".py"), *place.rglob("*.py")):
+                    found[path] = dotted(path)
         there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
         return [(name, path, path.read_text(encoding="utf-8")) for path, name in there]
 
@@ -114,5 +119,5 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def looks_of(code: CodeType) -> Looks:
     """Return what code is recognized by: not by its name, its file, its lines or its texts."""
-    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType | str)]
-    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
+    constants = tuple(repr(each) for each in code.co_consts if not isinstance(each, CodeType | str))
+    return code.co_code, code.co_names, code.co_varnames, constants

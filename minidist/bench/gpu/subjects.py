@@ -77,7 +77,8 @@ def products(setting: Setting) -> Iterator[Counted]:
     """Seconds of x weightᵀ, gradient weight and gradientᵀ x: of operands that have 16 or 8 bits
     already.
     """
-    device, width = torch.device(setting.options.device), SIZES[setting.options.device][-1]
+    device = torch.device(setting.options.device)
+    width = SIZES[setting.options.device][-1]
     if not wanted("products", setting.options) or not supports(E4M3, device):
         return
     one = torch.ones((), device=device)
@@ -116,9 +117,10 @@ def attention(setting: Setting) -> Iterator[Counted]:
     if not wanted("attention", options):
         return
     heads, length, size = ATTENTION[options.device]
-    shape, bits = (1, length, heads, size), torch.bfloat16
+    shape = (1, length, heads, size)
     q, k, v, gradient = (
-        torch.randn(shape, device=options.device, dtype=bits).transpose(1, 2) for _ in range(4)
+        torch.randn(shape, device=options.device, dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(4)
     )
     backends = {"FLASH_ATTENTION": SDPBackend.FLASH_ATTENTION}
     if options.device == "cuda" and capability() != (0, 0):
@@ -168,4 +170,6 @@ def wanted(case: str, options: Options, usually: bool = True) -> bool:
     """Tell whether a case is to be measured: if cases were chosen, those with the words in their
     names.
     """
-    return any(words in case for words in options.case) if options.case else usually
+    if not options.case:
+        return usually
+    return any(words in case for words in options.case)

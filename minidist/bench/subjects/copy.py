@@ -53,7 +53,8 @@ def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
     """Rank 1 reads what rank 0 has just written, then the other way round; return the slower one's
     seconds.
     """
-    slowest, target = 0.0, np.full(BLOCK, 0, np.uint8)
+    slowest = 0.0
+    target = np.full(BLOCK, 0, np.uint8)
     for writer, reader in ((0, 1), (1, 0)):
         if comm.rank == writer:
             windows[writer][:] = 1
@@ -61,5 +62,6 @@ def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
         started = time.perf_counter()
         if comm.rank == reader:
             np.copyto(target, windows[writer])
-        slowest = max(slowest, max(comm.roll_call(time.perf_counter() - started)))
+        seconds = time.perf_counter() - started
+        slowest = max(slowest, *comm.roll_call(seconds))
     return slowest

@@ -100,8 +100,9 @@ def quantize(weights: Tensor) -> NF4Tensor:
     middles = (table[1:] + table[:-1]) / 2
     nearest = torch.bucketize(scaled, middles).flatten()[: len(flat)]
     pairs = _rows(nearest.to(torch.uint8), 2)  # [n/2, 2]
+    codes = pairs[:, 0] << 4 | pairs[:, 1]
     return NF4Tensor(
-        pairs[:, 0] << 4 | pairs[:, 1],
+        codes,
         scales,
         steps,
         mean,
@@ -116,9 +117,11 @@ def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         dtype=dtype,
         device=packed.codes.device,
     )
-    # [256, 2]: high bits, low bits
-    both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)
-    flat = F.embedding(packed.codes.int(), both).flatten()[: packed.shape.numel()]
+    of_high_bits = table.repeat_interleave(16)
+    of_low_bits = table.repeat(16)
+    both = torch.stack((of_high_bits, of_low_bits), dim=1)  # [256, 2]
+    pairs = F.embedding(packed.codes.int(), both)
+    flat = pairs.flatten()[: packed.shape.numel()]
     scales = _widen(packed.scales, packed.steps, packed.mean).to(dtype)
     whole = len(flat) // BLOCK * BLOCK
     flat[:whole].view(-1, BLOCK).mul_(scales[: whole // BLOCK, None])
@@ -128,7 +131,8 @@ def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _widen(scales: Tensor, steps: Tensor, mean: Tensor) -> Tensor:
     """Return the scales in float32. They are never negative; rounding errors are clamped."""
-    return (scales * steps.repeat_interleave(GROUP)[: len(scales)] + mean).clamp_(min=0)
+    of_each = steps.repeat_interleave(GROUP)[: len(scales)]
+    return (scales * of_each + mean).clamp_(min=0)
 
 
 def _rows(flat: Tensor, length: int) -> Tensor:

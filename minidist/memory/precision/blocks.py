@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256  # numbers that share a scale
-# 3 bits of mantissa; as DeepSeek-V3 sends activations
-FLOAT8, FLOAT8_BLOCK = torch.float8_e4m3fn, 128
+FLOAT8 = torch.float8_e4m3fn  # 3 bits of mantissa
+FLOAT8_BLOCK = 128  # as DeepSeek-V3 sends activations
 
 
 def pack(rows: Tensor, bits: int) -> Tensor:
@@ -30,17 +30,20 @@ def pack(rows: Tensor, bits: int) -> Tensor:
     Tensor
         uint8 [R, n * bits / 8 + n / BLOCK * 4].
     """
-    count, top = len(rows), 2 ** (bits - 1) - 1
+    count = len(rows)
+    largest_code = 2 ** (bits - 1) - 1
     blocks = rows.reshape(count, -1, BLOCK).float()
-    scales = blocks.abs().amax(-1, keepdim=True) / top
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scales = largest / largest_code
     in_steps = torch.where(scales > 0, blocks / scales, 0.0)
     codes = in_steps.round_().to(torch.int8).reshape(count, -1)
-    # the earlier number of each pair takes the high bits; & 15 keeps the low four of a negative
-    # number
     if bits == 4:
-        codes = (codes[:, ::2] << 4) | (codes[:, 1::2] & 15)
+        high = codes[:, ::2] << 4  # the earlier number of each pair
+        low = codes[:, 1::2] & 15  # the low four bits, of a negative number too
+        codes = high | low
     scales = scales.reshape(count, -1)
-    return torch.cat((codes.view(torch.uint8), scales.view(torch.uint8)), dim=1)
+    parts = codes.view(torch.uint8), scales.view(torch.uint8)
+    return torch.cat(parts, dim=1)
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
@@ -53,11 +56,13 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     )
     signed = codes.contiguous().view(torch.int8)
     if bits == 4:  # shifting a signed number right keeps its sign
-        signed = torch.stack((signed >> 4, (signed << 4) >> 4), dim=-1)
-    blocks: Tensor = signed.reshape(rows, -1, BLOCK) * scales.contiguous().view(
-        torch.float32
-    ).unsqueeze(-1)
-    return blocks.reshape(rows, count)
+        high = signed >> 4
+        low = (signed << 4) >> 4
+        signed = torch.stack((high, low), dim=-1)
+    blocks = signed.reshape(rows, -1, BLOCK)
+    steps = scales.contiguous().view(torch.float32)
+    numbers: Tensor = blocks * steps.unsqueeze(-1)
+    return numbers.reshape(rows, count)
 
 
 def pack_float8(rows: Tensor) -> Tensor:
@@ -74,10 +79,11 @@ def pack_float8(rows: Tensor) -> Tensor:
     )
     largest = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     scales = largest / torch.finfo(FLOAT8).max
-    codes = (blocks / scales).to(FLOAT8).flatten(1)[:, : rows.shape[1]]
-    return torch.cat(
-        (codes.contiguous().view(torch.uint8), scales.flatten(1).view(torch.uint8)), dim=1
-    )
+    padded_codes = (blocks / scales).to(FLOAT8).flatten(1)
+    codes = padded_codes[:, : rows.shape[1]].contiguous()
+    scales = scales.flatten(1)
+    parts = codes.view(torch.uint8), scales.view(torch.uint8)
+    return torch.cat(parts, dim=1)
 
 
 def unpack_float8(packed: Tensor, count: int) -> Tensor:
@@ -86,7 +92,5 @@ def unpack_float8(packed: Tensor, count: int) -> Tensor:
         part.clone(memory_format=torch.contiguous_format)
         for part in packed.tensor_split([count], 1)
     )
-    return (
-        codes.view(FLOAT8).float()
-        * scales.view(torch.float32).repeat_interleave(FLOAT8_BLOCK, 1)[:, :count]
-    )
+    of_each = scales.view(torch.float32).repeat_interleave(FLOAT8_BLOCK, 1)[:, :count]
+    return codes.view(FLOAT8).float() * of_each

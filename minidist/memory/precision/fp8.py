@@ -36,7 +36,8 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.memory.precision.mixed import supports
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 
 
 def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",)) -> list[str]:
@@ -193,11 +194,9 @@ class DelayedScale:
         One element that is not finite turns all of them into NaN: saturating it would hide the
         overflow.
         """
-        amax = (
-            torch.linalg.vector_norm(x, torch.inf).float()
-            if x.numel()
-            else torch.zeros_like(self.amax)
-        )
+        amax = torch.zeros_like(self.amax)
+        if x.numel():
+            amax = torch.linalg.vector_norm(x, torch.inf).float()
         if learn:
             self.amax = torch.maximum(self.amax, amax)
         past = self.history.max()
@@ -220,9 +219,11 @@ class Float8Product(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, scales: tuple[DelayedScale, ...], learn: bool
     ) -> Tensor:
         """Multiply [..., D] by [N, D]ᵀ, and save both in float8."""
-        ctx.gradient_scale, ctx.learn, ctx.dtype = scales[2], learn, weight.dtype
-        x8, x_scale = scales[0].cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
-        weight8, weight_scale = scales[1].cast(weight, learn)  # [N, D]
+        of_x, of_weight, ctx.gradient_scale = scales
+        ctx.learn = learn
+        ctx.dtype = weight.dtype
+        x8, x_scale = of_x.cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
+        weight8, weight_scale = of_weight.cast(weight, learn)  # [N, D]
         ctx.save_for_backward(
             x8,
             x_scale,
@@ -237,8 +238,8 @@ class Float8Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply the gradient of the output, in float8 too, by the saved operands."""
         x8, x_scale, weight8, weight_scale = ctx.saved_tensors
-        # [M, N]
-        g8, g_scale = ctx.gradient_scale.cast(gradient.reshape(-1, len(weight8)), ctx.learn)
+        rows = gradient.reshape(-1, len(weight8))
+        g8, g_scale = ctx.gradient_scale.cast(rows, ctx.learn)  # [M, N]
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
             flat = scaled_matmul(g8, weight8, g_scale, weight_scale, gradient.dtype)  # [M, D]
@@ -269,7 +270,8 @@ def multiply_on_tensor_cores(
     """Call the hardware's product, which multiplies by the reciprocals of the scales. Shapes as in
     `scaled_matmul`.
     """
-    rows, columns = a.contiguous(), b.t().contiguous().t()
+    rows = a.contiguous()
+    columns = b.t().contiguous().t()
     product: Tensor = torch._scaled_mm(
         rows, columns, a_scale.reciprocal(), b_scale.reciprocal(), out_dtype=dtype
     )

@@ -34,7 +34,8 @@ def plain_moe(
         token, place = (choice_NK == number).nonzero(as_tuple=True)
         weighted = weights_NK[token, place, None] * expert(x_ND[token])
         output_ND.index_add_(0, token, weighted)
-    return output_ND, choice_NK.flatten().bincount(minlength=len(experts))
+    counts_E = choice_NK.flatten().bincount(minlength=len(experts))
+    return output_ND, counts_E
 
 
 def plain_balance_loss(scores_NE: Tensor, counts_E: Tensor) -> Tensor:

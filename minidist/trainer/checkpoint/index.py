@@ -52,8 +52,12 @@ def compose(held: dict[str, dict[str, tuple[torch.dtype, Extent]]]) -> str:
         )
         dtype, extent, _ = parts[0]
         held_by = [
-            {"file": file, "block": [p.first, p.last], "elements": [p.start, p.stop]}
-            for _, p, file in parts
+            {
+                "file": file,
+                "block": [piece.first, piece.last],
+                "elements": [piece.start, piece.stop],
+            }
+            for _, piece, file in parts
         ]
         kind = str(dtype).removeprefix("torch.")
         entry = {

@@ -81,8 +81,11 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
     wanted = [piece for piece in wanted if piece.extent.count]
     opened = functools.cache(lambda name: _reading(path / name, lambda file: safe_open(file, "pt")))
     for name, extent, tensor in wanted:
-        there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
-        if there != (here := words(tensor.dtype, extent.shape)):
+        here = words(tensor.dtype, extent.shape)
+        there = "missing"
+        if name in stored:
+            there = words(stored[name].dtype, stored[name].shape)
+        if there != here:
             raise other_model(path, name, there, here)
     sources = [
         list(_readers(path, piece.name, stored[piece.name], piece.extent, opened))
@@ -90,7 +93,8 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
     ]
     with torch.no_grad():
         for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
-            tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
+            content = assemble(extent, readers, stored[name].dtype)
+            tensor.copy_(content.view(tensor.shape))
 
 
 def _readers(
@@ -128,7 +132,10 @@ def _index(path: Path) -> dict[str, index.Stored]:
 def _sums(path: Path) -> dict[str, str]:
     """Return the checksum of each file of a checkpoint."""
     lines = _parsed(path / SUMS, str.splitlines)
-    sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
+    sums = {}
+    for line in lines:
+        checksum, _, name = line.partition("  ")
+        sums[name] = checksum
     needed = {INDEX, STATE} | {
         file for stored in _index(path).values() for _, file in stored.pieces
     }
