@@ -88,17 +88,20 @@ def words(rng: np.random.Generator, ranks: int, vocabulary: int, largest: float 
 # ---------------------------------------------------------------- the checks
 
 
-ENTER, LEAVE = (border("copy_to"), judge_border(True)), (border("reduce_from"), judge_border(False))
-A_MLP, HEADS = ((layer(kind), judge_layer(kind)) for kind in CUTS)
+# Two things about each part of the exercise, which a check unpacks: the program that every rank runs
+# with the student's code, and what judges its results.
+ENTER = border("copy_to"), judge_border(True)
+LEAVE = border("reduce_from"), judge_border(False)
+WHOLE_MLP, HEADS = ((layer(kind), judge_layer(kind)) for kind in CUTS)
 TABLE, LOGITS = ((by_words(array), judge_words(array)) for array in BY_WORDS)
 
 CHECKS = [
     Check(BORDERS, "f: the identity, then a sum", 6, each(terms, (2,), (4,)), *ENTER),
     Check(BORDERS, "g: a sum, then the identity", 6, each(terms, (2,), (4,)), *LEAVE),
     Check(BORDERS, "f under mpirun", 3, each(terms, (2,)), *ENTER, wire="mpi"),
-    Check(MLP, "as the whole MLP", 14, each(mlp, (2, 4, 8), (4, 4, 8)), *A_MLP),
-    Check(MLP, "channels that do not divide", 6, each(mlp, (3, 4, 10)), *A_MLP),
-    Check(MLP, "the same under mpirun", 3, each(mlp, (2, 4, 8)), *A_MLP, wire="mpi"),
+    Check(MLP, "as the whole MLP", 14, each(mlp, (2, 4, 8), (4, 4, 8)), *WHOLE_MLP),
+    Check(MLP, "channels that do not divide", 6, each(mlp, (3, 4, 10)), *WHOLE_MLP),
+    Check(MLP, "the same under mpirun", 3, each(mlp, (2, 4, 8)), *WHOLE_MLP, wire="mpi"),
     Check(ATTENTION, "as the whole attention", 15, each(attention, (2, 4, 2), (4, 4, 2)), *HEADS),
     Check(ATTENTION, "the same under mpirun", 3, each(attention, (2, 2, 2)), *HEADS, wire="mpi"),
     Check(EMBEDDING, "as the whole table", 6, each(words, (2, 6), (3, 10)), *TABLE),
@@ -114,7 +117,12 @@ CHECKS += [
     Check(BORDERS, "f on other rank counts", 3, each(terms, (1,), (3,), (5,)), *ENTER, hidden=True),
     Check(BORDERS, "g on other rank counts", 2, each(terms, (1,), (5,)), *LEAVE, hidden=True),
     Check(
-        MLP, "other sizes and rank counts", 5, each(mlp, (1, 3, 5), (5, 3, 7)), *A_MLP, hidden=True
+        MLP,
+        "other sizes and rank counts",
+        5,
+        each(mlp, (1, 3, 5), (5, 3, 7)),
+        *WHOLE_MLP,
+        hidden=True,
     ),
     Check(ATTENTION, "other heads", 5, each(attention, (1, 2, 3), (3, 6, 3)), *HEADS, hidden=True),
     Check(EMBEDDING, "other vocabularies", 2, each(words, (1, 5), (4, 9)), *TABLE, hidden=True),

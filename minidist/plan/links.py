@@ -92,7 +92,7 @@ class Network:
 
     def card(self) -> float:
         """Return the bytes/s across nodes that each rank of a node gets."""
-        return self.machine.across * self.known["across"] / self.machine.node
+        return self.machine.across * self.known["share_across"] / self.machine.node
 
     def bandwidth(self, group: Group) -> float:
         """Return the bytes/s that each ring of a group gets."""

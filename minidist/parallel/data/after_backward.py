@@ -9,7 +9,7 @@ PlainDataParallel   many              B all-reduces
 from torch import nn
 
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import MIB, partition
+from minidist.parallel.data.buckets import BUCKET_BYTES, partition
 from minidist.parallel.data.plain import reduce_gradients
 from minidist.parallel.data.strategy import DataParallel
 
@@ -60,7 +60,7 @@ class PlainDataParallel(NaiveDataParallel):
         comm: Communicator,
         op: str | None = None,
         unused: bool = False,
-        bucket_bytes: int = 25 * MIB,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         super().__init__(model, comm, op, unused)
         self.buckets = partition(self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes)

@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.flatten import flat_buffer, take_gradients, views_into
+from minidist.parallel.data.options import BUCKET_MIB
 from minidist.parallel.placement import copies_of, placement_of
 
 MIB = 1 << 20
+BUCKET_BYTES = int(BUCKET_MIB * MIB)
+FIRST_BUCKET_BYTES = MIB  # small, so that the first message leaves early in backward
 
 
 class BucketState(Enum):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
-from minidist.parallel.data.buckets import MIB, Bucket, FlatBucket
+from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
 from minidist.parallel.data.reducer import Reducer
 from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.placement import copies_of
@@ -52,8 +52,8 @@ class DDP(DataParallel):
         comm: Communicator,
         op: str | None = None,
         unused: bool = False,
-        bucket_bytes: int = 25 * MIB,
-        first_bucket_bytes: int = MIB,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         *,
         equal: bool = False,
     ) -> None:

@@ -8,6 +8,7 @@ from minidist.options import NOT_NEGATIVE, Limit, Needs, one_of, option
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
+BUCKET_MIB = 25.0
 BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
 OVERLAPPED = Needs("--strategy ddp", "strategy", lambda name: name == "ddp")
 STAGE = Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3)
@@ -34,7 +35,7 @@ class DataParallelOptions:
         kind=str,
     )
     bucket_mib: float = option(
-        25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET, needs=OVERLAPPED
+        BUCKET_MIB, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET, needs=OVERLAPPED
     )
 
 

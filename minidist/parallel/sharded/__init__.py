@@ -16,8 +16,8 @@ shards the optimizer's state alone. `access/` is what is asked from outside, bet
 unit. The optimizers of slices are in `parallel/optimizer/over_slices.py`, the options in
 `data/options.py`.
 
-One unit is gathered ahead: in forward `Window.enter` says which, in backward `Passes`. `MOST`
-(`window.py`) is only how many units may have memory.
+One unit is gathered ahead: in forward `Window.enter` says which, in backward `Window.ahead`, when
+`Passes` asks it. `MOST` (`window.py`) is only how many units may have memory.
 """
 
 from minidist.parallel.sharded.plain import PlainUnit, PlainZeRO

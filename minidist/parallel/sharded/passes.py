@@ -178,7 +178,7 @@ class Passes:
         self.expected.refuse_graphs()
         if not self.end.expect():
             return
-        self.window.unshard(self.root, self.window.previous.get(self.root))
+        self.window.unshard(self.root, self.window.ahead(self.root))
         self.to_reduce = [unit for unit in self.window.in_backward() if unit.parameters]
         for unit in self.window.units:
             unit.arrived.clear()
@@ -189,7 +189,7 @@ class Passes:
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
             at_once = self.ahead_of_time or not unit.parameters
-            self.window.unshard(unit, self.window.previous.get(unit) if at_once else None)
+            self.window.unshard(unit, self.window.ahead(unit) if at_once else None)
 
     def post_backward(self, unit: Unit) -> None:
         """The gradients of a unit's inputs have come: its parameters are no longer needed."""
@@ -212,13 +212,11 @@ class Passes:
             flat.collect([parameter])
         unit.arrived.add(parameter)
         self.used.add(parameter)
-        if (
-            unit in self.window.previous
-            and unit is self.in_backward
-            and 2 * len(unit.arrived) >= len(unit.parameters)
-        ):
+        half_done = 2 * len(unit.arrived) >= len(unit.parameters)
+        ahead = self.window.ahead(unit)
+        if ahead is not None and unit is self.in_backward and half_done:
             # not before about half its activations are free
-            self.window.prefetch(self.window.previous[unit], unit)
+            self.window.prefetch(ahead, unit)
         if self.expected.synchronising:
             self._reduce_ready()
 

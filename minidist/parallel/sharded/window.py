@@ -66,6 +66,10 @@ class Window:
         self.next = dict(pairwise(self.order))
         self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
 
+    def ahead(self, unit: Unit) -> Unit | None:
+        """Return which unit's backward follows this unit's: what to gather ahead of it."""
+        return self.previous.get(unit)
+
     def in_backward(self) -> list[Unit]:
         """Return the units in the order in which all ranks reduce their gradients, the root last:
         in reverse to their forwards.

@@ -32,7 +32,7 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import MIB, Bucket, FlatBucket
+from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
 from minidist.parallel.data.flatten import flat_buffer, views_into
 from minidist.parallel.data.reducer import Reducer
 from minidist.parallel.data.strategy import DataParallel
@@ -109,8 +109,8 @@ class ZeRO1(DataParallel):
         comm: Communicator,
         op: str | None = None,
         unused: bool = False,
-        bucket_bytes: int = 25 * MIB,
-        first_bucket_bytes: int = MIB,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         *,
         equal: bool = False,
         overlap: bool = False,
