@@ -55,6 +55,18 @@ def test_pages_and_lessons_name_no_file_that_is_gone() -> None:
     assert len(named) > 50 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_the_heads_of_docstrings_stand_alone() -> None:
+    """A paragraph on the line that underlines its head is no section to a reader, nor to a tool."""
+    files = [file for folder in ("minidist", "lessons") for file in (ROOT / folder).rglob("*.py")]
+    joined = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in files
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.match(r" *-{4,} \S", line)
+    ]
+    assert joined == []
+
+
 @EACH
 def test_files_and_commands_exist(page: Path) -> None:
     text = page.read_text()

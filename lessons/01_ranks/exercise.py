@@ -77,10 +77,11 @@ def halo(piece: Array, width: int, comm: Communicator) -> Array:
         At least 1, the same on all ranks.
 
     Messages
-    -------- Every rank sends two, of `width` elements each: its last elements to the right
-    neighbour, its first elements to the left neighbour. With two ranks both neighbours are the same
-    rank, and there are still two messages. With one rank there are none: the piece is then its own
-    neighbour on both sides.
+    --------
+    Every rank sends two, of `width` elements each: its last elements to the right neighbour, its
+    first elements to the left neighbour. With two ranks both neighbours are the same rank, and
+    there are still two messages. With one rank there are none: the piece is then its own neighbour
+    on both sides.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -105,8 +106,9 @@ def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -
         At least 1, at most the buffer's length.
 
     Messages
-    -------- Every rank except the last of the chain sends one message for each piece, in order, to
-    its right neighbour. The last rank of the chain, the root's left neighbour, sends nothing.
+    --------
+    Every rank except the last of the chain sends one message for each piece, in order, to its right
+    neighbour. The last rank of the chain, the root's left neighbour, sends nothing.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -139,9 +141,9 @@ def farm(
         other ranks None.
 
     Messages
-    -------- Rank 0 sends one message for each row, and the worker sends one back for its result;
-    each holds one row. Nothing else is sent: both sides know from `shape` how many messages will
-    come.
+    --------
+    Rank 0 sends one message for each row, and the worker sends one back for its result; each holds
+    one row. Nothing else is sent: both sides know from `shape` how many messages will come.
     """
     raise NotImplementedError("task 4 is not started")
 

@@ -36,9 +36,10 @@ def ring_reduce_scatter(chunks: list[Array], comm: Communicator) -> Array:
         list or its arrays, and return none of them (also not with P = 1).
 
     Messages
-    -------- Every rank sends P - 1 messages, all to its right neighbour, one chunk each. It sends
-    every chunk except the one whose sum it returns. (You may leave out messages of length 0.) With
-    P = 1 nothing is sent.
+    --------
+    Every rank sends P - 1 messages, all to its right neighbour, one chunk each. It sends every
+    chunk except the one whose sum it returns. (You may leave out messages of length 0.) With P = 1
+    nothing is sent.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -55,10 +56,10 @@ def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
         arrays; the list keeps its entries.
 
     Messages
-    -------- Every rank sends P - 1 messages, all to its right neighbour, one chunk each: first its
-    own chunk, then always the chunk that it received last. The only chunk that a rank never sends
-    is its right neighbour's own; it receives this one last. (You may leave out messages of length
-    0.)
+    --------
+    Every rank sends P - 1 messages, all to its right neighbour, one chunk each: first its own
+    chunk, then always the chunk that it received last. The only chunk that a rank never sends is
+    its right neighbour's own; it receives this one last. (You may leave out messages of length 0.)
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -75,8 +76,9 @@ def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
         number, or 0.
 
     Messages
-    -------- Every rank sends 2(P - 1), all to its right neighbour, one chunk each. (You may leave
-    out messages of length 0.)
+    --------
+    Every rank sends 2(P - 1), all to its right neighbour, one chunk each. (You may leave out
+    messages of length 0.)
     """
     raise NotImplementedError("task 3 is not started")
 

@@ -48,10 +48,11 @@ def tree_broadcast(buffer: Array, root: int, comm: Communicator) -> None:
         The number of the root, the same on all ranks.
 
     Messages
-    -------- P - 1 in all, each of the whole buffer: one to every rank except the root. Rounds are
-    numbered from 1. The root sends its first message in round 1, its second in round 2, and so on.
-    A rank that receives the data in round k sends its first message in round k + 1. The last round
-    is number ceil(log2 P). (You choose which rank sends to which.)
+    --------
+    P - 1 in all, each of the whole buffer: one to every rank except the root. Rounds are numbered
+    from 1. The root sends its first message in round 1, its second in round 2, and so on. A rank
+    that receives the data in round k sends its first message in round k + 1. The last round is
+    number ceil(log2 P). (You choose which rank sends to which.)
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -80,9 +81,10 @@ def halving_doubling(buffer: Array, comm: Communicator) -> None:
         Of the same length on every rank. The length may be anything, also smaller than P, or 0.
 
     Messages
-    -------- Each rank below Q sends 2 log2 Q messages, of n/2, n/4, ..., n/Q and then n/Q, ..., n/2
-    bytes, if Q divides the length. In addition, each rank from Q on sends one message of n bytes
-    and receives one. (You may leave out messages of length 0.)
+    --------
+    Each rank below Q sends 2 log2 Q messages, of n/2, n/4, ..., n/Q and then n/Q, ..., n/2 bytes,
+    if Q divides the length. In addition, each rank from Q on sends one message of n bytes and
+    receives one. (You may leave out messages of length 0.)
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -128,9 +130,10 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
         that have the same number in their nodes as this rank. All nodes have G ranks.
 
     Messages
-    -------- Use lesson 02's ring on both levels. Then each rank sends 2 (G - 1) messages inside its
-    node and 2 (N - 1) across. Between nodes each rank sends 2 (N - 1)/N · n/G bytes, if N G divides
-    the length.
+    --------
+    Use lesson 02's ring on both levels. Then each rank sends 2 (G - 1) messages inside its node and
+    2 (N - 1) across. Between nodes each rank sends 2 (N - 1)/N · n/G bytes, if N G divides the
+    length.
     """
     raise NotImplementedError("task 4 is not started")
 

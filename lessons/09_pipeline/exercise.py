@@ -127,9 +127,10 @@ def run_step(
         The mean of the losses on the last rank, 0.0 on the others.
 
     Messages
-    -------- For every microbatch, send one message to rank + 1 (the output) and one to rank - 1
-    (the gradient of the input), and nothing else. `comm.send(tensor, to, tag)` waits until the
-    other rank receives, so it may never return if the other rank waits for you. `request =
+    --------
+    For every microbatch, send one message to rank + 1 (the output) and one to rank - 1 (the
+    gradient of the input), and nothing else. `comm.send(tensor, to, tag)` waits until the other
+    rank receives, so it may never return if the other rank waits for you. `request =
     comm.isend(tensor, to, tag)` does not wait; do not change the tensor until `request.wait()` has
     returned. `comm.recv(tensor, source, tag)` fills a tensor of the right shape. Use `tag=m`, and
     no two messages are confused: outputs and gradients go in opposite directions. Do not wait for
@@ -137,10 +138,11 @@ def run_step(
     every request before you return.
 
     Memory
-    ------ When B of a microbatch is done, its input and output must be free: you keep neither of
-    them in a list, and autograd keeps nothing of them. (By then the output has been received,
-    because its gradient has come back: `wait` returns at once.) You may keep gradients that you are
-    sending until the end. (Every `.grad` is None at the call.)
+    ------
+    When B of a microbatch is done, its input and output must be free: you keep neither of them in a
+    list, and autograd keeps nothing of them. (By then the output has been received, because its
+    gradient has come back: `wait` returns at once.) You may keep gradients that you are sending
+    until the end. (Every `.grad` is None at the call.)
 
     You need `tensor.detach()`, `tensor.requires_grad_()` and `output.backward(gradient)`. After
     this backward, the gradient of an input that requires one is in `input.grad`.

@@ -101,8 +101,9 @@ def backward_for_inputs(
         argument of tanh).
 
     Work
-    ---- One matrix product for each layer. Compute no weight gradient here. Do not use autograd. Do
-    not change the arguments: others may need the gradient and the activations.
+    ----
+    One matrix product for each layer. Compute no weight gradient here. Do not use autograd. Do not
+    change the arguments: others may need the gradient and the activations.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -125,12 +126,14 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> list[str]:
     and I have the same order as F and B in 1F1B. You choose where each W goes.
 
     Time
-    ---- Every rank idles for at most (p - 1)(F + I - W), if W takes no longer than F and no longer
-    than I.
+    ----
+    Every rank idles for at most (p - 1)(F + I - W), if W takes no longer than F and no longer than
+    I.
 
     Memory
-    ------ A rank never holds more than p microbatches: those whose F is done and whose W is not.
-    The first rank of 1F1B holds as many.
+    ------
+    A rank never holds more than p microbatches: those whose F is done and whose W is not. The first
+    rank of 1F1B holds as many.
     """
     raise NotImplementedError("task 4 is not started")
 

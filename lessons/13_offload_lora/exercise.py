@@ -92,9 +92,10 @@ def reduce_adapters(model: nn.Module, comm: Communicator) -> None:
     parameter has a gradient on every rank.
 
     Messages
-    -------- Put all gradients end to end into one buffer, in the order of `model.parameters()`, and
-    call `all_reduce(buffer, comm, algorithm="ring")` once. Send nothing else, and nothing of the
-    frozen parameters.
+    --------
+    Put all gradients end to end into one buffer, in the order of `model.parameters()`, and call
+    `all_reduce(buffer, comm, algorithm="ring")` once. Send nothing else, and nothing of the frozen
+    parameters.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -161,12 +162,13 @@ def offloaded_step(
         w ← w − lr · (m / (1 − β₁^step)) / (√(v / (1 − β₂^step)) + eps)
 
     Order
-    ----- Update the parameters in their order. Leave out those without a gradient, and fetch
-    nothing for them. Read ahead by one: fetch the next state *before* you update the present
-    parameter, and never have more than two states in fast memory. For the parameters a, b, c, d the
-    calls are: fetch a, fetch b, keep a, fetch c, keep b, fetch d, keep c, keep d. (At full scale
-    another stream or thread calls `fetch` and `keep` while this one computes. Here you call them
-    one after the other.)
+    -----
+    Update the parameters in their order. Leave out those without a gradient, and fetch nothing for
+    them. Read ahead by one: fetch the next state *before* you update the present parameter, and
+    never have more than two states in fast memory. For the parameters a, b, c, d the calls are:
+    fetch a, fetch b, keep a, fetch c, keep b, fetch d, keep c, keep d. (At full scale another
+    stream or thread calls `fetch` and `keep` while this one computes. Here you call them one after
+    the other.)
 
     Every call fetches each state again, and remembers nothing of it from the call before: between
     two steps, somebody else may have written to slow memory, for example by loading a checkpoint.

@@ -171,10 +171,11 @@ def train_step(
     The mean loss over the whole batch, before the step, the same on every rank.
 
     Messages
-    -------- Along tp, for each block: one all-reduce of [rows, D] in forward and one in backward.
-    The first block has none in backward, because its input needs no gradient. Along dp: all-reduces
-    of the gradients of this rank's own blocks, once, and of one number for the loss. Send no more
-    bytes than `all_reduce` sends for these, and nothing elsewhere.
+    --------
+    Along tp, for each block: one all-reduce of [rows, D] in forward and one in backward. The first
+    block has none in backward, because its input needs no gradient. Along dp: all-reduces of the
+    gradients of this rank's own blocks, once, and of one number for the loss. Send no more bytes
+    than `all_reduce` sends for these, and nothing elsewhere.
     """
     raise NotImplementedError("task 3 is not started")
 

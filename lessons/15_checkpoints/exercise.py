@@ -90,7 +90,8 @@ def save(
     call `save` together.
 
     Files
-    ----- rank-0003.safetensors : each rank that has pieces writes its own file: the `values` of its
+    -----
+    rank-0003.safetensors : each rank that has pieces writes its own file: the `values` of its
     pieces, by name.
     index.json : for each tensor its dtype and shape, and which file has which of its elements, from
     all ranks:
@@ -116,9 +117,10 @@ def save(
     - No rank returns before the checkpoint is complete.
 
     Between ranks
-    ------------- `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)`
-    returns the list of every rank's x, in the order of the ranks. x is small plain data such as
-    names, shapes and numbers. Do not send tensors.
+    -------------
+    `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)` returns the list of
+    every rank's x, in the order of the ranks. x is small plain data such as names, shapes and
+    numbers. Do not send tensors.
 
     Raises
     ------

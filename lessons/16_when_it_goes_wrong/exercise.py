@@ -45,9 +45,10 @@ def odd_ranks(words: str, comm: Communicator) -> list[int]:
     empty if all texts are equal.
 
     Messages
-    -------- Every rank sends P - 1 messages of 8 bytes each. A message is a digest of words: the
-    same words must give the same digest in every process, and different words different digests,
-    except by a rare chance. You choose to which ranks the messages go.
+    --------
+    Every rank sends P - 1 messages of 8 bytes each. A message is a digest of words: the same words
+    must give the same digest in every process, and different words different digests, except by a
+    rare chance. You choose to which ranks the messages go.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -75,9 +76,10 @@ def first_difference(arrays: dict[str, Array], comm: Communicator) -> tuple[str,
         the same on all ranks.
 
     Messages
-    -------- Every rank sends P - 1 messages of 8 bytes each: a digest of all its arrays together.
-    Only if these digests are not all equal, every rank sends P - 1 more messages; each has one
-    digest of 8 bytes for each array.
+    --------
+    Every rank sends P - 1 messages of 8 bytes each: a digest of all its arrays together. Only if
+    these digests are not all equal, every rank sends P - 1 more messages; each has one digest of 8
+    bytes for each array.
     """
     raise NotImplementedError("task 2 is not started")
 

@@ -6,9 +6,9 @@ nodes.
     inside each node    all-gather
 
 With G ranks a node and N nodes, each rank sends 2 (N - 1)/N n/G bytes to another node. In a flat
-ring the links between nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G
-- 1) latencies instead of 2(P - 1). Nodes of different sizes reduce to one leader each. (Jia et al.
-2018, section 4.2; Mikami et al. 2018 split as here.)
+ring the links between nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are
+2(N - 1) + 2(G - 1) latencies instead of 2(P - 1). Nodes of different sizes reduce to one leader
+each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
 """
 
 from minidist.collectives import fast_ring, tree

@@ -1,7 +1,7 @@
 """Pairwise exchange: in step s, rank r sends to rank r + s and receives from rank r - s, modulo P.
 
-There are P - 1 steps. Each rank sends every chunk of another rank once, straight to its owner: (P -
-1)/P n bytes in P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur,
+There are P - 1 steps. Each rank sends every chunk of another rank once, straight to its owner:
+(P - 1)/P n bytes in P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur,
 Rabenseifner & Gropp 2005, sections 4.3, 4.4.)
 """
 

@@ -8,8 +8,8 @@
 
 An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two
 sends (P - 1)/P n bytes in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each
-of the P - 1 chunks that other ranks own. All links carry equally much. Small buffers are slow: 2(P
-- 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+of the P - 1 chunks that other ranks own. All links carry equally much. Small buffers are slow:
+2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
 """
 
 from minidist.collectives.fast import cut, empty_like

@@ -194,8 +194,8 @@ class Recording:
 
 
 def words(cells: Sequence[Cell], buffers: Mapping[str, Sequence[Contents]], ranks: int) -> str:
-    """Return the names of cells and, if all have the same contents, those: `buffer[2] (ranks 0 +
-    1)`.
+    """Return the names of cells and, if all have the same contents, those:
+    `buffer[2] (ranks 0 + 1)`.
     """
     parts: dict[str, list[str]] = {}
     for name, number in cells:

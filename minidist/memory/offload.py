@@ -7,13 +7,11 @@ chunk.
     fetch     gradients from the device to the CPU; state from its file into memory
     keep      parameters from the CPU to the device; state from memory into its file
 
-AdamW keeps two float32 numbers for each weight. A weight of 16 bits has a float32 master too: 12
-bytes beside its own
-2. With `to="cpu"` the state lies in host memory. A gradient travels down, the update runs on the
-   CPU, and a parameter
-travels up (Ren et al. 2021, ZeRO-Offload, section 4). With `to=folder` the state lies in files, and
-memory holds two chunks of it: one is updated while the other travels. (Rajbhandari et al. 2021,
-ZeRO-Infinity, section 5.)
+AdamW keeps two float32 numbers for each weight. A weight of 16 bits has a float32 master too, so
+its state takes 12 bytes beside its own two. With `to="cpu"` the state lies in host memory: a
+gradient travels down, the update runs on the CPU, and a parameter travels up (Ren et al. 2021,
+ZeRO-Offload, section 4). With `to=folder` the state lies in files, and memory holds two chunks of
+it: one is updated while the other travels. (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.)
 
 The files are mapped into memory and have no name: each vanishes with its tensor, or with the
 process, however that ends. Disk space is claimed when a file is made: a mapped file that meets a

@@ -18,8 +18,9 @@ CUDNN = 91501  # older ones were wrong where 128 does not divide T (pytorch#1698
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H /
-    H_kv).
+    """Attend to the same and earlier positions.
+
+    Head h of `query` reads key-value head h // (H / H_kv).
     """
     if query.device.type == DEVICES:
         q, k, v = at_autocast(query, key, value)

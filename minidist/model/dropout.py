@@ -10,11 +10,11 @@ element of the *serial* activation has an address, and a hash of the address giv
 Every rank that holds the element computes the same bits. Nothing is stored, communicated or
 restored.
 
-The hash is that of SplitMix64. Output i of a generator is a mixing function of `key + (i + 1) *
-GOLDEN`, so it needs no earlier output. A tree of such generators gives each token a key, and each
-channel of the token one output. (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
-generators". Counters instead of state: Salmon et al. 2011, "Parallel random numbers: as easy as 1,
-2, 3".)
+The hash is that of SplitMix64. Output i of a generator is a mixing function of
+`key + (i + 1) * GOLDEN`, so it needs no earlier output. A tree of such generators gives each token
+a key, and each channel of the token one output. (Steele, Lea & Flood 2014, "Fast splittable
+pseudorandom number generators". Counters instead of state: Salmon et al. 2011, "Parallel random
+numbers: as easy as 1, 2, 3".)
 
 Cost: about a dozen integer operations and 16 temporary bytes per element; autograd saves the mask,
 1 byte per element.

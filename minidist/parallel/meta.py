@@ -14,11 +14,11 @@ from minidist.comm import Communicator
 
 
 class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, this thread's matrix products take their time on the rank's clock: operations /
-    `flops` seconds.
+    """Within it, a matrix product of this thread takes its operations / `flops` seconds on the
+    rank's clock.
 
-    With tensors on `meta` and a `Cluster`, a real program tells so how long a step takes: `flops`
-    are the cluster's.
+    With tensors on `meta` and a `Cluster`, whose `flops` they are, a real program tells in this way
+    how long a step takes.
     """
 
     def __init__(self, comm: Communicator, flops: float) -> None:

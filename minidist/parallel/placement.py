@@ -34,11 +34,11 @@ class Block:
     Attributes
     ----------
     name, shape
-        Of the whole parameter.
+        Name and shape of the whole parameter.
     dim : int or None
         The dim along which it is cut; None if every rank holds it whole.
     bounds : Bounds
-        Of each rank, along `dim`.
+        Where each rank's block begins and ends along `dim`.
     copies : int
         How many neighbouring ranks hold the same block: 1 if no two do, the number of ranks if all
         hold the whole.

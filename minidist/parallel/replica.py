@@ -37,7 +37,7 @@ class Replica(Protocol):
     parameters_to_reduce : list[nn.Parameter]
         The trained parameters, in the model's order.
     stream : Stream or None
-        On which the strategy communicates beside computing, if it does.
+        The stream on which the strategy communicates beside computing, if it does.
     alone : bool
         Whether no other rank has a copy.
     whole_parameters : bool

@@ -51,8 +51,8 @@ def bubble(p: int, m: float, v: int = 1, of_step: bool = False) -> float:
 
 
 def in_flight(p: int, m: float, v: int = 1) -> float:
-    """Return for how many microbatches the first stage keeps activations: p, with chunks p + (p -
-    1)/v; never more than m.
+    """Return for how many microbatches the first stage keeps activations: p, or p + (p - 1)/v with
+    chunks, but never more than m.
     """
     started = p + (p - 1) / v if v > 1 else p
     return min(m, started)

@@ -40,7 +40,7 @@ class CheckedRun(NamedTuple):
     mesh : Mesh
         The ranks, and where they lie.
     sizes : GPTConfig
-        Of the whole model.
+        The sizes of the whole model.
     fit : Fit
         How the model is spread over the mesh.
     """

@@ -137,12 +137,12 @@ class Config:
 
     @property
     def precision(self) -> str:
-        """What is computed in."""
+        """The precision of computing."""
         return self.run.precision or ("float64" if self.run.verify else "float32")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and activations.
+        """The dtype of parameters and activations.
 
         With fp8 it is float32: only operands of products have 8 bits.
         """

@@ -64,9 +64,10 @@ def learning_rate(
         is unknown.
 
     References
-    ---------- Loshchilov & Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
-    equation 5 (without restarts). Hu et al. 2024, "MiniCPM", section 4 (wsd); Hägele et al. 2024,
-    "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
+    ----------
+    Loshchilov & Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts", equation 5
+    (without restarts). Hu et al. 2024, "MiniCPM", section 4 (wsd); Hägele et al. 2024, "Scaling
+    Laws and Compute-Optimal Training Beyond Fixed Training Durations".
     """
     if step < 0 or peak < 0 or not 0 <= final_fraction <= 1:
         given = f"step = {step}, peak = {peak}, final_fraction = {final_fraction}"
@@ -123,8 +124,9 @@ def linear_scaling(base_rate: float, base_batch: int, batch: int) -> float:
         If a batch size is not positive.
 
     References
-    ---------- Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
-    section 2.1; warm-up: 2.2.
+    ----------
+    Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", section 2.1;
+    warm-up: 2.2.
     """
     if base_batch < 1 or batch < 1:
         raise ValueError(

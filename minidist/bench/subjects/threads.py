@@ -18,8 +18,8 @@ LATENCY, BANDWIDTH = 10e-6, 10e9
 
 @subject(rounds=5, gloo=False)
 def threads(setting: Setting) -> Iterator[Case | Counted]:
-    """Seconds of one all-reduce, and how far its virtual time is from 2(P-1)(latency + n/(P
-    bandwidth)). No peer.
+    """Seconds of one all-reduce, and how far its virtual time is from the formula of a ring:
+    2(P - 1)(latency + n/(P bandwidth)). No peer.
     """
 
     def program(comm: Communicator) -> float:

@@ -42,8 +42,8 @@ class Group:
     handle : object
         What the engine calls it by.
     pool : Pool
-        Of what is derived from it: that is in the pool before this one is itself, as it keeps its
-        `origin`.
+        The groups derived from it. They return to it before this group returns to its own pool,
+        because each keeps its `origin`.
     """
 
     def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:

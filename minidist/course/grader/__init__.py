@@ -9,9 +9,9 @@
         ├── grading.py    the parent computes the right answer; compare.py says what a wrong one looks like; points
         └── report.py     table, json, junit, gradescope
 
-`calls.py` is for lessons that cut
-layers: it tells which collectives an answer calls. `hang.py` says where each rank stood when the
-time was up. What a lesson is, and which file is graded, stands in `minidist/course/lesson.py`.
+`calls.py` is for lessons that cut layers: it tells which collectives an answer calls. `hang.py`
+says where each rank stood when the time was up. What a lesson is, and which file is graded, stands
+in `minidist/course/lesson.py`.
 
 What a student's process hands back is data. It counts only if it is signed with the nonce of its
 rank, which the child read from a file and deleted before it loaded the student's code. So printed

@@ -1,9 +1,11 @@
 """The process that runs a student's code: all simulated ranks of one case, or one rank of an
 `mpirun`.
 
-    1 be silent; join the other ranks; read what each rank here is given, and its nonce; delete
-    those files 2 load the lesson's checks, then the student's file 3 run the check's program
-    through a witness; see that nothing of the package was replaced; one record per rank
+    1  be silent; join the other ranks; read what each rank here is given, and its nonce; delete the
+       files with them
+    2  load the lesson's checks, then the student's file
+    3  run the check's program through a witness; see that nothing of the package was replaced;
+       write one record per rank
 
 The order is the point: student code that is loaded before step 1 has ended could read the nonces.
 """

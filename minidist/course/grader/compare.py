@@ -1,11 +1,9 @@
 """What came out, held against what should have: a rejection says which misconception gives just
 this.
 
-    expect_close(rank, "the gradient", found, mean, instead={"each rank divides by its own count":
-    lambda: ...})
+    expect_close(rank, "the gradient", found, mean, instead={"each rank divides by its own count": own})
 
-    rank 1: the gradient[0] is 2.5, expected 2: this is what comes out if each rank divides by its
-    own count
+    rank 1: the gradient[0] is 2.5, expected 2: this is what comes out if each rank divides by its own count
 
 The first that fits is told: the known mistakes in `instead`, in their order; then what any array
 can show: nothing was written, it is another rank's, so many times too large, transposed, in another

@@ -148,8 +148,8 @@ def numbered(tests: list[Graded]) -> list[Graded]:
 
 
 def likeliest(tests: list[Graded]) -> list[Graded]:
-    """Of several causes that fit a case, keep those that fit most cases of the same task: a small
-    case may not tell them apart, and another one does.
+    """Keep the causes that fit most cases of a task, where several fit one case: a small case may
+    not tell them apart, and another one does.
     """
     fits = Counter(
         (test.check.task.number, cause) for test in tests for cause in causes(test.output)[1]

@@ -79,8 +79,8 @@ def update(
     """Do step number `age` of AdamW on weights, gradients, means and mean squares of one shape,
     block by block.
 
-    With m̂ = m/(1 - β₁ᵗ) and v̂ = v/c², c = √(1 - β₂ᵗ), the step lr m̂/(√v̂ + ε) is written (lr
-    c/(1 - β₁ᵗ)) m/(√v + cε): both corrections are then numbers, and cost no operation on tensors.
+    With m̂ = m/(1 - β₁ᵗ) and v̂ = v/c², c = √(1 - β₂ᵗ), the step lr m̂/(√v̂ + ε) is written
+    (lr c/(1 - β₁ᵗ)) m/(√v + cε): both corrections are then numbers, and cost no operation on tensors.
     """
     correction = (1 - betas[1] ** age) ** 0.5
     rate = lr * correction / (1 - betas[0] ** age)

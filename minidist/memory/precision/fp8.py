@@ -129,7 +129,8 @@ class Float8Multiply(nn.Module):
     Attributes
     ----------
     histories : Tensor
-        Of the three operands [3, history]: what a checkpoint keeps. Each scale writes to its row.
+        The histories of the three operands [3, history], which a checkpoint keeps. Each scale
+        writes to its row.
     """
 
     def __init__(self, history: int, device: torch.device) -> None:

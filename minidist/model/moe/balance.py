@@ -26,7 +26,7 @@ class Load(NamedTuple):
     dropped : int
         Choices that found no room.
     entropy : float
-        Of a token's scores, in nats, on average; at most ln E.
+        The mean entropy of a token's scores, in nats; at most ln E.
     """
 
     imbalance: float
@@ -41,7 +41,7 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     Parameters
     ----------
     total : Sum
-        Over the ranks that share the step; of a table of all layers, float64 [L, E + 3].
+        Sums a table of all layers, float64 [L, E + 3], over the ranks that share the step.
 
     Returns
     -------

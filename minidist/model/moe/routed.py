@@ -44,14 +44,14 @@ class RoutedExperts(nn.Module):
         What a strategy that spreads the experts over ranks has computed in their place; None:
         `experts`, here.
     sum_over_sequence : Sum
-        Over the ranks that have other tokens of the same sequences. A strategy that splits
+        Sums over the ranks that have other tokens of the same sequences. A strategy that splits
         sequences replaces it.
     bias : Tensor
-        Of each expert, counted in changes of `balance_rate`: int64 [E], so that any layout has the
-        same bits.
+        Each expert's bias, counted in changes of `balance_rate`: int64 [E], so that any layout has
+        the same bits.
     tally : Tensor
-        Since the last `rebalance`: choices of each expert, dropped choices, tokens, their entropy;
-        float64 [E + 3].
+        Counts since the last `rebalance`: choices of each expert, dropped choices, tokens, their
+        entropy; float64 [E + 3].
     """
 
     def __init__(self, config: GPTConfig, index: int) -> None:

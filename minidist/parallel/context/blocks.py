@@ -100,7 +100,7 @@ class Across:
     comm : Communicator
         Along the context axis.
     order : str
-        In which the tokens lie.
+        The order in which the tokens lie.
     serial : Attend
         What attends to the tokens of one rank.
     probe : Probe, optional

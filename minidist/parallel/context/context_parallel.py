@@ -103,7 +103,7 @@ def parallelize_context(
         causal.
     way : {"ring", "all_gather", "ulysses"}
     order : {"zigzag", "contiguous", "striped"}
-        In which the tokens lie; see `order.py`, and call the model with tokens that `shard_tokens`
+        The order in which the tokens lie; see `order.py`, and call the model with tokens that `shard_tokens`
         has cut.
 
     Raises

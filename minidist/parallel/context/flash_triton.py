@@ -90,7 +90,7 @@ def launch(
 ) -> None:
     """Run a program for each tile of `tiled`.
 
-    Of a position, `rows` have d numbers and `numbers` one.
+    For each position `rows` have d numbers, and `numbers` have one.
     """
     query, key = rows[:2]
     batch, heads, length, size = tiled.shape

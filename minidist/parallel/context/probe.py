@@ -109,9 +109,9 @@ def attend_fault(module: nn.Module, attend: Attend, heads: Heads, tokens: int = 
     Parameters
     ----------
     module : nn.Module
-        Whose attention it is. Dropout is looked for as if the module were in training.
+        The module that has this attention. Dropout is looked for as if it were in training.
     heads : Heads
-        With which it is called.
+        The heads with which `attend` is called.
     tokens : int
         The length at which windows are looked for.
 

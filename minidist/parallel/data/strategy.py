@@ -37,9 +37,9 @@ class DataParallel(nn.Module, Replica):
         ranks. There is no default: the wrong one makes all gradients P times too large or too
         small, which Adam hides.
     unused : bool
-        Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad =
-        None`, as in a serial run; finding out costs an all-reduce of one byte for each parameter.
-        Without it, such a parameter is an error.
+        Allow parameters that get no gradient. A parameter that no rank has used then keeps
+        `grad = None`, as in a serial run; finding out costs an all-reduce of one byte for each
+        parameter. Without it, such a parameter is an error.
     equal : bool
         All ranks have the same values already, so nothing is compared and broadcast.
 

@@ -13,8 +13,8 @@ rank sends N - 1 messages to other nodes instead of G (N - 1), each G times as l
 between nodes are the same; up to as many again move inside. (Rajbhandari et al. 2022,
 DeepSpeed-MoE, section 5.2; Nie et al. 2022, HetuMoE.)
 
-With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a scale of 4 bytes: 1
-+ 4/128 bytes an element. What comes back, and all gradients, keep their dtype, since sums of 8-bit
+With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a scale of 4 bytes:
+1 + 4/128 bytes an element. What comes back, and all gradients, keep their dtype, since sums of 8-bit
 numbers would lose too much. (DeepSeek-AI 2024, V3, section 3.3.2.)
 """
 

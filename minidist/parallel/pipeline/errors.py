@@ -41,7 +41,7 @@ class ScheduleError(ValueError):
 def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
     """Return the rows as a table with `cells` in brackets.
 
-    Of a large plan it shows the part around the first of them.
+    If the plan is large, the table shows the part around the first of them.
 
     A cell directly after the end of a row is printed as `[?]`: the action that should be there is
     missing.

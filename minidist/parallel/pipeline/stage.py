@@ -136,7 +136,7 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
     Parameters
     ----------
     costs : sequence of float
-        Of each layer, in any unit. With equal costs, stages differ by one layer at most.
+        What each layer costs, in any unit. With equal costs, stages differ by one layer at most.
     stages : int
         How many stages; each gets at least one layer.
 
@@ -153,8 +153,8 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
 
     @cache
     def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        """Of `left` stages from layer `first` on: the largest cost, the sum of squares, and where
-        the stages end.
+        """Return the largest cost of `left` stages from layer `first` on, the sum of their squares,
+        and where they end.
         """
         if left == 1:
             return sum(costs[first:]), sum(costs[first:]) ** 2, (len(costs),)

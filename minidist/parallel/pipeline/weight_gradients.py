@@ -38,8 +38,8 @@ class Product:
     """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output
     [.., O].
 
-    Of experts, the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each
-    has.
+    With experts, the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many rows
+    each expert has.
     """
 
     weight: nn.Parameter

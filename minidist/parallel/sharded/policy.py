@@ -25,12 +25,12 @@ class MixedPrecision:
     Attributes
     ----------
     parameters : torch.dtype, optional
-        Of gathered parameters; inputs are cast to it, so it is that of computing and of activations
-        as well.
+        The dtype of gathered parameters. Inputs are cast to it, so computing and activations have
+        it as well.
     reduction : torch.dtype, optional
-        Of gradients while they are summed over ranks; by default that of `parameters`.
+        The dtype of gradients while they are summed over ranks; by default that of `parameters`.
     output : torch.dtype, optional
-        Of what the model returns.
+        The dtype of what the model returns.
     """
 
     parameters: torch.dtype | None = None

@@ -54,11 +54,11 @@ class Ranks:
     across : Communicator or None
         In hybrid sharding, those that have the same shards.
     stream : Stream
-        On which units are gathered, and gradients reduced.
+        The stream on which units are gathered, and gradients reduced.
     single : Communicator
         This rank alone, if some parameters are replicated.
     same : SameSteps
-        By which the ranks that cut compare what they do. `compared` are this and, in hybrid
+        What the ranks that cut use to compare what they do. `compared` are this and, in hybrid
         sharding, that across groups.
     """
 

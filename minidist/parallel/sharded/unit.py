@@ -42,9 +42,10 @@ class Unit:
     Attributes
     ----------
     name : str
-        That of its module; empty for the root.
+        The module's name; empty for the root.
     flats : list[Flat]
-        Of its parameters. `trained` are those of trained ones, `cut` those that are not replicated.
+        The flats of its parameters. `trained` are those of trained parameters, `cut` those that are
+        not replicated.
     parameters : set[nn.Parameter]
         The trained ones.
     arrived : set[nn.Parameter]

@@ -36,7 +36,7 @@ class Window:
     unsharded : list[Unit]
         Those that are gathered, or being gathered, the oldest first; without the root.
     order : list[Unit]
-        In which the last forward called them.
+        The order in which the last forward called them.
     entered : dict[Unit, None]
         Those that any forward of this step called, in order.
     next, previous : dict[Unit, Unit]

@@ -55,9 +55,9 @@ def attention(
 
     Collective, and so is its backward.
 
-    `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value` [H/P *
-    d, D], the same columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys are
-    rotated by their positions.
+    `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value`
+    [H/P * d, D], the same columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys
+    are rotated by their positions.
     """
     inside = copy_to(x, comm)  # f
     heads = []

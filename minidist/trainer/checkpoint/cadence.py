@@ -46,8 +46,8 @@ def daly(write_seconds: float, mtbf_seconds: float) -> float:
 
 
 class Shares(NamedTuple):
-    """Of the time of a run: what goes into training, into writing checkpoints, and is lost by
-    failures.
+    """How the time of a run divides: into training, into writing checkpoints, and into what
+    failures lose.
     """
 
     training: float

@@ -39,7 +39,7 @@ class Extent:
     Attributes
     ----------
     shape : tuple[int, ...]
-        Of the whole tensor; `()` for a single number.
+        Shape of the whole tensor; `()` for a single number.
     dim : int or None
         The dim that tensor parallelism cuts; None if the block is the whole tensor.
     first, last : int

@@ -142,9 +142,8 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
         for moment, value in optimizer.state_of(parameter).items():
             if isinstance(value, Tensor) and value.dim():
                 yield Piece(f"{name}/{moment}", extent, value)
-            elif (
-                extent.count and extent.start == extent.first == 0
-            ):  # one number for the whole parameter
+            elif extent.count and extent.start == extent.first == 0:
+                # one number for the whole parameter, with its first element
                 yield Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value))
 
 

@@ -199,8 +199,9 @@ def split(parts: Parts, held_out: float = 0.1) -> tuple[Parts, Parts]:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples as spans of one long array of tokens: sample i is tokens[starts[i] : starts[i] +
-    lengths[i]].
+    """Samples as spans of one long array of tokens.
+
+    Sample i is `tokens[starts[i] : starts[i] + lengths[i]]`.
 
     Attributes
     ----------

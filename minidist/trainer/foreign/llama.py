@@ -77,7 +77,7 @@ def load_llama(
     directory : path
         Holds `config.json` and the safetensors.
     dtype, device : optional
-        Of the parameters; by default the file's dtype, and the CPU.
+        Dtype and device of the parameters; by default the file's dtype, and the CPU.
 
     Raises
     ------
