@@ -10,18 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import (
-    chain,
-    farm,
-    halo,
-    judge_chain,
-    judge_farm,
-    judge_halo,
-    judge_stuck,
-    judge_token,
-    stuck,
-    token,
-)
+from judges import chain, halo, judge_chain, judge_halo, judge_token, token
+from judges_plans import farm, judge_farm, judge_stuck, stuck
 
 from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 

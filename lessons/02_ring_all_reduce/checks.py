@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 from judges import (
-    cost,
     edges,
     gather,
-    judge_cost,
     judge_edges,
     judge_gather,
     judge_reduce,
@@ -18,6 +16,7 @@ from judges import (
     reduce,
     scatter,
 )
+from judges_cost import cost, judge_cost
 
 from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 

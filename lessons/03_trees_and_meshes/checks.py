@@ -10,16 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import (
-    broadcast,
-    halving,
-    judge_halving,
-    judge_levels,
-    judge_pairs,
-    judge_tree,
-    levels,
-    pairs,
-)
+from judges import broadcast, halving, judge_halving, judge_pairs, judge_tree, pairs
 from judges_cost import (
     crossover,
     judge_crossover,
@@ -28,6 +19,7 @@ from judges_cost import (
     one_level,
     two_levels,
 )
+from judges_levels import judge_levels, levels
 
 from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 

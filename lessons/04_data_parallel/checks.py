@@ -5,7 +5,8 @@ by rounding only.
 from __future__ import annotations
 
 import numpy as np
-from judges import SIZES, accumulated, judge_accumulated, judge_naive, judge_part, naive, part
+from judges import SIZES, judge_naive, judge_part, naive, part
+from judges_accumulated import accumulated, judge_accumulated
 from judges_buckets import assign, bucketed, judge_assign, judge_bucketed
 
 from minidist.course.grader.contract import Case, Check, Draw, Task

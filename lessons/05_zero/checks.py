@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from judges import SIZES, judge_sharded, sharded
+from judges import SIZES, sharded
 from judges_clip import clipped, judge_clipped
 from judges_equation import RECIPES, equation, judge_equation
+from judges_sharded import judge_sharded
 
 from minidist.course.grader import contract
 from minidist.course.grader.contract import Case, Check, Draw, Task

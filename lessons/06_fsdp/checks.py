@@ -8,16 +8,8 @@ whoever keeps them.
 from __future__ import annotations
 
 import numpy as np
-from judges import (
-    come_and_go,
-    cutting,
-    judge_cut,
-    judge_training,
-    judge_unit,
-    judge_unit_values,
-    judge_values,
-    training,
-)
+from judges import come_and_go, cutting, judge_cut, judge_unit, judge_unit_values
+from judges_training import judge_training, judge_values, training
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

@@ -18,12 +18,11 @@ from judges import (
     carried_out,
     judge_carried_out,
     judge_interleaved,
-    judge_place,
     judge_zb_h1,
     label_of,
-    place,
     split,
 )
+from judges_place import judge_place, place
 from judges_split import judge_split
 
 from minidist.course.grader.contract import Case, Check, Draw, Task

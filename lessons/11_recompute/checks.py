@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from judges import judge_between, judge_chain, run_between, run_chain
+from judges import judge_chain, run_chain
+from judges_between import judge_between, run_between
 from judges_plan import follow, judge_account, judge_plan, plan_of, run_account, run_plan
 
 from minidist.course.grader.contract import Case, Check, Draw, Task

@@ -1,4 +1,4 @@
-"""Lesson 11, tasks 2, 3 and 5: the programs that run beside an answer, and their judges."""
+"""Lesson 11, tasks 2 and 3: the programs that run beside an answer, and their judges."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import minidist
 from minidist import Communicator
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, known, sent_by
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, known
 
 
 class Part(nn.Module):
@@ -238,34 +236,6 @@ def begin_gradients(tensors: Sequence[Tensor]) -> None:
         tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
 
 
-def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions, and a silent
-    tail.
-    """
-    enter, leave = (lambda note, x: copy_to(x, comm)), (lambda note, x: reduce_from(x, comm))
-    parts = []
-    for whole in given["weights"]:
-        up, down = (np.array_split(matrix, comm.size)[comm.rank] for matrix in whole)
-        bend, flat = (
-            (lambda note, x, up: note(torch.tanh(note(x @ up.T)))),
-            (lambda note, x, down: note(x @ down)),
-        )
-        parts += [
-            (Part(enter), True),
-            (Part(bend, up), False),
-            (Part(flat, down), False),
-            (Part(leave), True),
-        ]
-    up, down = given["weights"][0]
-    parts += [(Part(bend, up), False), (Part(lambda note, x, down: x @ down, down), False)]
-    x = torch.from_numpy(given["x"].copy()).requires_grad_()
-    begin_gradients([x, *(matrix for part, _ in parts for matrix in part.matrices)])
-    y = exercise.checkpoint_between(parts, x)
-    return forward_and_backward([part for part, _ in parts], x, y) | {
-        "sent": comm.traffic.messages_sent
-    }
-
-
 def forward_and_backward(
     parts: list[Part], x: Tensor, y: Tensor, draw: Callable[[], Any] = tuple
 ) -> dict[str, Any]:
@@ -321,32 +291,6 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **
             raise Wrong(
                 f"rank {rank}: without gradients the block was called {found['quiet']} times, "
                 "expected 1"
-            )
-
-
-def judge_between(
-    case: Case, results: Sequence[Arrays], notes: Sequence[Note], counted: bool = True
-) -> None:
-    """Compare with the stored run, whose messages are those that are needed."""
-
-    @cache
-    def wrongly(slip: str) -> list[Any]:
-        return minidist.run(
-            lambda comm: run_between(Stored(slip), comm, case.given[comm.rank]), case.ranks
-        )
-
-    expected = wrongly("")
-    for rank, found in enumerate(results):
-        compare(
-            rank,
-            found,
-            expected[rank],
-            [1, 2, 2, 1] * len(case.given[rank]["weights"]) + [2, 2],
-            lambda slip, rank=rank: wrongly(slip)[rank],
-        )
-        if counted and (sent := len(sent_by(rank, notes))) != (needed := expected[rank]["sent"]):
-            raise Wrong(
-                f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing"
             )
 
 

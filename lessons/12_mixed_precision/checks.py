@@ -10,18 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from judges import (
-    COPIES,
-    DRAWS,
-    FIRST_SCALE,
-    HISTORY,
-    INTERVAL,
-    judge_descending,
-    judge_nearest,
-    judge_random,
-    judge_scaling,
-)
+from judges import FIRST_SCALE, HISTORY, INTERVAL, judge_descending, judge_scaling
 from judges_float8 import judge_delayed, judge_quantizing
+from judges_rounding import COPIES, DRAWS, judge_nearest, judge_random
 
 from minidist import Communicator
 from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from judges import ask_memory, ask_words, judge_memory, judge_training, judge_words, letters, train
+from judges import ask_memory, ask_words, judge_memory, judge_training, judge_words, train
+from judges_damage import damage, several_differ
 from judges_trace import (
     HORIZON,
     KINDS,
@@ -53,44 +54,6 @@ def words(*groups: Sequence[str]) -> Draw:
         ]
 
     return draw
-
-
-# ---------------------------------------------------------------- task 2: weights that differ
-
-
-def damage(kind: str, where: int, when: int, *who: int, ranks: int = 3) -> Draw:
-    """Draw a training of four steps in which, at step `when`, something becomes of array number
-    `where` on some ranks.
-
-    `kind` is what: `bit` (one bit of one number), `swap` (two numbers change places), `sign` (0.0
-    becomes -0.0), `nan` (on every rank alike), `sum` (two numbers change, their sum does not),
-    `exchange` (arrays 0 and 1 change places), `rest` (a bit of this array and of all behind it) or
-    `nothing`.
-    """
-
-    def draw(rng: np.random.Generator) -> list[Case]:
-        weights = rng.integers(1, 9, (3, 2, 4)).astype(np.float64)
-        weights[:, 0, 0], weights[:, 1, 1] = 20.0, 0.0
-        shared = {
-            "weights": weights,
-            "where": np.array(where),
-            "when": np.array(when),
-            "kind": letters(kind),
-        }
-        given = tuple(
-            {**shared, "mine": np.array(int(not who or rank in who))} for rank in range(ranks)
-        )
-        label = f"{ranks} ranks, {kind}"
-        return [Case(given, label)]
-
-    return draw
-
-
-def several_differ(rng: np.random.Generator) -> list[Case]:
-    """Rank 0 differs in two arrays; or rank 1 differs in one, and rank 2 in the one behind it."""
-    case = damage("others", 0, 1, 1, 2, ranks=5)(rng)[0]
-    case.given[2]["mine"] = np.array(2)  # type: ignore[index]
-    return [*damage("rest", 1, 2, 0)(rng), case]
 
 
 # ---------------------------------------------------------------- task 3: traces

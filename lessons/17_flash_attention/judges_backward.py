@@ -16,12 +16,9 @@ import torch
 from judges import (
     QKV,
     TILE,
-    Meter,
     attention,
     cuts_of,
     expect_tensor,
-    expect_tiles,
-    measured,
     scores_of,
     seen_by,
     tensors,
@@ -29,6 +26,7 @@ from judges import (
     wrong_outputs,
     wrongly_masked,
 )
+from judges_tiles import Meter, expect_tiles, measured
 
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close

@@ -15,20 +15,18 @@ import torch
 from judges import (
     QKV,
     TILE,
-    Meter,
     attention,
     cuts_of,
     expect_finite,
     expect_pair,
-    expect_tiles,
     judge_lse,
-    measured,
     seen_by,
     tensors,
     wrong_masks,
     wrong_outputs,
     wrongly_masked,
 )
+from judges_tiles import Meter, expect_tiles, measured
 from torch import Tensor
 
 from minidist import Communicator

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from judges import QKV, Meter, attention, expect_pair, judge_lse, scores_of, seen_by, tensors
+from judges import QKV, attention, expect_pair, judge_lse, scores_of, seen_by, tensors
+from judges_tiles import Meter
 
 from minidist import Communicator
 from minidist.collectives import COLLECTIVES

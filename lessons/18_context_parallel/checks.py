@@ -11,16 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import (
-    KEYS,
-    judge_forward,
-    judge_meet,
-    judge_memory,
-    run_backward,
-    run_forward,
-    run_meet,
-)
+from judges import judge_forward, judge_memory, run_backward, run_forward
 from judges_backward import judge_backward
+from judges_meet import KEYS, judge_meet, run_meet
 from judges_order import (
     ORDERS,
     expected_positions,
@@ -30,16 +23,8 @@ from judges_order import (
     run_meeting,
     run_positions,
 )
-from judges_step import (
-    MATRICES,
-    VOCABULARY,
-    judge_refusal,
-    judge_step,
-    judge_ulysses,
-    run_refusal,
-    run_step,
-    run_ulysses,
-)
+from judges_step import MATRICES, VOCABULARY, judge_step, run_step
+from judges_ulysses import judge_refusal, judge_ulysses, run_refusal, run_ulysses
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

@@ -4,26 +4,17 @@ and its answer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from judges import Layout, judge_bill, judge_step, run_bill, run_step, same, seconds_of
-from judges_memory import (
-    judge_best,
-    judge_fits,
-    judge_held,
-    room_of,
-    run_best,
-    run_fits,
-)
+from judges import Layout, judge_step, run_step, seconds_of
+from judges_best import judge_best, run_best
+from judges_bill import judge_bill, run_bill
+from judges_memory import judge_fits, judge_held, room_of, run_fits
 from judges_memory import run_held as run_memory
-from judges_proposals import a_machine, a_model, packed, proposals
+from judges_proposals import a_machine, a_model, packed, plans, proposals
 from judges_watch import (
-    LOOKS,
-    Plan,
-    hours_of,
     judge_diagnose,
     judge_undefended,
     run_diagnose,
@@ -129,38 +120,6 @@ def diagnoses(rng: np.random.Generator, *rows: tuple[Layout, int, float]) -> Cas
         idle = share * seconds * rng.uniform(0.99, 1.01)
         told.append([many * layout.dp, *((seconds, idle) if times else (20, 3))])
     return Case((packed(model, layouts=layouts, measured=told),), f"{len(rows)} pipelines")
-
-
-def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
-    """Draw plans, each late or in time by less than some mistake in counting hours, and each
-    mistake as often.
-    """
-    rows: list[Plan] = []
-    shown: Counter[str] = Counter()
-    for number in range(many):
-        hours, mtbf, restart = rng.uniform(2000, 6000), rng.uniform(3e4, 6e4), rng.uniform(0.2, 2)
-        every = rng.choice([2, 6, 24]) if number % 6 else 0
-        kept, shared = (
-            int(rng.integers(1, 5)),
-            (rng.random() < 0.7 if number % 6 else number % 4 == 0),
-        )
-        apart = every or 6  # so that somebody looks where no checkpoint is written, too
-        noticed = rng.choice(
-            [0, (kept - rng.uniform(0.2, 0.8)) * apart, (kept - rng.uniform(1.2, 1.8)) * apart]
-        )
-        noticed = max(0.0, noticed) if number % 4 else (kept - 1) * apart
-        limit, by_rank = rng.random(2) < 0.5
-        plan = Plan(gpus, hours, hours, mtbf, every, kept, shared, restart, limit, by_rank, noticed)
-        takes = hours_of(plan)
-        guesses = {
-            how: hours_of(plan, how) for how in LOOKS if not same(hours_of(plan, how), takes)
-        }
-        how = min(guesses, key=shown.__getitem__)
-        shown[how] += 1
-        rows.append(plan._replace(rented=takes + rng.uniform(0.2, 0.8) * (guesses[how] - takes)))
-    # two failures of 16 hours: just in time
-    rows.append(Plan(64, 1024, 1056, 32768, 16, 2, True, 8, True, True, 16))
-    return Case(({"plans": np.array(rows, float)},), f"{many} plans for {gpus} GPUs")
 
 
 # ---------------------------------------------------------------- the checks

@@ -1,17 +1,23 @@
-"""Lesson 20: what models, machines and layouts the checks ask about. Task 3's layouts show who
-chooses well.
+"""Lesson 20: what models, machines, layouts and plans the checks ask about. Task 3's layouts show
+who chooses well, and task 5's plans who counts hours well.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from judges import Layout, Machine, Model, same
-from judges_memory import REASONS, bytes_of, choice, measured, reasons, refusal
+from judges_best import REASONS, choice, measured, reasons, refusal
+from judges_memory import bytes_of
+from judges_watch import (
+    LOOKS,
+    Plan,
+    hours_of,
+)
 
 from minidist.course.grader.contract import Arrays, Case
 
@@ -173,3 +179,35 @@ def any_layout(rng: np.random.Generator, gpus: int) -> Layout:
         int(flags[1]),
         bool(flags[2]),
     )
+
+
+def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
+    """Draw plans, each late or in time by less than some mistake in counting hours, and each
+    mistake as often.
+    """
+    rows: list[Plan] = []
+    shown: Counter[str] = Counter()
+    for number in range(many):
+        hours, mtbf, restart = rng.uniform(2000, 6000), rng.uniform(3e4, 6e4), rng.uniform(0.2, 2)
+        every = rng.choice([2, 6, 24]) if number % 6 else 0
+        kept, shared = (
+            int(rng.integers(1, 5)),
+            (rng.random() < 0.7 if number % 6 else number % 4 == 0),
+        )
+        apart = every or 6  # so that somebody looks where no checkpoint is written, too
+        noticed = rng.choice(
+            [0, (kept - rng.uniform(0.2, 0.8)) * apart, (kept - rng.uniform(1.2, 1.8)) * apart]
+        )
+        noticed = max(0.0, noticed) if number % 4 else (kept - 1) * apart
+        limit, by_rank = rng.random(2) < 0.5
+        plan = Plan(gpus, hours, hours, mtbf, every, kept, shared, restart, limit, by_rank, noticed)
+        takes = hours_of(plan)
+        guesses = {
+            how: hours_of(plan, how) for how in LOOKS if not same(hours_of(plan, how), takes)
+        }
+        how = min(guesses, key=shown.__getitem__)
+        shown[how] += 1
+        rows.append(plan._replace(rented=takes + rng.uniform(0.2, 0.8) * (guesses[how] - takes)))
+    # two failures of 16 hours: just in time
+    rows.append(Plan(64, 1024, 1056, 32768, 16, 2, True, 8, True, True, 16))
+    return Case(({"plans": np.array(rows, float)},), f"{many} plans for {gpus} GPUs")

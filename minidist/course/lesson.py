@@ -12,8 +12,10 @@
 What a check is made of stands in `grader/contract.py`.
 """
 
+import re
 import sys
 import traceback
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -82,19 +84,27 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
 
 
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson. They may import the judges beside them, and all judges may
-    import `judges.py`.
+    """Return the checks of a lesson. They may import the judges beside them, and judges each other.
 
     Afterwards nobody can import either.
     """
-    # `judges.py` first
-    files = [*sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem), path]
+    files = [*in_order(list(path.parent.glob("judges*.py"))), path]
     try:
         modules = [load_module(file.stem, file) for file in files]
     finally:
         for file in files:
             sys.modules.pop(file.stem, None)
     return list(modules[-1].CHECKS)
+
+
+def in_order(files: list[Path]) -> list[Path]:
+    """Return files that import each other so that each comes after those that it imports."""
+    named = {file.stem: file for file in files}
+    needs = {}
+    for name, file in sorted(named.items()):
+        imported = re.findall(r"^from (\w+) import", file.read_text(encoding="utf-8"), re.MULTILINE)
+        needs[name] = sorted(named.keys() & set(imported))
+    return [named[name] for name in TopologicalSorter(needs).static_order()]
 
 
 def place_of(frame: traceback.FrameSummary) -> str:

@@ -164,8 +164,8 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(
 def test_a_hidden_check_above_the_line_is_noticed(tmp_path: Path) -> None:
     lesson = tmp_path / "in" / LESSON.name
     lesson.mkdir(parents=True)
-    for judges in LESSON.folder.glob("judges.py"):
-        (lesson / "judges.py").write_text(judges.read_text())
+    for judges in LESSON.folder.glob("judges*.py"):
+        (lesson / judges.name).write_text(judges.read_text())
     (lesson / "checks.py").write_text(
         (LESSON.folder / "checks.py").read_text().replace(HIDDEN, "# ")
     )
