@@ -106,14 +106,14 @@ def find(
     ValueError
         If the operation has no such algorithm, or these ranks cannot run it.
     """
-    found = comm.keep(Found, Found)
+    known = comm.kept.get(Found) or comm.keep(Found, Found)
     key = (operation, algorithm, bytes)
-    if key in found:
-        return found[key]
-    name, function = _find(operation, algorithm, bytes, comm)
-    if bytes <= SMALL and name != "native":  # only small ones notice how long this takes
-        found[key] = name, function
-    return name, function
+    found: tuple[str, Callable[..., None]] | None = known.get(key)
+    if found is None:
+        found = _find(operation, algorithm, bytes, comm)
+        if bytes <= SMALL and found[0] != "native":  # only small ones notice how long this takes
+            known[key] = found
+    return found
 
 
 def _find(

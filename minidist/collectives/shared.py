@@ -165,15 +165,16 @@ def _add_up(
     combine: Combine,
 ) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
+    mine, bytes = comm.rank, out.nbytes
     # `out` still holds this rank's own copy: adding in place is cheaper
-    first = out if comm.rank == 0 else copies[0]
-    second = out if comm.rank == 1 else copies[1]
+    first = out if mine == 0 else copies[0]
+    second = out if mine == 1 else copies[1]
     combine(first, second, out)
     for memory in copies[2:]:
         combine(out, memory, out)
-    for peer in range(comm.size):
-        if peer != comm.rank:
-            comm.reach(out.nbytes, peer)
+    for peer in range(len(copies)):
+        if peer != mine:
+            comm.reach(bytes, peer)
 
 
 def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:

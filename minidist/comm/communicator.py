@@ -27,7 +27,7 @@ from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Pending, Span, Timed, name_flow, record_end
+from minidist.comm.request import Pending, Span, name_flow, record_end
 from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -329,14 +329,10 @@ class Communicator:
 
     def span(
         self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None
-    ) -> Span | Timed:
+    ) -> Span:
         """Return a context that records an event around its body and counts the time if it is
         communication.
         """
-        ledger = self.ledger
-        seen = ledger.trace is not None or ledger.mark is not None or engine_bytes is not None
-        if kind != COMPUTE and not seen:
-            return Timed(self.clock, ledger.traffic.waited)
         return Span(self, name, kind, bytes, engine_bytes)
 
     # ---------------------------------------------------------------- helpers

@@ -99,24 +99,6 @@ def record_end(
     )
 
 
-class Timed:
-    """A span of communication that nobody records: only its time is counted.
-
-    One is made in every collective, and small ones notice how long that takes.
-    """
-
-    __slots__ = ("clock", "started", "waited")
-
-    def __init__(self, clock: Callable[[], float], waited: Callable[[float], None]) -> None:
-        self.clock, self.waited = clock, waited
-
-    def __enter__(self) -> None:
-        self.started = self.clock()
-
-    def __exit__(self, *_: object) -> None:
-        self.waited(self.clock() - self.started)
-
-
 class Span:
     """A context around a piece of work: it records one event, and counts time if the work is
     communication.

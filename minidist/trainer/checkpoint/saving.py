@@ -136,7 +136,8 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
         for name, tensor in parallel.state().items():
             yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
-        if not (placement_of(parameter).counts and _first_replica(parallel, parameter)):
+        counts = placement_of(parameter).counts
+        if not (counts and _first_replica(parallel, parameter)):
             continue
         yield Piece(name, extent, parameter)
         for moment, value in optimizer.state_of(parameter).items():
