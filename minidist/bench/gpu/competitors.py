@@ -9,9 +9,9 @@
     FSDP                    minidist.parallel, the same units           MixedPrecision
     FSDP, fp8               the same, its products in 8 bits            MixedPrecision
 
-Compiled are the loss and each block's forward (`compile_blocks`), but in `fully_shard` the block
-itself, which is torchtitan's way. As it is not certain which suits torch better, both take part
-when blocks are compiled. Ours recompute by `recompute`, the others by torch's `checkpoint_wrapper`,
+The loss and each block's forward are compiled (`compile_blocks`); in `fully_shard` the block itself
+is, which is torchtitan's way. It is not certain which suits torch better, so both take part when
+blocks are compiled. Ours recompute by `recompute`, the others by torch's `checkpoint_wrapper`,
 which torchtitan uses as well.
 """
 

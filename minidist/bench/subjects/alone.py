@@ -21,7 +21,7 @@ implementations that are not naive.
     full          minidist.memory.recompute.segments, policy "full"
     torch full    torch.utils.checkpoint.checkpoint(use_reentrant=False) around each block
 
-Compared are the seconds of a step, and the bytes of activations at their peak, as the account
+The bench compares the seconds of a step, and the bytes of activations at their peak, as the account
 counts them. No checkpoint repeats the last matrix product of a block. The three products of the MLP
 are 2/3 of a block, so the second forward is 7/9 of the first, and a step takes 1 + 7/27 = 1.26
 times as long.

@@ -61,7 +61,7 @@ def expect_close(
     """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the
     largest expected value.
 
-    For float64 that was added up in another order. What is not a number differs from everything.
+    The tolerance allows for float64 that was added up in another order. What is not a number differs from everything.
 
     Parameters
     ----------
