@@ -321,7 +321,7 @@ def _run(
     least = None
     if name == "native":
         least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize
-    elif not comm.ledger.seen:
+    elif not comm.seen:
         # Nobody sees a span, and small collectives notice what it costs: only time is counted.
         started = comm.clock()
         try:

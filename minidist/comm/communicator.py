@@ -327,6 +327,11 @@ class Communicator:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)
 
+    @property
+    def seen(self) -> bool:
+        """Whether somebody sees spans: a trace, a profiler or a recorder."""
+        return self.ledger.trace is not None or self.ledger.mark is not None
+
     def span(
         self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None
     ) -> Span:

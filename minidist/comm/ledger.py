@@ -148,11 +148,6 @@ class Ledger:
     def __post_init__(self) -> None:
         self.statuses[id(self.status)] = self.status
 
-    @property
-    def seen(self) -> bool:
-        """Whether somebody records what happens, or may show it to a profiler."""
-        return self.trace is not None or self.mark is not None
-
     def of_group(self) -> Ledger:
         """Return a ledger for another communicator of the same thread; its traffic counts here
         too.

@@ -129,6 +129,8 @@ class Watching(Communicator):
         self.observer.watch(name, flatten(buffer), cells, variable)
         return buffer
 
+    seen = True  # by the observer: spans are steps of the recording
+
     def span(
         self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None
     ) -> Span:

@@ -476,8 +476,8 @@ COLLECTIVES = [
     Mutation(
         "unequal shards are cut with the longer ones last",
         "minidist/collectives/fast.py",
-        old="return [whole + 1] * rest + [whole] * (parts - rest)",
-        new="return [whole] * (parts - rest) + [whole + 1] * rest",
+        old="return longer + [whole] * (parts - rest)",
+        new="return [whole] * (parts - rest) + longer",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
     ),
     Mutation(
