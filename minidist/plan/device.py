@@ -83,7 +83,9 @@ class Constants:
         return self.values[name]
 
     def but(self, **values: float) -> "Constants":
-        """Return the same with some values changed."""
+        """Return the same with some values changed; PlanError if there is no such constant."""
+        if unknown := sorted(values.keys() - self.values.keys()):
+            raise PlanError(f"there is no constant {unknown[0]!r}: constants.toml has all")
         return Constants({**self.values, **values})
 
     @staticmethod

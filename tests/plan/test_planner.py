@@ -72,6 +72,11 @@ def test_every_constant_has_a_source_and_is_inside_its_range(
     Constants.table.cache_clear()
 
 
+def test_a_constant_that_there_is_not_cannot_be_changed() -> None:
+    with pytest.raises(PlanError, match="there is no constant 'across'"):
+        Constants.table().but(across=1.0)
+
+
 # ---------------------------------------------------------------- published runs
 
 

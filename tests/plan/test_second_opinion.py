@@ -41,8 +41,8 @@ SIZES = GPTConfig(
 )
 MODEL = Model(8, 256, 8, 1024, kv=4, ffn=512)
 COUNTED = Constants.table().but(
-    launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, across=1.0, stolen=0.0, streamed=1.0,
-    host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
+    launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, share_across=1.0, stolen=0.0,
+    streamed=1.0, host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
 )  # fmt: skip
 SOFTWARE = Software(
     "counted",
@@ -148,7 +148,7 @@ LAYOUTS = {
 
 OFTEN = (
     *("dp 4", "zero 2, accumulated", "zero 3", "hsdp", "tp 2, sp, recomputed"),
-    *("pp 2, interleaved", "dp 2 x pp 2 x tp 2", "cp 4, recomputed"),
+    *("pp 2, interleaved", "dp 2 x pp 2 x tp 2"),
     *("zero 1", "pp 4", "cp 2"),  # those by which `make mutants` finds slips
 )
 
