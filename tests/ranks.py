@@ -63,10 +63,13 @@ def torchrun(
     *args: str,
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    restarts: int = 0,
 ) -> CompletedProcess[str]:
     """Run `program` under torchrun on `ranks` processes of this machine, as `mpirun` does."""
     python = warm_python()
     where = [
+        "--max-restarts",
+        str(restarts),
         "--nproc-per-node",
         str(ranks),
         "--master-addr",

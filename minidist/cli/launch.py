@@ -3,20 +3,22 @@ installed.
 
 It finds the mpirun of the MPI that this Python speaks (under another MPI's, ranks start but do not
 see each other), sets what that mpirun needs, and marks each line of output with its rank. When a
-time limit passes or Ctrl-C comes, it ends the whole job and leaves no process behind. The exit
-status is the job's.
+time limit passes or Ctrl-C comes, it ends the whole job and leaves no process behind. A job that
+loses a rank can start again (`launch/restarts.py`). The exit status is the job's.
 """
 
 import argparse
 import os
 import signal
 import sys
+from functools import partial
 
 from minidist.comm.errors import LaunchError
-from minidist.launch.jobs import run_job
+from minidist.launch.jobs import Outcome, run_job
 from minidist.launch.mpirun import environment, find_mpirun, torchrun
 from minidist.launch.parser import Parser, flag_of
-from minidist.options import RANKS, SECONDS
+from minidist.launch.restarts import Restarts, run_until_done
+from minidist.options import NOT_NEGATIVE, RANKS, SECONDS
 
 
 def main(argv: list[str]) -> int:
@@ -26,13 +28,20 @@ def main(argv: list[str]) -> int:
     if not options.program:
         parser.error("name a program: minidist launch -n 4 file.py")
     try:
-        command, env = command_line(options)
+        restarts = Restarts(
+            options.ranks,
+            options.max_restarts,
+            options.spares,
+            options.min_ranks,
+            options.replica,
+        )
+        command_line(options)  # once before anything starts
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        outcome = run_job(command, env=env, timeout=options.timeout)
+        outcome = run_until_done(partial(start, options), restarts)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
@@ -43,6 +52,13 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
     return outcome.returncode
+
+
+def start(options: argparse.Namespace, ranks: int, restart: int) -> Outcome:
+    """Run the job once, and tell its ranks how often it was started before."""
+    command, env = command_line(argparse.Namespace(**vars(options) | {"ranks": ranks}))
+    counted = env | {"MINIDIST_RESTARTS": str(restart)}
+    return run_job(command, env=counted, timeout=options.timeout)
 
 
 def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
@@ -99,7 +115,28 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds an operation may wait before who waits for whom is told",
     )
     parser.add_argument(
-        "--timeout", type=seconds, help="seconds the whole job may take before it is ended"
+        "--timeout",
+        type=seconds,
+        help="seconds the whole job, or each start of it, may take before it is ended",
+    )
+    number, ranks = flag_of(int, NOT_NEGATIVE), flag_of(int, RANKS)
+    parser.add_argument(
+        "--max-restarts",
+        type=number,
+        default=0,
+        help="how often a job that has lost a rank starts again (0)",
+    )
+    parser.add_argument(
+        "--spares", type=number, default=0, help="how often what was lost can be replaced (0)"
+    )
+    parser.add_argument(
+        "--min-ranks", type=ranks, default=1, help="the fewest ranks to go on with (1)"
+    )
+    parser.add_argument(
+        "--replica",
+        type=ranks,
+        default=1,
+        help="ranks that are lost together: tp * pp * cp of a layout (1)",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module's name"

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,15 +14,18 @@ from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
+from minidist.comm.start import restarts
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
+from minidist.launch.leaving import Warned, listening
 from minidist.mesh import AXES, Mesh
 from minidist.model import generate
 from minidist.trace import Trace
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
+from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.config import Config
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
@@ -49,6 +53,7 @@ def train(argv: Sequence[str], comm: Communicator) -> int:
 def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     """Set up the same on all ranks, then run, as the only run that saves to its folder."""
     config, notes = together(comm, lambda: parse_with_notes(argv))
+    config = going_on(config, comm)
     if comm.rank == 0 and notes:
         print("\n".join(notes), flush=True)
     torch.set_num_threads(
@@ -66,6 +71,17 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     run = together(comm, lambda: check_run(config, mesh, vocabulary))
     with together(comm, lambda: check_files(config, comm)):
         return run_and_report(run, corpus)
+
+
+def going_on(config: Config, comm: Communicator) -> Config:
+    """Return the run that a job goes on with: one that was restarted resumes, if it has saved
+    anything.
+    """
+    if not (config.run.save and restarts()) or config.run.resume:
+        return config
+    there = complete(Path(config.run.save)) if comm.rank == 0 else []
+    resume = comm.roll_call(bool(there))[0]  # rank 0 looks for all
+    return replace(config, run=replace(config.run, resume=resume))
 
 
 def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
@@ -87,12 +103,17 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
         )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
-    outcome = together(comm, lambda: trainer.run(reporter))
+    with listening() as warned:
+        trainer.warned = warned.__bool__ if config.run.save else None
+        outcome = together(comm, lambda: trainer.run(reporter))
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
     if comm.rank > 0:
         return 0
+    if trainer.leaves:
+        print(left_early(trainer, outcome, warned), flush=True)
+        return 0 if alike else 1
     print_sample(config, outcome, corpus.tokenizer, corpus.prompt)
     verdict = None
     if config.run.verify:
@@ -101,6 +122,16 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
         verdict = compare(config, samples, vocabulary, outcome, file)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
+
+
+def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:
+    """Say to the scheduler where the run stands, and how it goes on."""
+    run, step = trainer.config.run, trainer.first_step + len(outcome.history)
+    return (
+        f"minidist train: saved and left after step {step} of {run.steps}, as "
+        f"{warned.name or 'a signal to another rank'} asked; --save {run.save} --resume goes on "
+        "from there"
+    )
 
 
 def headline(trainer: Trainer, samples: Samples) -> str:

@@ -16,6 +16,7 @@ from minidist.trace import Trace
 
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
+RESTARTS = ("MINIDIST_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
 
@@ -56,6 +57,12 @@ def init(
 def launched_rank() -> str:
     """Return the number of this rank as its launcher says it, before there is a communicator."""
     return next((os.environ[name] for name in MPI_RANKS + TORCH_RANKS if name in os.environ), "0")
+
+
+def restarts() -> int:
+    """Return how often the launcher has started this job before: ours, torchrun or SLURM."""
+    counts = [os.environ.get(name, "") for name in RESTARTS]
+    return max((int(count) for count in counts if count.isdecimal()), default=0)
 
 
 def _communicator(group: Any, limit: float) -> Communicator:

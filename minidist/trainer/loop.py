@@ -82,6 +82,8 @@ class Trainer:
     profiler: torch.profiler.profile | None = None
     bubble: float | None = None  # of the last step
     planned_seconds: float | None = None  # of a step, if somebody has predicted them
+    warned: Callable[[], bool] | None = None  # whether this rank was asked to leave
+    leaves: bool = False  # whether some rank was, before the end of the last step
 
     def __init__(self, run: CheckedRun, start: Start) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
@@ -97,7 +99,7 @@ class Trainer:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
         An `account` watches the last step, and slows it down; `self.profiler`, if set, those that
-        its schedule says.
+        its schedule says. Once `self.warned`, if set, says so on any rank, the run saves and ends.
 
         Raises
         ------
@@ -129,8 +131,11 @@ class Trainer:
                     }
                 if reporter is not None:
                     reporter.step(history[-1])
-                if writer is not None and self._due(step + 1, run.save_every):
+                due = self.leaves or self._due(step + 1, run.save_every)
+                if writer is not None and due:
                     self._save(writer, step + 1, batches.state_dict())
+                if self.leaves:
+                    break
         sent = {axis: now - before[axis] for axis, now in self._sent().items()}
         if writer is not None:
             writer.wait()
@@ -212,17 +217,20 @@ class Trainer:
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
             loss.zero_()  # it is the same along the tensor axis
-        if pipeline is not None:
-            loss = torch.stack([loss, torch.full_like(loss, pipeline.busy)])
-        all_reduce(loss, self.comm)
+        # What all ranks have to know of a step goes with its loss.
+        beside = [] if pipeline is None else [pipeline.busy]
+        beside += [] if self.warned is None else [float(self.warned())]
+        told = torch.cat([loss.view(1), loss.new_tensor(beside)])
+        all_reduce(told, self.comm)
+        self.leaves = self.warned is not None and bool(told[-1])
         # all ranks come here together; on a GPU, whose kernels run later, nothing is known
         if pipeline is not None:
-            loss, busy = loss
             length = (self.comm.clock() - started) * self.comm.size
-            self.bubble = None if self.device.type == "cuda" else max(0.0, 1 - float(busy) / length)
+            on_gpu = self.device.type == "cuda"
+            self.bubble = None if on_gpu else max(0.0, 1 - float(told[1]) / length)
         with self.comm.span("optimizer"):
             norm = self._update(rate)
-        return float(loss), norm
+        return float(told[0]), norm
 
     def _update(self, rate: float) -> float:
         """Clip and step, unless a gradient overflowed on some rank.

@@ -82,10 +82,29 @@ def initialize(timeout: timedelta) -> dist.ProcessGroup:
             torch.cuda.set_device(device)
         backend = "nccl" if device is not None else "gloo"
         dist.init_process_group(
-            backend, rank=rank, world_size=size, timeout=timeout, device_id=device
+            backend,
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+            device_id=device,
+            store=store_of_restart(size, timeout),
         )
         atexit.register(_close)
     return everyone()
+
+
+def store_of_restart(size: int, timeout: timedelta) -> Store | None:
+    """Return a part of torchrun's store for ranks that it has restarted; None: as torch does.
+
+    With a fixed address torchrun has one store for all its starts. In it the ranks of the start
+    before have left where they listened, and gloo would call there.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*place, size, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"restart {count}", store)  # type: ignore[attr-defined]
 
 
 def _close() -> None:

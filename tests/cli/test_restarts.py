@@ -1,0 +1,177 @@
+"""Jobs that lose a rank: they start again by themselves, and train what an unbroken run trains."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import clean_environment, mpirun, torchrun
+from training import RUN, TINY, losses, short_text, tensors, train_on
+
+from minidist.comm.errors import LaunchError
+from minidist.comm.start import restarts
+from minidist.launch.jobs import Outcome, run_job
+from minidist.launch.leaving import listening
+from minidist.launch.restarts import Restarts, run_until_done
+from minidist.trainer.checkpoint.store import newest
+
+STEPS = 8
+# The last rank is killed in its seventh step. By then the checkpoint of the fourth is on the disk,
+# as training waits for it before it saves the sixth.
+DEADLY = """
+import os, signal, sys
+from minidist.__main__ import main
+from minidist.comm.start import restarts
+from minidist.trainer.loop import Trainer
+
+plain = Trainer.step
+
+def step(self, number, batch, rate):
+    loss = plain(self, number, batch, rate)
+    if self.comm.rank == self.comm.size - 1 and number == 6 and not restarts():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss
+
+Trainer.step = step
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def words(home: Path, folder: str) -> list[str]:
+    """Return the command line of a run that saves at every second step."""
+    every = [*RUN.replace("--save-every 1", "--save-every 2").split(), "--steps", str(STEPS)]
+    return [*TINY, *every, "--text", str(short_text(home, 700)), "--save", str(home / folder)]
+
+
+def check(home: Path, folder: str) -> None:
+    """Compare a broken run with one on a single rank that nothing happens to."""
+    assert train_on(1, " ".join(words(home, "calm"))) == 0
+    (steps, found), (all_steps, expected) = (
+        zip(*losses(home / run / "metrics.jsonl"), strict=True) for run in (folder, "calm")
+    )
+    assert steps == all_steps == tuple(range(1, STEPS + 1)), "each step is recorded once"
+    assert found == pytest.approx(expected, rel=1e-9)
+    ours, theirs = (tensors(newest(home / run)) for run in (folder, "calm"))
+    for name, tensor in theirs.items():
+        assert torch.allclose(ours[name], tensor, rtol=1e-9, atol=1e-12), name
+
+
+def test_a_job_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    program = tmp_path / "deadly.py"
+    program.write_text(DEADLY)
+    launched = ["launch", "-n", "2", "--max-restarts", "2", str(program), *words(tmp_path, "run")]
+    job = run_job(
+        [sys.executable, "-m", "minidist", *launched],
+        env=clean_environment(),
+        timeout=100,
+        capture=True,
+    )
+    assert job.returncode == 0, job.stderr
+    assert "restart 1 of at most 2, 1 ranks, on what is left" in job.stderr
+    assert re.search("resumed after step [46]", job.stdout)
+    check(tmp_path, "run")
+
+
+def test_torchruns_own_restarts_are_noticed(tmp_path: Path) -> None:
+    done = torchrun(2, DEADLY, *words(tmp_path, "run"), timeout=100, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert re.search("resumed after step [46]", done.stdout)
+    check(tmp_path, "run")
+
+
+def lost(*statuses: int) -> tuple[list[tuple[int, int]], object]:
+    """Return a list of starts to come, and what starts a job that ends so each time."""
+    starts: list[tuple[int, int]] = []
+
+    def start(ranks: int, restart: int) -> Outcome:
+        starts.append((ranks, restart))
+        return Outcome(statuses[restart])
+
+    return starts, start
+
+
+@pytest.mark.parametrize(
+    ("policy", "statuses", "expected"),
+    [
+        pytest.param(Restarts(4, 3), (9, 1, 0), [(4, 0), (3, 1), (2, 2)], id="less each time"),
+        pytest.param(Restarts(4, 3, spares=1), (9, 9, 0), [(4, 0), (4, 1), (3, 2)], id="a spare"),
+        pytest.param(Restarts(4, 1), (9, 9, 0), [(4, 0), (3, 1)], id="no restart left"),
+        pytest.param(Restarts(2, 5, least=2), (9, 0), [(2, 0)], id="too few"),
+        pytest.param(Restarts(8, 5, together=4), (9, 0), [(8, 0), (4, 1)], id="a whole replica"),
+        pytest.param(Restarts(4, 5), (2,), [(4, 0)], id="wrong input stays wrong"),
+        pytest.param(Restarts(4), (9,), [(4, 0)], id="nobody asked"),
+    ],
+)
+def test_where_a_job_starts_again(
+    policy: Restarts,
+    statuses: tuple[int, ...],
+    expected: list[tuple[int, int]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    starts, start = lost(*statuses)
+    outcome = run_until_done(start, policy)  # type: ignore[arg-type]
+    assert starts == expected and outcome.returncode == statuses[len(starts) - 1]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(starts) - 1 + (policy.least > policy.ranks - 1 and len(starts) == 1)
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(LaunchError, match=r"--replica 4 does not divide 6 ranks.*use -n 4"):
+        Restarts(6, 1, together=4)
+    with pytest.raises(LaunchError, match=r"--min-ranks 5 are more than the 4 of -n"):
+        Restarts(4, 1, least=5)
+    with pytest.raises(LaunchError, match=r"--spares 1 would never be used"):
+        Restarts(4, spares=1)
+
+
+def test_who_counts_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert restarts() == 0
+    monkeypatch.setenv("MINIDIST_RESTARTS", "0")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert restarts() == 2
+
+
+# ---------------------------------------------------------------- a scheduler's warning
+
+WARNED = """
+import os, signal, sys
+from minidist.__main__ import main
+from minidist.trainer.loop import Trainer
+
+plain = Trainer.step
+
+def step(self, number, batch, rate):
+    if number == 4 and self.comm.rank == self.comm.size - 1:
+        os.kill(os.getpid(), signal.{name})
+    return plain(self, number, batch, rate)
+
+Trainer.step = step
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(2, "SIGUSR1"), (1, "SIGTERM")])
+def test_a_warned_run_saves_and_leaves(tmp_path: Path, ranks: int, name: str) -> None:
+    options = words(tmp_path, "run")
+    done = mpirun(ranks, WARNED.format(name=name), *options, timeout=100)
+    assert done.returncode == 0, done.stderr
+    by = name if ranks == 1 else "a signal to another rank"
+    assert f"saved and left after step 5 of {STEPS}, as {by} asked" in done.stdout
+    assert newest(tmp_path / "run").name == "step-00000005", "no checkpoint was due here"
+    assert train_on(1, " ".join(options), "--resume") == 0
+    check(tmp_path, "run")
+
+
+def test_a_second_warning_ends_the_rank() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with listening() as warned:
+        assert not warned
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert warned.name == "SIGUSR1" and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == warned.hear
+    assert signal.getsignal(signal.SIGUSR1) is before
