@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +104,8 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
         )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
-    with listening() as warned:
+    # a run that saves nothing has no reason to live on: signals end it, as ever
+    with listening() if config.run.save else nullcontext(Warned()) as warned:
         trainer.warned = warned.__bool__ if config.run.save else None
         outcome = together(comm, lambda: trainer.run(reporter))
     if config.run.trace:

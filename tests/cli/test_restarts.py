@@ -167,6 +167,15 @@ def test_a_warned_run_saves_and_leaves(tmp_path: Path, ranks: int, name: str) ->
     check(tmp_path, "run")
 
 
+def test_a_run_that_saves_nothing_ends_by_the_signal(tmp_path: Path) -> None:
+    options = [*words(tmp_path, "run")[:-2], "--metrics", str(tmp_path / "metrics.jsonl")]
+    every = options.index("--save-every")
+    del options[every : every + 2]
+    done = mpirun(1, WARNED.format(name="SIGTERM"), *options, timeout=100)
+    assert done.returncode != 0 and "left after" not in done.stdout
+    assert len(losses(tmp_path / "metrics.jsonl")) == 4
+
+
 def test_a_second_warning_ends_the_rank() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with listening() as warned:
