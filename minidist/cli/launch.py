@@ -17,6 +17,7 @@ from minidist.comm.errors import LaunchError
 from minidist.launch.jobs import Outcome, run_job
 from minidist.launch.mpirun import environment, find_mpirun, torchrun
 from minidist.launch.parser import Parser, flag_of
+from minidist.launch.replacing import run_replacing
 from minidist.launch.restarts import Restarts, run_until_done
 from minidist.options import NOT_NEGATIVE, RANKS, SECONDS
 
@@ -28,20 +29,18 @@ def main(argv: list[str]) -> int:
     if not options.program:
         parser.error("name a program: minidist launch -n 4 file.py")
     try:
-        restarts = Restarts(
-            options.ranks,
-            options.max_restarts,
-            options.spares,
-            options.min_ranks,
-            options.replica,
-        )
+        restarts = restarts_of(options)
         command_line(options)  # once before anything starts
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        outcome = run_until_done(partial(start, options), restarts)
+        if options.replace:
+            command, env = member_command(options)
+            outcome = run_replacing(command, env, restarts, options.timeout)
+        else:
+            outcome = run_until_done(partial(start, options), restarts)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
@@ -54,11 +53,45 @@ def main(argv: list[str]) -> int:
     return outcome.returncode
 
 
+def restarts_of(options: argparse.Namespace) -> Restarts:
+    """Return how often the job may start again, and on what.
+
+    Raises
+    ------
+    LaunchError
+        If numbers or options do not fit each other.
+    """
+    if options.spares and not (options.max_restarts or options.replace):
+        raise LaunchError(
+            f"--spares {options.spares} would never be used: allow restarts with --max-restarts, or "
+            "--replace"
+        )
+    if options.replace and (options.wire == "mpi" or options.ranks_per_gpu is not None):
+        raise LaunchError(
+            "--replace starts ranks of gloo by itself: leave --wire mpi and --ranks-per-gpu out"
+        )
+    return Restarts(
+        options.ranks,
+        options.max_restarts,
+        options.spares,
+        options.min_ranks,
+        options.replica,
+    )
+
+
 def start(options: argparse.Namespace, ranks: int, restart: int) -> Outcome:
     """Run the job once, and tell its ranks how often it was started before."""
     command, env = command_line(argparse.Namespace(**vars(options) | {"ranks": ranks}))
     counted = env | {"MINIDIST_RESTARTS": str(restart)}
     return run_job(command, env=counted, timeout=options.timeout)
+
+
+def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs the program as one member of a job, and its environment."""
+    program = ["-m", *options.program] if options.module else options.program
+    extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
+    marked = [sys.executable, "-m", "minidist.launch.marked_output", *program]
+    return marked, environment() | extra
 
 
 def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
@@ -128,6 +161,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--spares", type=number, default=0, help="how often what was lost can be replaced (0)"
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="the others go on at once, and what was lost is started alone: for train, over gloo",
     )
     parser.add_argument(
         "--min-ranks", type=ranks, default=1, help="the fewest ranks to go on with (1)"

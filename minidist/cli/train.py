@@ -15,7 +15,8 @@ from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
-from minidist.comm.start import restarts
+from minidist.comm.errors import QuorumError
+from minidist.comm.start import is_member, restarts
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
 from minidist.draw.perfetto import write
@@ -30,6 +31,8 @@ from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.config import Config
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
+from minidist.trainer.elastic.carry import Carrier, Enters
+from minidist.trainer.elastic.elastic_run import on_ranks_of, run_elastically
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
@@ -43,6 +46,11 @@ def main(argv: Sequence[str]) -> int:
 
     Return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot be used.
     """
+    if is_member():
+        # here, because it connects to the launcher
+        from minidist.comm.torch_wire.torch_member import this_member
+
+        return train_as(this_member(), argv)
     return on_all_ranks("train", lambda comm: train(argv, comm))
 
 
@@ -51,10 +59,27 @@ def train(argv: Sequence[str], comm: Communicator) -> int:
     return stopping_together("train", comm, lambda: set_up_and_run(argv, comm))
 
 
-def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
+def train_as(member: Enters, argv: Sequence[str]) -> int:
+    """Train as a member of a job that goes on without the ranks that it loses; return the exit
+    status.
+    """
+
+    def train_in_view(comm: Communicator, carrier: Carrier) -> int:
+        return stopping_together("train", comm, lambda: set_up_and_run(argv, comm, carrier))
+
+    try:
+        return run_elastically(member, train_in_view)
+    except QuorumError as error:
+        print(f"minidist train: {error}", file=sys.stderr)
+        return 1
+
+
+def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | None = None) -> int:
     """Set up the same on all ranks, then run, as the only run that saves to its folder."""
     config, notes = together(comm, lambda: parse_with_notes(argv))
-    config = going_on(config, comm)
+    config = going_on(config, comm, carrier)
+    if carrier is not None:
+        config = together(comm, lambda: on_ranks_of(config, comm.size, carrier.member.wanted))
     if comm.rank == 0 and notes:
         print("\n".join(notes), flush=True)
     torch.set_num_threads(
@@ -71,27 +96,33 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     together(comm, lambda: check_memory(config, sizes_of(config, vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, vocabulary))
     with together(comm, lambda: check_files(config, comm)):
-        return run_and_report(run, corpus)
+        return run_and_report(run, corpus, carrier)
 
 
-def going_on(config: Config, comm: Communicator) -> Config:
-    """Return the run that a job goes on with: one that was restarted resumes, if it has saved
-    anything.
+def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None) -> Config:
+    """Return the run that a job goes on with: one that was restarted, or that has lost ranks,
+    resumes if it has saved anything.
     """
-    if not (config.run.save and restarts()) or config.run.resume:
+    again = restarts() if carrier is None else carrier.again
+    if not (config.run.save and again) or config.run.resume:
         return config
     there = complete(Path(config.run.save)) if comm.rank == 0 else []
     resume = comm.roll_call(bool(there))[0]  # rank 0 looks for all
     return replace(config, run=replace(config.run, resume=resume))
 
 
-def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
+def run_and_report(run: CheckedRun, corpus: Corpus, carrier: Carrier | None = None) -> int:
     """Train, and report on rank 0."""
     config, comm, samples = run.config, run.mesh.world, corpus.samples
-    trainer = together(comm, lambda: Trainer(run, start_of(run, samples, corpus.held_out)))
+    # what the ranks of a view hold is newer than what is on the disk
+    begun = run if carrier is None or carrier.newest < 0 else run.from_nothing()
+    trainer = together(comm, lambda: Trainer(run, start_of(begun, samples, corpus.held_out)))
+    if carrier is not None:
+        carrier.prepare(trainer)
     trainer.planned_seconds = predicted_seconds(run)
     # on every rank: who shares a node is for all to find out
-    reporter, line = None, headline(trainer, samples)
+    reporter = None
+    line = (carrier.words if carrier else "") + headline(trainer, samples)
     if comm.rank == 0:
         print(line, flush=True)
         every, terminal = config.run.log_every, sys.stdout.isatty()

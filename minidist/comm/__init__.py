@@ -8,7 +8,8 @@
 `Communicator` is the same on all of them. Read `communicator.py` first: there a message is checked,
 and counted in the books of `ledger.py`; `request.py` is one under way. Then `wire.py`, what carries
 it, and `threads_wire/`. `mpi_wire/` and `torch_wire/` hand it to their *engine*, the library under
-a wire: MPI, gloo or NCCL; `engine/` is what they share. With `job/` no rank waits for ever.
+a wire: MPI, gloo or NCCL; `engine/` is what they share. With `job/` no rank waits for ever, and with
+`membership/` a job goes on without the ranks that it loses.
 
 `start.py` has `init`, `stream.py` the queue of collectives beside the main thread. `buffers.py` is
 what travels, `registered.py` the memory that ranks of a node share. `agree.py` compares calls in

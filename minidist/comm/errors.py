@@ -23,3 +23,7 @@ class RankFailed(CommunicationError):
 
 class LaunchError(CommunicationError):
     """The program was started in a way that cannot work."""
+
+
+class QuorumError(CommunicationError):
+    """Too few members of a job are left, or can see each other, for it to go on."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
+from minidist.comm.errors import LaunchError
 from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import arrival
 from minidist.comm.mpi_wire.segment import check_room
@@ -16,6 +17,7 @@ from minidist.trace import Trace
 
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
+MEMBER = "MINIDIST_MEMBER"
 RESTARTS = ("MINIDIST_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
@@ -56,7 +58,9 @@ def init(
 
 def launched_rank() -> str:
     """Return the number of this rank as its launcher says it, before there is a communicator."""
-    return next((os.environ[name] for name in MPI_RANKS + TORCH_RANKS if name in os.environ), "0")
+    return next(
+        (os.environ[name] for name in (*MPI_RANKS, *TORCH_RANKS, MEMBER) if name in os.environ), "0"
+    )
 
 
 def restarts() -> int:
@@ -65,7 +69,19 @@ def restarts() -> int:
     return max((int(count) for count in counts if count.isdecimal()), default=0)
 
 
+def is_member() -> bool:
+    """Tell whether the launcher has started this process as one that replaces others, or is
+    replaced: `launch --replace`.
+    """
+    return "MINIDIST_STORE" in os.environ
+
+
 def _communicator(group: Any, limit: float) -> Communicator:
+    if group is None and is_member():
+        raise LaunchError(
+            "this process was started by launch --replace, but the program does not enter views of "
+            "the job (minidist.comm.membership): leave --replace out"
+        )
     library = _launcher() if group is None else type(group).__module__.partition(".")[0]
     if library == "torch":
         from minidist.comm.torch_wire import torch_wire

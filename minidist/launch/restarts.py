@@ -64,10 +64,6 @@ class Restarts:
                 f"--min-ranks {self.least} are more than the {self.ranks} of -n: the job could not "
                 "start at all"
             )
-        if self.spares and not self.most:
-            raise LaunchError(
-                f"--spares {self.spares} would never be used: allow restarts with --max-restarts"
-            )
 
 
 def run_until_done(start: Callable[[int, int], Outcome], restarts: Restarts) -> Outcome:

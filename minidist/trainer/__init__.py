@@ -6,7 +6,8 @@ Read `options.py`; `config.py`, what options must be beside each other; `checked
 be for these ranks and this model; `start.py`, what a run starts from; then `loop.py`. It takes its
 tokens from `corpus/` and `batches.py`, its optimizer from `optimizer.py`, its learning rate from
 `schedule.py` (a pipeline's schedule is in `parallel/pipeline/`), and reports each step through
-`metrics.py`. `verify.py` repeats the run on one rank. Then read `checkpoint/`.
+`metrics.py`. `verify.py` repeats the run on one rank. Then read `checkpoint/`, and `elastic/`, where
+ranks are lost and replaced.
 
 `flags.py` makes a `Config` of a command line; `foreign/` reads other programs' options and weights.
 `files.py` reads and checks any file from elsewhere.

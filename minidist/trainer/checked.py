@@ -50,6 +50,12 @@ class CheckedRun(NamedTuple):
     sizes: GPTConfig
     fit: Fit
 
+    def from_nothing(self) -> "CheckedRun":
+        """Return the run that begins anew, whatever is on the disk."""
+        return self._replace(
+            config=replace(self.config, run=replace(self.config.run, resume=False))
+        )
+
 
 def layout_of(config: Config, ranks: int) -> Layout:
     """Return the layout that was asked for.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,14 +27,8 @@ from minidist.comm.agree import all_or_none
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
-from minidist.mesh import Mesh
-from minidist.model import GPT, Where, cross_entropy_sum
-from minidist.parallel import (
-    Parallel,
-    Recipe,
-    parallelize,
-    vocabulary_parallel_cross_entropy_sum,
-)
+from minidist.model import GPT, Where
+from minidist.parallel import Parallel, parallelize
 from minidist.parallel.data.sampler import State
 from minidist.parallel.layers.compiled import name_of
 from minidist.parallel.pipeline import simulate
@@ -45,9 +39,8 @@ from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_sa
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
-from minidist.trainer.optimizer import build_optimizer, check_room
-from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.start import Start, adapted
+from minidist.trainer.optimizer import build_optimizer, check_room, rate_at
+from minidist.trainer.start import Start, adapted, carried_of, loss_of
 
 Sent = dict[str, NDArray[np.int64]]
 """By axis: the bytes of messages, and those that an engine had to send, by formula; see
@@ -69,6 +62,28 @@ class Outcome:
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`
 
 
+class Regroup(Exception):
+    """All ranks leave after a step, so that those who wait outside can come in."""
+
+
+class Measured(NamedTuple):
+    """What is known of the gradients of a step before they are used.
+
+    Attributes
+    ----------
+    norm : scalar tensor
+        Of the whole model's, scaled.
+    overflow : bool
+        Whether one is infinite, on any rank.
+    rate : float
+        The learning rate of the step.
+    """
+
+    norm: Tensor
+    overflow: bool
+    rate: float
+
+
 class Trainer:
     """One run, on one rank of its mesh.
 
@@ -82,18 +97,23 @@ class Trainer:
     profiler: torch.profiler.profile | None = None
     bubble: float | None = None  # of the last step
     planned_seconds: float | None = None  # of a step, if somebody has predicted them
-    warned: Callable[[], bool] | None = None  # whether this rank was asked to leave
-    leaves: bool = False  # whether some rank was, before the end of the last step
+    warned: Callable[[], bool] | None = None  # whether this rank was asked to save and leave
+    awaited: Callable[[], bool] | None = None  # whether ranks wait outside to be let in
+    leaves: bool = False  # whether some rank has to leave after the last step, for either reason
+    recover: Callable[[], None] | None = None  # fetches what other ranks have trained, once spread
+    saves: bool = False  # and whether it was asked to save before
+    last: StepMetrics | None = None  # of the last step
+    ready: Measured | None = None  # gradients that only wait to be used, and not for other ranks
+    reached: State | None = None  # where the batches stand after the one that is trained on
 
     def __init__(self, run: CheckedRun, start: Start) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
         self.recipe, self.dtype = run.fit.recipe, run.config.dtype
         self.start, self.model, self.scaler = start, start.model, start.scaler
         self.device = device_of(self.comm)
-        self.first_step = start.resumed.step if start.resumed else 0
+        self.first_step = self.done = start.resumed.step if start.resumed else 0
+        self.position = start.batches.state_dict()  # after so many steps
         self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
-        options, batch = run.config.optimizer, run.config.data.batch
-        self.peak_rate = linear_scaling(options.lr, options.base_batch or batch, batch)
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
@@ -109,40 +129,63 @@ class Trainer:
             On every rank, if the folder of the offloaded state has no room.
         FloatingPointError
             On every rank, if gradients overflow at every loss scale.
+        Regroup
+            On every rank, once `self.awaited`, if set, says on any that others wait outside.
         """
         run = self.config.run
         self.spread()
+        if self.recover is not None:
+            self.recover()
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
-        before = self._sent()
+        self.before = self._sent()
         history: list[StepMetrics] = []
+        if self.last is not None:  # of an earlier view, in which the rest was not certain any more
+            saved = writer is not None and writer.has(self.last.step)
+            self._after_step(self.last, reporter, None if saved else writer)
         ahead = ReadAhead(self.start.batches, pin=self.device.type == "cuda")
         with self._overflow_expected(), self.profiler or contextlib.nullcontext(), ahead as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
+                self.reached = batches.state_dict()
                 with self._watching(watched) if watched else contextlib.nullcontext():
-                    history.append(self._measured_step(step, batch.to(self.device)))
+                    self.last = self._measured_step(step, batch.to(self.device))
+                self.done, self.position = step + 1, self.reached
                 if self.profiler is not None:
                     self.profiler.step()
-                if self.start.held_out is not None and self._due(step + 1, run.eval_every):
-                    sent = self._sent()
-                    history[-1] = replace(history[-1], eval_loss=self.evaluate(self.start.held_out))
-                    before = {
-                        axis: before[axis] + now - sent[axis] for axis, now in self._sent().items()
-                    }
-                if reporter is not None:
-                    reporter.step(history[-1])
-                due = self.leaves or self._due(step + 1, run.save_every)
-                if writer is not None and due:
-                    self._save(writer, step + 1, batches.state_dict())
+                history.append(self._after_step(self.last, reporter, writer))
                 if self.leaves:
                     break
-        sent = {axis: now - before[axis] for axis, now in self._sent().items()}
+        sent = {axis: now - self.before[axis] for axis, now in self._sent().items()}
         if writer is not None:
             writer.wait()
+        if self.leaves and not self.saves:
+            raise Regroup
         held = self._watch(Account()).sample()
         return Outcome(
             self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else []
         )
+
+    def _after_step(
+        self, metrics: StepMetrics, reporter: Reporter | None, writer: Writer | None
+    ) -> StepMetrics:
+        """Measure on held-out text, report and save, as far as each is due; return the metrics."""
+        run, step = self.config.run, metrics.step
+        if self.start.held_out is not None and self._due(step, run.eval_every):
+            sent = self._sent()
+            metrics = replace(metrics, eval_loss=self.evaluate(self.start.held_out))
+            for axis, now in self._sent().items():  # what is sent for it is not training's
+                self.before[axis] = self.before[axis] + now - sent[axis]
+        if reporter is not None:
+            reporter.step(metrics)
+        if writer is not None and (self.saves or self._due(step, run.save_every)):
+            self._save(writer, step)
+        return metrics
+
+    def finish_step(self) -> None:
+        """Take the step that is ready, after the ranks that had to know of it were lost."""
+        self.update()
+        assert self.reached is not None, "the step had a batch"
+        self.done, self.position = self.done + 1, self.reached
 
     def spread(self) -> Parallel:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to
@@ -205,6 +248,7 @@ class Trainer:
 
         Return the loss per token of the global batch, and the norm of the gradients.
         """
+        self.ready = None
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
         weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
@@ -217,43 +261,53 @@ class Trainer:
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
             loss.zero_()  # it is the same along the tensor axis
+        self.ready = self._measure(rate)
         # What all ranks have to know of a step goes with its loss.
         beside = [] if pipeline is None else [pipeline.busy]
-        beside += [] if self.warned is None else [float(self.warned())]
+        asked = [ask for ask in (self.warned, self.awaited) if ask is not None]
+        beside += [float(ask()) for ask in asked]
         told = torch.cat([loss.view(1), loss.new_tensor(beside)])
+        # who has passed this sum knows that all ranks have what they need for the update
         all_reduce(told, self.comm)
-        self.leaves = self.warned is not None and bool(told[-1])
+        answers = told[len(told) - len(asked) :].tolist()
+        self.leaves = any(answers)
+        self.saves = self.warned is not None and bool(answers[0])
         # all ranks come here together; on a GPU, whose kernels run later, nothing is known
         if pipeline is not None:
             length = (self.comm.clock() - started) * self.comm.size
             on_gpu = self.device.type == "cuda"
             self.bubble = None if on_gpu else max(0.0, 1 - float(told[1]) / length)
-        with self.comm.span("optimizer"):
-            norm = self._update(rate)
-        return float(told[0]), norm
+        return float(told[0]), self.update()
 
-    def _update(self, rate: float) -> float:
-        """Clip and step, unless a gradient overflowed on some rank.
-
-        Return the norm of the gradients, unscaled.
-        """
+    def _measure(self, rate: float) -> Measured:
+        """Return what the update depends on beside the gradients. Collective."""
         # of gradients in 16 bits: the step widens them before it clips
-        measured = self.parallel.clip(0)
-        overflow, scale = False, 1.0
-        if self.scaler is not None:
-            overflow, scale = self.scaler.overflowed(measured), self.scaler.scale
-            self.scaler.update(overflow)
-        norm, limit = float(measured) / scale, self.config.optimizer.clip
-        clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0
-        if not overflow:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step(factor=clipping / scale)
+        norm = self.parallel.clip(0)
+        return Measured(norm, self.scaler is not None and self.scaler.overflowed(norm), rate)
+
+    def update(self) -> float:
+        """Clip and step, unless a gradient overflowed on some rank; return the norm, unscaled.
+
+        With plain data parallelism it needs no other rank.
+        """
+        assert self.ready is not None, "a step has run backward and measured its gradients"
+        (measured, overflow, rate), self.ready = self.ready, None
+        scale = 1.0
+        with self.comm.span("optimizer"):
+            if self.scaler is not None:
+                scale = self.scaler.scale
+                self.scaler.update(overflow)
+            norm, limit = float(measured) / scale, self.config.optimizer.clip
+            clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0
+            if not overflow:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.optimizer.step(factor=clipping / scale)
         return norm
 
     def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
         started, waited = time.perf_counter(), self.comm.traffic.seconds
-        rate = self._rate(step)
+        rate = rate_at(self.config, step)
         loss, norm = self.step(step, batch, rate)
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
@@ -277,18 +331,6 @@ class Trainer:
             predicted,
         )
 
-    def _rate(self, step: int) -> float:
-        options, total = self.config.optimizer, self.config.run.steps
-        warmup = min(options.warmup, total)
-        cooldown = (
-            min(options.cooldown or -(-total // 5), total - warmup)
-            if options.lr_schedule == "wsd"
-            else 0
-        )
-        return learning_rate(
-            step, self.peak_rate, warmup, total, shape=options.lr_schedule, cooldown=cooldown
-        )
-
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12
         if not peak and self.device.type == "cuda":
@@ -305,10 +347,10 @@ class Trainer:
             for axis, traffic in each.items()
         }
 
-    def _save(self, writer: Writer, step: int, position: State) -> None:
+    def _save(self, writer: Writer, step: int) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
         state = {
-            "batches": position,
+            "batches": self.position,
             "config": self.config.sections(),
             "model": asdict(self.model.config),
         }
@@ -354,28 +396,3 @@ class Trainer:
 
 def _ignore_overflow() -> None:
     np.seterr(over="ignore", invalid="ignore")
-
-
-def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return `loss(logits, targets)`, a sum over tokens, for logits as the head returns them on
-    this mesh.
-    """
-    if mesh.layout.tp == 1:
-        return cross_entropy_sum
-    vocabulary = model.config.vocabulary
-    return lambda logits, targets: vocabulary_parallel_cross_entropy_sum(
-        logits, targets, mesh.tp, vocabulary
-    )
-
-
-def carried_of(model: GPT, mesh: Mesh, recipe: Recipe) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps inputs [b, T] to an empty tensor shaped like the activations
-    between stages.
-
-    They are [b, T, D], and [b, T/P, D] with sequence parallelism over P ranks.
-    """
-    hidden, dtype = model.config.hidden, model.embedding.weight.dtype
-    share = mesh.layout.tp if recipe.sp else 1
-    return lambda inputs: torch.empty(
-        len(inputs), inputs.shape[1] // share, hidden, dtype=dtype, device="meta"
-    )

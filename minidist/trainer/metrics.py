@@ -95,16 +95,20 @@ class Reporter:
         self.steps, self.first_step, self.label = steps, first_step, label
         self.every, self.in_place = every or -(-steps // LINES), in_place
         self.started = time.perf_counter()
-        self.file = file
+        self.file, self.recorded = file, 0
         if file is not None and first_step == 0:
             file.write_text("")
         elif file is not None and file.is_file():
             unfinished = file.with_name(file.name + ".unfinished")
-            unfinished.write_text("".join(_lines_until(file, first_step)))
+            lines = list(_lines_until(file, first_step))
+            unfinished.write_text("".join(lines))
             unfinished.replace(file)
+            self.recorded = at(parse_tree(lines[-1]), "step", kind=int) if lines else 0
 
     def step(self, metrics: StepMetrics) -> None:
-        """Report one step."""
+        """Report one step, unless that was done before the run was resumed."""
+        if metrics.step <= self.recorded:
+            return
         if self.file is not None:
             self._record(self.file, metrics)
         last = metrics.step == self.steps
@@ -153,7 +157,8 @@ class Reporter:
         have.
         """
         done = m.step - self.first_step
-        left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
+        each = (time.perf_counter() - self.started) / done if done else 0.0
+        left = int(each * (self.steps - m.step))
         first = [
             f"{self.label}{self._step(m)}",
             f"loss {m.loss:.4f}",

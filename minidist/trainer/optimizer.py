@@ -1,4 +1,4 @@
-"""AdamW over what a rank updates, and where its state and its shards lie."""
+"""AdamW over what a rank updates, its learning rate, and where its state and its shards lie."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +14,7 @@ from minidist.mesh import Mesh
 from minidist.parallel import Parallel
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import retold
+from minidist.trainer.schedule import learning_rate, linear_scaling
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
@@ -30,7 +31,9 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
     """
     options, offload_to = config.optimizer, config.offload_to
     groups = decay_groups(parallel.model, options.weight_decay)
-    kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
+    kind: Any = MasterWeights
+    if offload_to:
+        kind = partial(OffloadedOptimizer, to=offload_to)
     betas = (options.beta1, options.beta2)
     with retold(ConfigError, OSError, before="--offload disk: "):
         built: MasterWeights = parallel.optimizer(
@@ -50,6 +53,26 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+
+
+def rate_at(config: Config, step: int) -> float:
+    """Return the learning rate of a step, counted from 0."""
+    options = config.optimizer
+    total = config.run.steps
+    batch = config.data.batch
+    warmup = min(options.warmup, total)
+    cooldown = 0
+    if options.lr_schedule == "wsd":
+        cooldown = min(options.cooldown or -(-total // 5), total - warmup)
+    peak = linear_scaling(options.lr, options.base_batch or batch, batch)
+    return learning_rate(
+        step,
+        peak,
+        warmup,
+        total,
+        shape=options.lr_schedule,
+        cooldown=cooldown,
+    )
 
 
 def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:

@@ -6,15 +6,18 @@ Nothing is sent, so ranks can still agree on whether to start (`all_or_none`).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from minidist.memory.precision.mixed import LossScaler
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import Recipe
+from minidist.mesh import Mesh
+from minidist.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.parallel import Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.context.context_parallel import columns_of
 from minidist.parallel.data.sampler import DistributedSampler
 from minidist.parallel.layers.adapters import adapt
@@ -128,3 +131,28 @@ def adapted(sizes: GPTConfig, dtype: torch.dtype, recipe: Recipe) -> GPT:
     shapes = GPT(sizes, dtype=dtype, device="meta")
     adapt(shapes, recipe)
     return shapes
+
+
+def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return `loss(logits, targets)`, a sum over tokens, for logits as the head returns them on
+    this mesh.
+    """
+    if mesh.layout.tp == 1:
+        return cross_entropy_sum
+    vocabulary = model.config.vocabulary
+    return lambda logits, targets: vocabulary_parallel_cross_entropy_sum(
+        logits, targets, mesh.tp, vocabulary
+    )
+
+
+def carried_of(model: GPT, mesh: Mesh, recipe: Recipe) -> Callable[[Tensor], Tensor]:
+    """Return a function that maps inputs [b, T] to an empty tensor shaped like the activations
+    between stages.
+
+    They are [b, T, D], and [b, T/P, D] with sequence parallelism over P ranks.
+    """
+    hidden, dtype = model.config.hidden, model.embedding.weight.dtype
+    share = mesh.layout.tp if recipe.sp else 1
+    return lambda inputs: torch.empty(
+        len(inputs), inputs.shape[1] // share, hidden, dtype=dtype, device="meta"
+    )

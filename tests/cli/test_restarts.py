@@ -125,8 +125,6 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         Restarts(6, 1, together=4)
     with pytest.raises(LaunchError, match=r"--min-ranks 5 are more than the 4 of -n"):
         Restarts(4, 1, least=5)
-    with pytest.raises(LaunchError, match=r"--spares 1 would never be used"):
-        Restarts(4, spares=1)
 
 
 def test_who_counts_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,16 +136,16 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One microbatch's, on one of four ranks."""
-    clip = loop.Trainer._update
+    measure = loop.Trainer._measure
 
-    def broken(self: loop.Trainer, rate: float) -> float:
+    def broken(self: loop.Trainer, rate: float) -> loop.Measured:
         if self.comm.rank == 2:
             for parameter in self.parallel.replica.trained:
                 if parameter.grad is not None:
                     parameter.grad.mul_(0.9)
-        return clip(self, rate)
+        return measure(self, rate)
 
-    monkeypatch.setattr(loop.Trainer, "_update", broken)
+    monkeypatch.setattr(loop.Trainer, "_measure", broken)
     assert train_on(4, MESH, f"--pp 2 --tp 2 --steps 3 --text {text} --verify") == 1
     assert re.search(r"same parameters as the serial run +NO", capsys.readouterr().out)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Ledger
 from minidist.comm.stream import Comm, Stream
 from minidist.comm.torch_wire import marks
+from minidist.comm.torch_wire.sockets import Sockets
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import (
     gather_answers,
@@ -56,6 +58,7 @@ class Job(NamedTuple):
     mailbox: StoreMailbox
     hosts: tuple[str, ...]  # of each rank of the world
     timeout: timedelta
+    sockets: Sockets | None = None  # notes those of all groups, where a job outlives its ranks
 
 
 class TorchWire(Wire):
@@ -177,7 +180,8 @@ class TorchWire(Wire):
         addresses = tuple(self.addresses[rank] for rank in mine)
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-            cpu = new_group(addresses, self.job.timeout)
+            with self.job.sockets.opening() if self.job.sockets else nullcontext():
+                cpu = new_group(addresses, self.job.timeout)
             everyones = [[self.addresses[rank] for rank in part] for part in parts]
             return cpu, None if self.cuda is None else nccl_group(
                 self.cuda, everyones, addresses, self.job.timeout
@@ -238,6 +242,25 @@ def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
 
     Its ranks are numbered as in the group, which torch orders by its own ranks.
     """
+    comm = communicator(group, limit, StoreMailbox)
+    assert isinstance(comm.wire, TorchWire)
+    mailbox = comm.wire.job.mailbox
+    if comm.size > 1:
+        sys.excepthook = mailbox.end_job
+        watchdog = Watchdog(mailbox, comm, limit, mailbox.exit)
+        atexit.register(mailbox.leave_together, watchdog)
+    return comm
+
+
+def communicator(
+    group: dist.ProcessGroup,
+    limit: float,
+    mailbox: type[StoreMailbox],
+    sockets: Sockets | None = None,
+) -> Communicator:
+    """Return a communicator over an existing group, which nothing guards. Collective over the
+    group.
+    """
     backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
     cuda = group if backends.get("cuda") == "nccl" else None
     if cuda is None and backends.get("cpu") != "gloo":
@@ -249,11 +272,6 @@ def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
     cpu = group if backends.get("cpu") == "gloo" else new_group(addresses, timeout)
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
-    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
+    job = Job(mailbox(own_store(cpu, rank), rank, size), hosts, timeout, sockets)
     ledger = Ledger(mark=marks.on_cpu if cuda is None else marks.on_gpu)
-    comm = Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), ledger)
-    if size > 1:
-        sys.excepthook = job.mailbox.end_job
-        watchdog = Watchdog(job.mailbox, comm, limit, job.mailbox.exit)
-        atexit.register(job.mailbox.leave_together, watchdog)
-    return comm
+    return Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), ledger)

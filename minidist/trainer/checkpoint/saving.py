@@ -61,6 +61,13 @@ class Writer:
         self.copies: dict[str, Tensor] = {}
         self.saves: list[tuple[float, float]] = []
 
+    def has(self, step: int) -> bool:
+        """Tell whether rank 0 sees a checkpoint of this step. Collective."""
+        path = store.final_of(self.folder, step)
+        comm = self.stream.caller
+        answers = comm.roll_call(path.exists())
+        return bool(answers[0])
+
     def save(self, step: int, pieces: Iterable[Piece], state: dict[str, Any]) -> None:
         """Begin to write a checkpoint as soon as the one before is written. Collective.
 
@@ -159,7 +166,8 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
     CheckpointError
         If it is damaged, or another model's. Nothing has been changed then.
     """
-    there, wanted = restore.names(path), []
+    there = restore.names(path)
+    wanted = []
     values: dict[Tensor, Tensor] = {}
     states: dict[nn.Parameter, dict[str, Any]] = {}
     for name, extent, parameter in held(parallel):

@@ -1,0 +1,79 @@
+"""The loop around the trainer: enter a view, train in it, and enter the next when a rank is lost."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+
+from minidist.comm import Communicator
+from minidist.comm.errors import LimitError, RankFailed
+from minidist.comm.membership.agreement import Wanted
+from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.elastic.carry import Carrier, Enters
+from minidist.trainer.loop import Regroup
+
+LOST = (RankFailed, LimitError)
+"""What a rank hears when another one is lost, or hangs."""
+
+
+def run_elastically(member: Enters, train: Callable[[Communicator, Carrier], int]) -> int:
+    """Call `train(comm, carrier)` in one view after the other until it returns; return its status.
+
+    A member that waits outside until the job is done returns 0.
+
+    Raises
+    ------
+    RankFailed, LimitError
+        If two views of the same members were over without a step between them: then no rank is
+        lost, but they cannot work together.
+    """
+    carrier, before = Carrier(member), None
+    while (comm := member.enter(carrier.standing.done, carrier.standing.place)) is not None:
+        try:
+            carrier.meet(comm)
+            status = train(comm, carrier)
+            member.finish()
+            return status
+        except Regroup:
+            member.leave("members wait outside")
+        except LOST as error:
+            member.lost(str(error))
+            now = (comm.size, carrier.standing.done, str(error))
+            if now == before:
+                raise
+            before = now
+    return 0
+
+
+def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
+    """Return the run on so many ranks of the job, whose global batch stays: where replicas are
+    missing, the others accumulate.
+
+    Raises
+    ------
+    ConfigError
+        If a rank would hold what no other rank has, or ranks that are lost together are no replica.
+    """
+    parallel = config.parallel
+    replica = parallel.tp * parallel.pp * parallel.cp
+    alone = {
+        f"--zero {parallel.zero}": parallel.zero,
+        f"--ep {parallel.ep}": parallel.ep > 1,
+        f"--offload {config.memory.offload}": config.memory.offload != "none",
+        "--precision fp8": config.precision == "fp8",
+        "--balance bias": config.model.balance == "bias",
+        "--profile": config.run.profile,
+        "--trace": config.run.trace,
+    }
+    for option in (option for option, asked in alone.items() if asked):
+        raise ConfigError(
+            f"{option} keeps on one rank what a replacement cannot get from a peer: leave it out, or "
+            "let the job start again from checkpoints, with --max-restarts alone"
+        )
+    if replica != wanted.together or not parallel.order.startswith("dp"):
+        raise ConfigError(
+            f"a replica has {replica} ranks (tp * pp * cp), neighbours with dp outermost, but "
+            f"{wanted.together} are lost together: use --replica {replica}, and dp first in --order"
+        )
+    cuts = ceil(wanted.ranks / ranks) * parallel.accumulate if parallel.pp == 1 else 1
+    spread = replace(parallel, dp=ranks // replica, accumulate=min(cuts, config.data.batch))
+    return replace(config, parallel=spread)

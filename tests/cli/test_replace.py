@@ -1,0 +1,142 @@
+"""`launch --replace`: processes that are lost are replaced while the others wait, or go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import clean_environment
+from training import RUN, TINY, losses, short_text, tensors, train_on
+
+from minidist.cli import launch
+from minidist.launch.jobs import Outcome, run_job
+from minidist.trainer.checkpoint.store import newest
+
+STEPS = 6
+# Member 1 gets a signal in its third step, in which all ranks have begun to send.
+DEADLY = """
+import os, signal, sys
+from minidist.__main__ import main
+from minidist.trainer.loop import Trainer
+
+plain = Trainer._measure
+
+def measure(self, rate):
+    if self.done == 2 and os.environ["MINIDIST_MEMBER"] == "1":
+        os.kill(os.getpid(), signal.{signal})
+    return plain(self, rate)
+
+Trainer._measure = measure
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def words(home: Path, folder: str) -> list[str]:
+    """Return the command line of a run."""
+    run = RUN.replace("--save-every 1", "").split()
+    return [
+        *TINY,
+        *run,
+        "--steps",
+        str(STEPS),
+        "--text",
+        str(short_text(home, 700)),
+        "--save",
+        str(home / folder),
+    ]
+
+
+def replacing(home: Path, program: str, *options: str) -> Outcome:
+    """Run a job of two members that train."""
+    (home / "program.py").write_text(program)
+    launched = ["launch", "--replace", "-n", "2", *options, str(home / "program.py")]
+    return run_job(
+        [sys.executable, "-m", "minidist", *launched, *words(home, "run")],
+        env=clean_environment(),
+        timeout=100,
+        capture=True,
+    )
+
+
+def check(home: Path) -> None:
+    """Compare the job with a run on a single rank that nothing happens to."""
+    assert train_on(1, " ".join(words(home, "calm"))) == 0
+    ours, theirs = (losses(home / run / "metrics.jsonl") for run in ("run", "calm"))
+    assert [step for step, _ in ours] == list(range(1, STEPS + 1))
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-9)
+    saved, expected = (tensors(newest(home / run)) for run in ("run", "calm"))
+    for name, tensor in expected.items():
+        assert torch.allclose(saved[name], tensor, rtol=1e-9, atol=1e-12), name
+
+
+def test_a_killed_member_is_replaced_while_the_other_waits(tmp_path: Path) -> None:
+    job = replacing(
+        tmp_path, DEADLY.format(signal="SIGKILL"), "--max-restarts", "1", "--min-ranks", "2"
+    )
+    assert job.returncode == 0, job.stderr
+    assert "member 1 is lost (status -9); member 2 is started, 0 more may be" in job.stderr
+    assert "view 2: 2 ranks go on after step 2" in job.stdout
+    check(tmp_path)
+
+
+def test_a_member_that_hangs_is_ended_and_a_spare_takes_its_place(tmp_path: Path) -> None:
+    job = replacing(tmp_path, DEADLY.format(signal="SIGSTOP"), "--spares", "1", "--limit", "3")
+    assert job.returncode == 0, job.stderr
+    assert "member 1 hangs: it is ended" in job.stderr
+    assert "view 2: 2 ranks go on after step 2" in job.stdout
+    check(tmp_path)
+
+
+def test_without_the_launcher_all_members_end(tmp_path: Path) -> None:
+    log, text = tmp_path / "log", short_text(tmp_path, 700)
+    train = [
+        "-m",
+        "minidist",
+        "train",
+        *TINY,
+        "--steps",
+        "100000",
+        "--log-every",
+        "1",
+        "--text",
+        str(text),
+    ]
+    command = [sys.executable, "-m", "minidist", "launch", "--replace", "-n", "2", *train]
+    with log.open("w") as out:
+        launcher = subprocess.Popen(command, stdout=out, stderr=out, env=clean_environment())
+    while "step" not in log.read_text() and launcher.poll() is None:
+        time.sleep(0.05)
+    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True)
+    members = [int(word) for word in found.stdout.split()]
+    assert len(members) == 2
+    launcher.kill()
+    launcher.wait()
+    deadline = time.monotonic() + 30
+    try:
+        while left := [pid for pid in members if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+    finally:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert "the launcher of this job is gone" in log.read_text()
+
+
+def test_a_program_that_enters_no_view_is_refused(tmp_path: Path) -> None:
+    job = replacing(tmp_path, "import minidist\nminidist.init()\n")
+    assert job.returncode != 0
+    assert re.search("does not enter views of the job .*: leave --replace out", job.stderr)
+
+
+def test_options_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--spares", "1", "file.py"]) == 2
+    assert "allow restarts with --max-restarts, or --replace" in capsys.readouterr().err
+    assert launch.main(["--replace", "--wire", "mpi", "file.py"]) == 2
+    assert "--replace starts ranks of gloo by itself" in capsys.readouterr().err
