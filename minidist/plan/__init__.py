@@ -12,7 +12,8 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
 
 The tables beside them have the numbers with their sources: `constants.toml` those of all
 predictions, `devices.toml` those of a card (with the speed that its links reach), `clusters.toml`
-those of a network; the hours that failures cost stand at the head of `cost.py`. `ranges.toml` says
+those of a network; the hours that failures cost stand at the head of `cost.py`, and how a run goes on
+after one in `failures/`. `ranges.toml` says
 what a number may be. `python -m minidist plan` prints the predictions.
 `published/` compares them with published runs (`plan check`).
 """

@@ -12,7 +12,7 @@ from typing import Any
 from minidist.cli.plan.runnable import Offer, command
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
-from minidist.plan.cost import LONGER, cost
+from minidist.plan.cost import HOUR, LONGER, REPAIR, cost, goodput, job_of
 from minidist.plan.device import table
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
@@ -25,6 +25,15 @@ RESIDENT = (
     "resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between "
     "tensors)"
 )
+KINDS = {
+    "training": "trains",
+    "redone": "is redone",
+    "writing": "writes",
+    "stopped": "stands still",
+    "missing": "is missing",
+    "closed_form": "trains, closed form",
+}
+"""Where the time goes when machines fail, and the heads of columns."""
 ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
 
 
@@ -32,7 +41,8 @@ ORDER = "order: the axes from the outermost; ranks along the last one are neighb
 class Bill:
     """What the run of a layout is to cost: see `cost`.
 
-    `reserve` is the share of a GPU that stays free.
+    `reserve` is the share of a GPU that stays free; `policy` how the run goes on when a machine is
+    lost, and `repair` the hours until there is another.
     """
 
     tokens: float
@@ -40,10 +50,17 @@ class Bill:
     grid: float
     mtbf: float
     reserve: float
+    policy: str = "spare"
+    repair: float = REPAIR
+    asked: bool = False  # for what failures leave
 
     def of(self, found: Found) -> dict[str, float]:
         """Return the cost of a layout."""
-        return cost(found, self.tokens, self.price, self.grid, self.mtbf)
+        return cost(found, self.tokens, self.price, self.grid, self.mtbf, self.policy, self.repair)
+
+    def goodput(self, found: Found) -> dict[str, dict[str, float]]:
+        """Return where the time of a layout goes when machines fail, by policy."""
+        return goodput(job_of(found, self.mtbf, self.repair))
 
 
 def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str:
@@ -68,6 +85,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
         ),
         crossing(run),
         costs(shown[0], bill),
+        failing(shown[0], bill),
         "\n".join(f"refused: {count:,} that {reason}" for reason, count in by_count(refused)),
         "\n".join(lines(offers[0])),
     ]
@@ -93,6 +111,7 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
                 "sent": bytes_sent(each.run),
                 "links": crossing(each.run),
                 "cost": bill.of(each),
+                "goodput": bill.goodput(each),
                 "command": [] if offer.refusal else command(each.run),
                 "no_command": offer.refusal,
             }
@@ -257,6 +276,30 @@ def costs(found: Found, bill: Bill) -> str:
         f"software; published runs took {low} to {high} times the GPU hours that are planned for "
         f"them ({runs})"
     )
+
+
+def failing(found: Found, bill: Bill) -> str:
+    """Return the table of what failures leave of the time, by policy; nothing unless somebody has
+    asked.
+    """
+    if not bill.asked:
+        return ""
+    job = job_of(found, bill.mtbf, bill.repair)
+    rows = [
+        (f"  {policy}", *(f"{each[kind]:.1%}" for kind in KINDS))
+        for policy, each in bill.goodput(found).items()
+    ]
+    said = (
+        f"a failure every {job.mtbf / HOUR:,.2f} h; a restart takes {job.restart:,.0f} s, those who "
+        f"go on stand still for {job.stall:,.0f} s, and a machine is repaired in "
+        f"{job.repair / HOUR:,.1f} h (assumed: see minidist/plan/cost.py)"
+    )
+    if found.run.zero:
+        said += (
+            f"\nreplace and quorum need a peer that holds the same: zero={found.run.zero} keeps the "
+            "optimizer's shards once"
+        )
+    return aligned(("share of the time", *KINDS.values()), rows) + f"\n{said}"
 
 
 def lines(offer: Offer) -> list[str]:

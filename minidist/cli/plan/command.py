@@ -2,6 +2,7 @@
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
 check --rows rows.json                         predictions beside published measurements
+goodput                                        what failures left of published runs, and what is predicted
 """
 
 import argparse
@@ -19,7 +20,10 @@ from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
+from minidist.plan.cost import REPAIR
 from minidist.plan.device import Constants, PlanError, machine, ranges
+from minidist.plan.failures import published as reported_failures
+from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
 from minidist.plan.published import check
 from minidist.plan.run import Setup, Software
@@ -40,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv and argv[0] == "check":
             return check.main(argv[1:])
+        if argv and argv[0] == "goodput":
+            print(reported_failures.table())
+            return 0
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             if len(argv) > 2:
@@ -54,7 +61,16 @@ def main(argv: Sequence[str]) -> int:
             **answer.refused,
             **{f"`train` does not run: {why}": count for why, count in more.items()},
         }
-        bill = Bill(amount(asked.tokens), asked.price, asked.grid, asked.mtbf, asked.reserve)
+        bill = Bill(
+            amount(asked.tokens),
+            asked.price,
+            asked.grid,
+            asked.mtbf,
+            asked.reserve,
+            asked.policy or "spare",
+            asked.repair,
+            asked=bool(asked.policy or asked.mtbf),
+        )
         if asked.picture:
             picture(asked, [each.found for each in offered])
         found = (offered, refused, bill)
@@ -139,6 +155,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0,
         help="hours between two failures of the job; 0: from the GPUs",
+    )
+    found.add_argument(
+        "--policy",
+        choices=POLICIES,
+        help="how the run goes on when a machine is lost; unsaid: spare",
+    )
+    found.add_argument(
+        "--repair", type=float, default=REPAIR, help="hours until a lost machine is replaced"
     )
     share = "of a GPU's memory that has to stay free, from 0 to below 1"
     found.add_argument(
