@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from minidist.comm.errors import QuorumError
 from minidist.comm.start import is_member, restarts
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
+from minidist.draw.page.page import page
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
 from minidist.launch.leaving import Warned, listening
 from minidist.mesh import AXES, Mesh
 from minidist.model import generate
-from minidist.trace import Trace
+from minidist.trace import Event, Trace
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
 from minidist.trainer.checkpoint.store import complete
@@ -36,6 +37,7 @@ from minidist.trainer.elastic.elastic_run import on_ranks_of, run_elastically
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
+from minidist.trainer.observed.exports import exports_of
 from minidist.trainer.options import SpreadOptions
 from minidist.trainer.start import start_of
 from minidist.trainer.verify import compare
@@ -86,7 +88,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
         max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node)))
     )
     comm.debug = comm.debug or config.run.debug
-    comm.trace = Trace() if config.run.trace else None
+    comm.trace = Trace() if config.run.trace or config.run.report else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
     if config.parallel.order != SpreadOptions.order:
@@ -119,7 +121,16 @@ def run_and_report(run: CheckedRun, corpus: Corpus, carrier: Carrier | None = No
     trainer = together(comm, lambda: Trainer(run, start_of(begun, samples, corpus.held_out)))
     if carrier is not None:
         carrier.prepare(trainer)
-    trainer.planned_seconds = predicted_seconds(run)
+    trainer.meter.planned_seconds = predicted_seconds(run)
+    options = config.run
+    exports = together(
+        comm,
+        lambda: (
+            exports_of(options.tensorboard, options.prometheus, trainer.first_step)
+            if comm.rank == 0
+            else []
+        ),
+    )
     # on every rank: who shares a node is for all to find out
     reporter = None
     line = (carrier.words if carrier else "") + headline(trainer, samples)
@@ -132,13 +143,19 @@ def run_and_report(run: CheckedRun, corpus: Corpus, carrier: Carrier | None = No
             trainer.first_step,
             every=every,
             in_place=terminal and not every,
+            exports=exports,
         )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
     # a run that saves nothing has no reason to live on: signals end it, as ever
-    with listening() if config.run.save else nullcontext(Warned()) as warned:
-        trainer.warned = warned.__bool__ if config.run.save else None
+    with ExitStack() as stack:
+        for export in exports:
+            stack.callback(export.close)
+        warned = stack.enter_context(listening() if options.save else nullcontext(Warned()))
+        trainer.warned = warned.__bool__ if options.save else None
         outcome = together(comm, lambda: trainer.run(reporter))
+    # before the report's own collectives: what the last step has recorded
+    events = gather_trace(comm).events if options.report and not options.trace else []
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
@@ -153,8 +170,28 @@ def run_and_report(run: CheckedRun, corpus: Corpus, carrier: Carrier | None = No
         print("\nthe same run on one rank, without a strategy:", flush=True)
         vocabulary, file = corpus.tokenizer.vocabulary, serial_metrics_file(config)
         verdict = compare(config, samples, vocabulary, outcome, file)
-    print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
+    facts = summary(trainer, outcome, alike, verdict)
+    print("\n" + facts, flush=True)
+    if options.report:
+        write_report(Path(options.report), line, facts, reporter, events)
     return 0 if alike and (verdict is None or verdict.same) else 1
+
+
+def write_report(
+    path: Path, line: str, facts: str, reporter: Reporter | None, events: list[Event]
+) -> None:
+    """Write the page about a run, on rank 0."""
+    steps = reporter.recorded_steps() if reporter else []
+    title = line.strip().splitlines()[-1]
+    try:
+        path.write_text(page(title, facts, steps, events))
+    except OSError as error:
+        print(
+            f"minidist train: the report {path} cannot be written ({error.strerror})",
+            file=sys.stderr,
+        )
+    else:
+        print(f"\na page about the run: {path}", flush=True)
 
 
 def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:

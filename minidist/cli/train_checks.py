@@ -43,7 +43,10 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
                 held.enter_context(hold(folder))
             _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
         files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
-        for name, file in [*files, ("trace", Path(run.trace) if run.trace else None)]:
+        for name in ("trace", "report", "prometheus"):
+            asked = getattr(run, name)
+            files.append((name, Path(asked) if asked and not asked.isdecimal() else None))
+        for name, file in files:
             if file is not None:
                 with _writing(name, file):
                     file.parent.mkdir(parents=True, exist_ok=True)

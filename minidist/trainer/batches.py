@@ -12,6 +12,7 @@ a resumed run makes the others again.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
@@ -112,6 +113,10 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         while True:
             yield from map(self._batch, self.sampler.rest_of_epoch())
+
+    def first(self, count: int) -> Iterator[Batch]:
+        """Yield the first batches of an epoch, or with a count of 0 all."""
+        return islice(self.epoch(), count or None)
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
         """Yield one whole epoch, without moving the position: for measuring on held-out text."""

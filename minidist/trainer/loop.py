@@ -10,10 +10,8 @@ leave out a step in which a gradient overflows on any.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +31,14 @@ from minidist.parallel.data.sampler import State
 from minidist.parallel.layers.compiled import name_of
 from minidist.parallel.pipeline import simulate
 from minidist.parallel.placement import WHOLE, placement_of
-from minidist.trainer.batches import Batch, Batches, ReadAhead
+from minidist.trainer.batches import Batch, ReadAhead
 from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
-from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
+from minidist.trainer.metrics import Reporter, StepMetrics
+from minidist.trainer.observed.held_out import loss_on
+from minidist.trainer.observed.meter import StepMeter
 from minidist.trainer.optimizer import build_optimizer, check_room, rate_at
 from minidist.trainer.start import Start, adapted, carried_of, loss_of
 
@@ -96,7 +96,6 @@ class Trainer:
     optimizer: MasterWeights
     profiler: torch.profiler.profile | None = None
     bubble: float | None = None  # of the last step
-    planned_seconds: float | None = None  # of a step, if somebody has predicted them
     warned: Callable[[], bool] | None = None  # whether this rank was asked to save and leave
     awaited: Callable[[], bool] | None = None  # whether ranks wait outside to be let in
     leaves: bool = False  # whether some rank has to leave after the last step, for either reason
@@ -107,12 +106,20 @@ class Trainer:
     reached: State | None = None  # where the batches stand after the one that is trained on
 
     def __init__(self, run: CheckedRun, start: Start) -> None:
-        self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
-        self.recipe, self.dtype = run.fit.recipe, run.config.dtype
-        self.start, self.model, self.scaler = start, start.model, start.scaler
+        self.checked = run
+        self.config = run.config
+        self.mesh = run.mesh
+        self.comm = run.mesh.world
+        self.recipe = run.fit.recipe
+        self.dtype = run.config.dtype
+        self.start = start
+        self.model = start.model
+        self.scaler = start.scaler
         self.device = device_of(self.comm)
         self.first_step = self.done = start.resumed.step if start.resumed else 0
         self.position = start.batches.state_dict()  # after so many steps
+        flops = start.model.config.flops_per_token(run.config.data.sequence)
+        self.meter = StepMeter(run.config, run.mesh, self.device, flops)
         self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
@@ -147,6 +154,8 @@ class Trainer:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
                 self.reached = batches.state_dict()
+                if run.report and not run.trace and self.comm.trace is not None:
+                    self.comm.trace.events.clear()  # the report shows the last step alone
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     self.last = self._measured_step(step, batch.to(self.device))
                 self.done, self.position = step + 1, self.reached
@@ -172,7 +181,10 @@ class Trainer:
         run, step = self.config.run, metrics.step
         if self.start.held_out is not None and self._due(step, run.eval_every):
             sent = self._sent()
-            metrics = replace(metrics, eval_loss=self.evaluate(self.start.held_out))
+            scale = self.scaler.scale if self.scaler else 1.0
+            batches = self.start.held_out.first(run.eval_batches)
+            measured = loss_on(batches, self.parallel, self.device, scale)
+            metrics = replace(metrics, eval_loss=measured)
             for axis, now in self._sent().items():  # what is sent for it is not training's
                 self.before[axis] = self.before[axis] + now - sent[axis]
         if reporter is not None:
@@ -223,26 +235,6 @@ class Trainer:
         """
         return step == self.config.run.steps or (every > 0 and step % every == 0)
 
-    def evaluate(self, held_out: Batches) -> float:
-        """Return the loss per token of held-out text, without dropout. Collective.
-
-        It is the same on every layout: a sum over all tokens, divided by their number. Nothing
-        changes for training: no gradient is computed, and batches to train on stay where they are.
-        """
-        total, tokens = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        for whole in islice(held_out.epoch(), self.config.run.eval_batches or None):
-            batch = whole.to(self.device)
-            parts = batch.microbatches(self.recipe.microbatches)
-            where = [Where(rows=part.first_row, positions=part.positions) for part in parts]
-            loss = self.parallel.evaluate([part.inputs for part in parts], parts, where)
-            total += loss.double() * batch.tokens
-            tokens += batch.tokens
-        total /= self.scaler.scale if self.scaler else 1.0
-        if self.mesh.tp.rank > 0:
-            total.zero_()  # it is the same along the tensor axis
-        all_reduce(total, self.comm)
-        return float(total) / tokens
-
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step.
 
@@ -256,7 +248,8 @@ class Trainer:
             Where(self.config.run.seed, step, part.first_row, part.positions, weight)
             for part in parts
         ]
-        started, pipeline = self.comm.clock(), self.parallel.pipeline
+        pipeline = self.parallel.pipeline
+        started = self.comm.clock()
         loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
@@ -266,10 +259,14 @@ class Trainer:
         beside = [] if pipeline is None else [pipeline.busy]
         asked = [ask for ask in (self.warned, self.awaited) if ask is not None]
         beside += [float(ask()) for ask in asked]
+        beside += self.meter.own_computing()
         told = torch.cat([loss.view(1), loss.new_tensor(beside)])
         # who has passed this sum knows that all ranks have what they need for the update
         all_reduce(told, self.comm)
-        answers = told[len(told) - len(asked) :].tolist()
+        heard = told.tolist()
+        del heard[: 1 if pipeline is None else 2]
+        answers = heard[: len(asked)]
+        self.meter.computed = heard[len(asked) :]
         self.leaves = any(answers)
         self.saves = self.warned is not None and bool(answers[0])
         # all ranks come here together; on a GPU, whose kernels run later, nothing is known
@@ -291,13 +288,15 @@ class Trainer:
         With plain data parallelism it needs no other rank.
         """
         assert self.ready is not None, "a step has run backward and measured its gradients"
-        (measured, overflow, rate), self.ready = self.ready, None
+        measured, overflow, rate = self.ready
+        self.ready = None
         scale = 1.0
         with self.comm.span("optimizer"):
             if self.scaler is not None:
                 scale = self.scaler.scale
                 self.scaler.update(overflow)
-            norm, limit = float(measured) / scale, self.config.optimizer.clip
+            norm = float(measured) / scale
+            limit = self.config.optimizer.clip
             clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0
             if not overflow:
                 for group in self.optimizer.param_groups:
@@ -306,37 +305,20 @@ class Trainer:
         return norm
 
     def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
-        started, waited = time.perf_counter(), self.comm.traffic.seconds
+        meter = self.meter
+        meter.begin()
         rate = rate_at(self.config, step)
         loss, norm = self.step(step, batch, rate)
-        seconds = time.perf_counter() - started
-        speed = batch.tokens / seconds
-        share = (self.comm.traffic.seconds - waited) / seconds
-        used, planned = self._utilisation(speed), self.planned_bubble
-        predicted = (
-            self._utilisation(batch.tokens / self.planned_seconds) if self.planned_seconds else None
+        if meter.observed:
+            sent = {axis: int(bytes.sum()) for axis, bytes in self._sent().items()}
+            meter.sample(sent, lambda: self._watch(Account()).sample())
+        measured = meter.end(step + 1, loss, norm, rate, batch.tokens)
+        return replace(
+            measured,
+            load=self.parallel.load,
+            bubble=self.bubble,
+            planned_bubble=self.planned_bubble,
         )
-        return StepMetrics(
-            step + 1,
-            loss,
-            norm,
-            rate,
-            seconds,
-            speed,
-            share,
-            used,
-            self.parallel.load,
-            self.bubble,
-            planned,
-            predicted,
-        )
-
-    def _utilisation(self, tokens_per_second: float) -> float | None:
-        peak = self.config.run.peak_tflops * 1e12
-        if not peak and self.device.type == "cuda":
-            peak = known_peak(torch.cuda.get_device_name(self.device))
-        needed = self.model.config.flops_per_token(self.config.data.sequence) * tokens_per_second
-        return needed / (peak * self.comm.size) if peak else None
 
     def _sent(self) -> Sent:
         each = self.mesh.traffic()

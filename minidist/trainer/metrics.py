@@ -12,12 +12,14 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from minidist.model.moe.balance import Load
 from minidist.trainer.files import FileError, at, parse_tree
+from minidist.trainer.observed.stragglers import Computing
 
 WIDTH = 80  # columns of a line
 LINES = 40  # of a whole run, about, unless somebody says otherwise
@@ -43,6 +45,10 @@ class StepMetrics:
     which ranks were idle, as measured, and `planned_bubble` that of its plan, whose stages all take
     the same time; `planned_utilisation` is what the planner predicts. `eval_loss` is that on
     held-out text after this step, if it was measured.
+
+    Of a run that is observed (`--tensorboard`, `--prometheus`, `--report`): `computing` is how long
+    the ranks have computed, `sent` the bytes that rank 0 has sent since it started, by axis, and
+    `memory` those that it holds, by category.
     """
 
     step: int
@@ -58,11 +64,22 @@ class StepMetrics:
     planned_bubble: float | None = None
     planned_utilisation: float | None = None
     eval_loss: float | None = None
+    computing: Computing | None = None
+    sent: dict[str, int] | None = None
+    memory: dict[str, int] | None = None
 
 
 def known_peak(device_name: str) -> float:
     """Return the peak FLOP/s of a GPU by its name, or 0 if it is not known."""
     return next((peak for name, peak in PEAKS.items() if name in device_name), 0.0)
+
+
+class Export(Protocol):
+    """Something that steps are told to, on rank 0."""
+
+    def step(self, metrics: StepMetrics) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Reporter:
@@ -81,6 +98,8 @@ class Reporter:
         Print every so many steps, and the last one; 0: so that there are about `LINES` lines.
     in_place : bool
         Print every step over the one before it.
+    exports : sequence of Export
+        To whom else each step is told.
     """
 
     def __init__(
@@ -91,7 +110,10 @@ class Reporter:
         label: str = "",
         every: int = 0,
         in_place: bool = False,
+        exports: Sequence[Export] = (),
     ) -> None:
+        self.exports = exports
+        self.history: list[dict[str, Any]] = []  # of this start, as in the file
         self.steps, self.first_step, self.label = steps, first_step, label
         self.every, self.in_place = every or -(-steps // LINES), in_place
         self.started = time.perf_counter()
@@ -109,8 +131,12 @@ class Reporter:
         """Report one step, unless that was done before the run was resumed."""
         if metrics.step <= self.recorded:
             return
+        for export in self.exports:
+            export.step(metrics)
+        fields = _fields(metrics)
+        self.history.append(fields)
         if self.file is not None:
-            self._record(self.file, metrics)
+            self._record(self.file, fields)
         last = metrics.step == self.steps
         if self.in_place:
             print(self._over(self._lines(metrics)[0]), end="\n" if last else "", flush=True)
@@ -129,15 +155,15 @@ class Reporter:
         width = min(WIDTH, shutil.get_terminal_size().columns) - 1
         return f"\r{line[:width]:<{width}}"
 
-    def _record(self, file: Path, metrics: StepMetrics) -> None:
-        numbers = {
-            name: value for name, value in vars(metrics).items() if not isinstance(value, Load)
-        }
-        fields = {
-            name: value if value is None or math.isfinite(value) else None
-            for name, value in numbers.items()
-        }
-        fields |= metrics.load._asdict() if metrics.load else {}
+    def recorded_steps(self) -> list[dict[str, Any]]:
+        """Return all steps that the file has, of earlier starts too; without one those of this
+        start.
+        """
+        if self.file is None or not self.file.is_file():
+            return self.history
+        return [json.loads(line) for line in _lines_until(self.file, self.steps)]
+
+    def _record(self, file: Path, fields: dict[str, Any]) -> None:
         try:
             with file.open("a") as lines:
                 lines.write(json.dumps(fields) + "\n")
@@ -181,6 +207,11 @@ class Reporter:
                 f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy "
                 f"{m.load.entropy:.2f}"
             )
+        if m.computing and m.computing.straggler is not None:
+            times = m.computing.compute_seconds / m.computing.compute_median
+            parts.append(
+                f"rank {m.computing.straggler} is slow: it computes {times:.1f} times as long"
+            )
         if m.bubble is not None:
             parts.append(f"bubble {m.bubble:.0%} (plan {m.planned_bubble:.0%})")
         for part in parts:
@@ -189,6 +220,18 @@ class Reporter:
             else:
                 lines.append(f"    {part}")
         return lines
+
+
+def _fields(metrics: StepMetrics) -> dict[str, Any]:
+    """Return a step as JSON has it, which knows no numbers beyond all bounds."""
+    fields = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in vars(metrics).items()
+        if not isinstance(value, Load | Computing)
+    }
+    for several in (metrics.load, metrics.computing):
+        fields |= several._asdict() if several else {}
+    return fields
 
 
 def _lines_until(file: Path, step: int) -> Iterator[str]:

@@ -216,8 +216,18 @@ class RunOptions(AdapterOptions):
     profile: str = option(
         "", "folder for torch.profiler's trace of steps 2 to 4, a file a rank; none: no profile"
     )
+    tensorboard: str = option("", "folder for curves that TensorBoard shows; none: none")
+    prometheus: str = option(
+        "", "port, or file, where Prometheus reads the last step's numbers; none: none"
+    )
+    report: str = option("", "file for a page about the run, at its end; none: none")
     sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
     peak_tflops: float = option(
         0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE
     )
     debug: bool = option(False, "have collectives compare what the ranks call")
+
+    @property
+    def observed(self) -> bool:
+        """Whether somebody looks at the ranks one by one, at their memory and their messages."""
+        return bool(self.tensorboard or self.prometheus or self.report)

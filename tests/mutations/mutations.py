@@ -1431,10 +1431,9 @@ TRAINER = [
     ),
     Mutation(
         "each batch of held-out text counts alike, however few tokens it has",
-        "minidist/trainer/loop.py",
-        old="            total += loss.double() * batch.tokens\n            tokens += "
-        "batch.tokens\n",
-        new="            total += loss.double()\n            tokens += 1\n",
+        "minidist/trainer/observed/held_out.py",
+        old="        total += loss.double() * batch.tokens\n        tokens += batch.tokens\n",
+        new="        total += loss.double()\n        tokens += 1\n",
         tests=(
             "tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",
         ),

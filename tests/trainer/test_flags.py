@@ -31,7 +31,7 @@ FROZEN = """
     --recompute --offload --offload-folder
     --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --profile --sample --peak-tflops --debug
+    --profile --tensorboard --prometheus --report --sample --peak-tflops --debug
 """
 
 

@@ -1,0 +1,94 @@
+"""Which rank is slow? Its waiting does not tell: everybody waits, but for the slow one.
+
+    rank 0   compute ├──────┤ wait ........│ sum of the losses
+    rank 1   compute ├──────────────────┤  │               1.5 times as long: named
+    rank 2   compute ├──────┤ wait ........│
+
+So a rank is scored by the time that it computes between messages, for the rows that it has, beside
+ranks with the same layers. (nvidia-resiliency-ext scores a rank beside the best one as well.)
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median, median_low
+from typing import NamedTuple
+
+from minidist.mesh import Layout
+from minidist.parallel.data.sampler import share
+
+SLOW = 1.3  # times as long as its peers: what a busy machine does now and then is less
+STEPS = 5  # over which a rank has to be slow, in the median
+
+
+class Computing(NamedTuple):
+    """How long the ranks have computed in a step.
+
+    Attributes
+    ----------
+    compute_seconds : float
+        The longest.
+    compute_rank : int
+        Whose it was.
+    compute_median : float
+        The median of all ranks.
+    straggler : int or None
+        The rank that computes `SLOW` times as long as its peers, if one does.
+    """
+
+    compute_seconds: float
+    compute_rank: int
+    compute_median: float
+    straggler: int | None
+
+
+class Stragglers:
+    """Scores the ranks of a layout, step by step.
+
+    Parameters
+    ----------
+    layout : Layout
+    batch : int
+        Rows of a global batch, which ranks of the data axis share.
+    """
+
+    def __init__(self, layout: Layout, batch: int) -> None:
+        places = [layout.coordinate(rank) for rank in range(layout.size)]
+        self.stages = [place["pp"] for place in places]
+        rows = [share(batch, layout.dp, place["dp"]) for place in places]
+        self.rows = [cut.stop - cut.start for cut in rows]
+        self.scores: deque[list[float]] = deque(maxlen=STEPS)
+
+    def step(self, computed: Sequence[float]) -> Computing:
+        """Take the seconds that each rank has computed in a step; return what they say."""
+        self.scores.append(self._scores(computed))
+        longest = max(computed)
+        return Computing(
+            longest,
+            computed.index(longest),
+            median(computed),
+            self._straggler(),
+        )
+
+    def _scores(self, computed: Sequence[float]) -> list[float]:
+        """Return how many times as long as its peers each rank has computed a row."""
+        each = [seconds / max(1, rows) for seconds, rows in zip(computed, self.rows, strict=True)]
+        usual: dict[int, float] = {}
+        for stage in set(self.stages):
+            peers = [
+                seconds
+                for seconds, place, rows in zip(each, self.stages, self.rows, strict=True)
+                if place == stage and rows
+            ]
+            # of two ranks the faster one is usual
+            usual[stage] = median_low(peers) if peers else 0.0
+        return [
+            seconds / usual[stage] if usual[stage] and rows else 1.0
+            for seconds, stage, rows in zip(each, self.stages, self.rows, strict=True)
+        ]
+
+    def _straggler(self) -> int | None:
+        if len(self.scores) < STEPS:
+            return None
+        lasting = [median(scores) for scores in zip(*self.scores, strict=True)]
+        worst = max(lasting)
+        return lasting.index(worst) if worst >= SLOW else None

@@ -1,0 +1,202 @@
+"""A run seen from outside: stragglers, TensorBoard, Prometheus, the page at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from ranks import free_port
+from training import TINY, train_on
+
+from minidist import Cluster, Layout, run
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.draw.page.timeline import waits
+from minidist.trace.events import RECEIVE, Event, EventKind
+from minidist.trainer.loop import Trainer
+from minidist.trainer.metrics import StepMetrics
+from minidist.trainer.observed.exports import NUMBERS, Prometheus
+from minidist.trainer.observed.stragglers import STEPS, Stragglers
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+# ---------------------------------------------------------------- stragglers
+
+
+def steps_with(slow: int | None, comm: Communicator) -> list[int | None]:
+    """Take steps in which one rank computes 1.5 times as long as the others; return who is named."""
+    found = Stragglers(Layout(dp=comm.size), 4 * comm.size)
+    named = []
+    for step in range(STEPS + 2):
+        began, waited = comm.clock(), comm.traffic.seconds
+        # all others differ a little, and one has a bad moment
+        busy = 1.5 if comm.rank == slow else 1 + 0.02 * (comm.rank % 5)
+        comm.advance(3.0 if step == 2 and comm.rank == 1 else busy)
+        all_reduce(np.ones(1000), comm)
+        told = np.zeros(comm.size)
+        told[comm.rank] = comm.clock() - began - (comm.traffic.seconds - waited)
+        all_reduce(told, comm)
+        named.append(found.step(told.tolist()).straggler)
+    return named
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_the_slow_rank_is_named_and_nobody_else(ranks: int) -> None:
+    cluster = Cluster.h100(nodes=8)
+    for slow in {0, ranks - 1}:
+        named = run(lambda comm, slow=slow: steps_with(slow, comm), ranks, cluster=cluster)[0]
+        assert named == [None] * (STEPS - 1) + [slow] * 3
+    assert run(lambda comm: steps_with(None, comm), ranks, cluster=cluster)[0] == [None] * (
+        STEPS + 2
+    )
+
+
+def test_more_rows_or_other_layers_are_no_fault() -> None:
+    uneven = Stragglers(Layout(dp=3), 4)  # 2, 1 and 1 rows
+    stages = Stragglers(Layout(dp=2, pp=2), 4)  # the last stage has the head
+    for _ in range(STEPS):
+        assert uneven.step([2.0, 1.0, 1.0]).straggler is None
+        assert stages.step([1.0, 3.0, 1.0, 3.0]).straggler is None
+    for _ in range(STEPS):
+        last = stages.step([1.0, 3.0, 1.0, 4.5])
+    assert last.straggler == 3 and last.compute_median == 2.0
+
+
+def test_train_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = Trainer._measure
+
+    def slow(self: Trainer, rate: float) -> Any:
+        time.sleep(0.05 if self.comm.rank == 1 else 0)
+        return measure(self, rate)
+
+    monkeypatch.setattr(Trainer, "_measure", slow)
+    page = f"--prometheus {tmp_path / 'now.prom'} --metrics {tmp_path / 'm'} --log-every 1"
+    assert train_on(2, *TINY, f"--steps {STEPS + 2} {page}") == 0
+    assert re.search(r"rank 1 is slow: it computes \d+\.\d times as long", capsys.readouterr().out)
+    last = json.loads((tmp_path / "m").read_text().splitlines()[-1])
+    assert last["straggler"] == last["compute_rank"] == 1
+    assert "minidist_straggler_rank 1.0" in (tmp_path / "now.prom").read_text()
+
+
+# ---------------------------------------------------------------- TensorBoard
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Read the files that TensorBoard reads; a file that purges later steps takes their place."""
+    from tensorboardX.proto.event_pb2 import Event as Record
+
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted(folder.glob("events*")):
+        data = file.read_bytes()
+        while data:
+            length = struct.unpack("<Q", data[:8])[0]
+            record = Record.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if record.HasField("session_log"):
+                for curve in found.values():
+                    for step in [step for step in curve if step >= record.step]:
+                        del curve[step]
+            for value in record.summary.value:
+                found.setdefault(value.tag, {})[record.step] = value.simple_value
+    return found
+
+
+def test_curves_go_on_where_a_run_is_resumed(tmp_path: Path) -> None:
+    words = f"--save {tmp_path / 'run'} --save-every 2 --tensorboard {tmp_path / 'curves'}"
+    assert train_on(2, *TINY, f"--steps 5 {words}") == 0
+    first = scalars(tmp_path / "curves")
+    assert sorted(first["loss"]) == [1, 2, 3, 4, 5]
+    assert {"sent/dp", "memory/parameters", "compute_rank", "tokens_per_second"} <= set(first)
+    time.sleep(1.1)  # names of files count seconds
+    assert train_on(2, *TINY, f"--steps 7 {words} --resume") == 0
+    both = scalars(tmp_path / "curves")
+    assert sorted(both["loss"]) == [1, 2, 3, 4, 5, 6, 7]
+    assert [both["loss"][step] for step in range(1, 6)] == [
+        first["loss"][step] for step in range(1, 6)
+    ]
+
+
+# ---------------------------------------------------------------- Prometheus, Grafana, alerts
+
+
+def test_a_port_shows_the_last_step() -> None:
+    port = free_port()
+    shown = Prometheus(str(port))
+    try:
+        shown.step(StepMetrics(3, 1.5, 2.0, 1e-3, 0.5, 100.0, 0.25, sent={"dp": 12}))
+        shown.step(StepMetrics(4, 1.25, float("inf"), 1e-3, 0.5, 100.0, 0.25, sent={"dp": 24}))
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}").read().decode()
+    finally:
+        shown.close()
+    assert "minidist_step 4.0" in page and "minidist_loss 1.25" in page
+    assert 'minidist_sent_bytes{axis="dp"} 24.0' in page
+    assert "minidist_bubble_share" not in page, "what a run does not have is no 0"
+
+
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for option, value in {
+        "--prometheus": tmp_path / "file" / "below",
+        "--report": tmp_path / "file" / "below",
+        "--tensorboard": tmp_path / "file",
+    }.items():
+        assert train_on(2, f"--steps 1 {option} {value}") == 2
+        assert f"{option} {value}" in capsys.readouterr().err
+    assert train_on(2, "--steps 1 --prometheus 99999") == 2
+    assert "--prometheus 99999" in capsys.readouterr().err
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:
+    known = {named.name for named in NUMBERS.values()}
+    board = json.loads((DOCS / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"][0]["rules"]
+    alerts = [rule["expr"] for rule in rules]
+    named = [set(re.findall(r"minidist_\w+", words)) for words in asked + alerts]
+    assert all(names and names <= known for names in named)
+    assert set.union(*named[: len(asked)]) == known, "the dashboard shows all of them"
+    assert all(rule["annotations"]["summary"] for rule in rules)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_has_the_whole_run_and_needs_no_network(tmp_path: Path) -> None:
+    words = f"--save {tmp_path / 'run'} --save-every 2 --report {tmp_path / 'run.html'}"
+    assert train_on(2, *TINY, f"--steps 3 {words}") == 0
+    assert train_on(2, *TINY, f"--steps 5 {words} --resume") == 0
+    page = (tmp_path / "run.html").read_text()
+    assert re.search(r"loss, nats a token: [\d.]+ after step 1, [\d.]+ after step 5", page)
+    assert "<th>parameters</th>" in page and "rank 1: forward" in page
+    assert "Who waited for whom" in page and "<th>for 1</th>" in page
+    assert "http" not in page and "<script" not in page
+    assert page.count("rank 0: forward") == 1, "of one step"
+
+
+def test_who_waited_for_whom() -> None:
+    def event(rank: int, kind: EventKind, name: str, start: float, end: float) -> Event:
+        return Event(rank, kind, name, start, end)
+
+    messages = [
+        event(0, RECEIVE, "recv from 2", 1.0, 3.0),
+        event(0, RECEIVE, "recv from 1", 3.0, 3.5),
+    ]
+    assert waits(messages) == {0: {2: 2.0, 1: 0.5}}
+    calls = [
+        event(rank, EventKind.COLLECTIVE, "all_reduce", begin, 9.0)
+        for rank, begin in enumerate((1.0, 4.0, 2.0))
+    ]
+    assert waits(calls) == {0: {1: 3.0}, 2: {1: 2.0}}
