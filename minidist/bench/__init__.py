@@ -16,7 +16,8 @@ line, `worker.py` is what each rank runs, `measure.py` lets the competitors take
 `report.py` compares the ratios with the bounds.
 
 Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl`
-(`nccl.py`) starts torchrun in place of mpirun.
+(`nccl.py`) starts torchrun in place of mpirun. `bench elastic` (`elastic.py`) kills ranks of whole
+jobs.
 """
 
 import json
@@ -47,6 +48,10 @@ def main(argv: list[str]) -> int:
     argv : list[str]
         What follows `bench` on the command line.
     """
+    if argv[:1] == ["elastic"]:
+        from minidist.bench import elastic  # which times jobs, and not calls
+
+        return elastic.main(argv[1:])
     options = parse(argv)
     measurements: list[Measurement] = []
     described: dict[str, object] = {}

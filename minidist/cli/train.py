@@ -69,6 +69,8 @@ def train_as(member: Enters, argv: Sequence[str]) -> int:
     def train_in_view(comm: Communicator, carrier: Carrier) -> int:
         return stopping_together("train", comm, lambda: set_up_and_run(argv, comm, carrier))
 
+    # torch imports its compiler for the first optimizer, which takes a second: nobody waits for it now
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     try:
         return run_elastically(member, train_in_view)
     except QuorumError as error:
