@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,17 +24,18 @@ class Killed(BaseException):
 
 
 class Events:
-    """Counts a member's events, and does something at one of them."""
+    """Counts a member's events, and kills it at one of them: at once, or after `delay` seconds, in
+    which the others go as far as they can without it.
+    """
 
-    def __init__(self, at: int, act: Any = None) -> None:
-        self.at, self.act, self.count = at, act, 0
+    def __init__(self, at: int, delay: float = 0.0) -> None:
+        self.at, self.delay, self.count = at, delay, 0
 
     def happen(self) -> None:
         self.count += 1
         if self.count == self.at:
-            if self.act is None:
-                raise Killed(f"at event {self.at}")
-            self.act()
+            time.sleep(self.delay)
+            raise Killed(f"at event {self.at}")
 
 
 class WatchedWire(WireAround):

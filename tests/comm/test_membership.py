@@ -135,6 +135,18 @@ def _together(work: object, members: list[Member]) -> list[object]:
     return found
 
 
+def test_a_view_is_over_once_a_member_is_dead() -> None:
+    """Else those who come in place of members that all died at once would wait for them."""
+    store = MemoryStore()
+    options = {"wanted": Wanted(2, 2), "started": 2, "grace": 0.05, "patience": 2.0}
+    first = [Member(store, number, **options) for number in range(2)]  # type: ignore[arg-type]
+    _together(lambda member: member.join(), first)
+    store.append("dead", "0 1 ")
+    assert first[0].is_over()
+    second = [Member(store, number, **options) for number in (2, 3)]  # type: ignore[arg-type]
+    assert _together(lambda member: member.join(), second) == [View(2, (2, 3))] * 2
+
+
 def test_a_rank_that_hangs_is_left_out() -> None:
     asleep = threading.Event()
 

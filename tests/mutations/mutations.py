@@ -1949,6 +1949,106 @@ CONTEXT += [
     ),
 ]
 
+# ---------------------------------------------------------------- machines fail
+
+VIEWS = "tests/comm/test_membership.py"
+ELASTIC = "tests/trainer/test_elastic.py"
+GOODPUT = "tests/plan/test_goodput.py"
+
+FAILURES = [
+    Mutation(
+        "half of the members is a majority",
+        "minidist/comm/membership/agreement.py",
+        old="return not voters or 2 * len(here) > len(voters) or tied",
+        new="return not voters or 2 * len(here) >= len(voters)",
+        tests=(f"{VIEWS}::test_of_two_parts_that_cannot_see_each_other_at_most_one_goes_on",),
+    ),
+    Mutation(
+        "the dead vote",
+        "minidist/comm/membership/agreement.py",
+        old="voters = [member for member in last.members if member not in dead]",
+        new="voters = list(last.members)",
+        tests=(f"{VIEWS}::test_the_view_that_follows",),
+    ),
+    Mutation(
+        "a place of a replica goes to whoever had the lowest rank, though another is further",
+        "minidist/comm/membership/agreement.py",
+        old="return -each.done, ranks.get(each.member, len(ranks))",
+        new="return 0, ranks.get(each.member, len(ranks))",
+        tests=(f"{VIEWS}::test_the_view_that_follows",),
+    ),
+    Mutation(
+        "a survivor takes any place of a replica",
+        "minidist/comm/membership/agreement.py",
+        old="if each.done >= 0 and each.place == place]",
+        new="if each.done >= 0 and place == 0]",
+        tests=(f"{VIEWS}::test_the_view_that_follows",),
+    ),
+    Mutation(
+        "a view with a dead member goes on until somebody says that it is over",
+        "minidist/comm/membership/member.py",
+        old="return bool(over) or not self.dead().isdisjoint(self.view.members)",
+        new="return bool(over)",
+        tests=(f"{VIEWS}::test_a_view_is_over_once_a_member_is_dead",),
+    ),
+    Mutation(
+        "who is ready for a step does not take it though others have",
+        "minidist/trainer/elastic/carry.py",
+        old="return 0 <= step in (self.done, self.done + self.ready)",
+        new="return 0 <= step == self.done",
+        tests=(f"{ELASTIC}::test_a_member_may_die_at_any_event[pp, a replica is lost-3-4-0.02]",),
+    ),
+    Mutation(
+        "a replacement gets weights, but begins its optimizer anew",
+        "minidist/trainer/elastic/carry.py",
+        old="    trainer.optimizer.restore(states)\n",
+        new="",
+        tests=(f"{ELASTIC}::test_a_member_may_die_at_any_event[dp, with a spare-1-3-0.0]",),
+    ),
+    Mutation(
+        "after a loss the batches go on behind the one that was not trained on",
+        "minidist/trainer/elastic/carry.py",
+        old="trainer.start.batches.load_state_dict(holder.position)",
+        new="trainer.start.batches.load_state_dict(holder.reached or holder.position)",
+        tests=(f"{ELASTIC}::test_a_member_may_die_at_any_event[dp, on what is left-0-2-0.0]",),
+    ),
+    Mutation(
+        "a step that was due to be saved or measured when a rank was lost is not",
+        "minidist/trainer/loop.py",
+        old="            self._after_step(self.last, reporter, None if saved else writer)\n",
+        new="            pass\n",
+        tests=(f"{ELASTIC}::test_the_last_checkpoint_and_no_measurement_is_lost",),
+    ),
+    Mutation(
+        "a failure on the way back does not begin the restart anew",
+        "minidist/plan/failures/simulate.py",
+        old="            if ready <= self.fails:\n",
+        new="            if True:\n",
+        tests=(f"{GOODPUT}::test_the_simulation_is_the_closed_form_where_there_is_one",),
+    ),
+    Mutation(
+        "spares never run out",
+        "minidist/plan/failures/simulate.py",
+        old="if len(self.away) <= job.spares:",
+        new="if job.spares:",
+        tests=(f"{GOODPUT}::test_spares_run_out",),
+    ),
+    Mutation(
+        "a rank is scored by its step, waiting included",
+        "minidist/trainer/observed/meter.py",
+        old="max(0.0, self.comm.clock() - self.started - waited)",
+        new="max(0.0, self.comm.clock() - self.started)",
+        tests=("tests/trainer/test_observed.py::test_train_names_it",),
+    ),
+    Mutation(
+        "who has more rows is slow",
+        "minidist/trainer/observed/stragglers.py",
+        old="each = [seconds / max(1, rows) for",
+        new="each = [seconds / max(1, rows) ** 0 for",
+        tests=("tests/trainer/test_observed.py::test_more_rows_or_other_layers_are_no_fault",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
     *(
@@ -1964,5 +2064,5 @@ MUTATIONS = [
         *FEW_BITS,
         *UNITS,
     ),
-    *(*TRAINER, *COURSE, *REST),
+    *(*TRAINER, *COURSE, *REST, *FAILURES),
 ]

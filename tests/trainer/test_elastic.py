@@ -75,20 +75,20 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    ("layout", "victim", "every"),
+    ("layout", "victim", "every", "delay"),
     [
-        ("dp, on what is left", 0, 2),
-        ("dp, with a spare", 1, 3),
-        ("pp, a replica is lost", 3, 9),
-        ("tp, with a spare replica", 2, 9),
+        ("dp, on what is left", 0, 2, 0.0),
+        ("dp, with a spare", 1, 3, 0.0),
+        ("pp, a replica is lost", 3, 4, 0.02),
+        ("tp, with a spare replica", 2, 17, 0.0),
     ],
 )
 def test_a_member_may_die_at_any_event(
-    tmp_path: Path, layout: str, victim: int, every: int
+    tmp_path: Path, layout: str, victim: int, every: int, delay: float
 ) -> None:
     job = Job(tmp_path, layout)
     for at in range(1, job.events(victim) + 1, every):
-        job.check_nothing_is_lost({victim: Events(at)})
+        job.check_nothing_is_lost({victim: Events(at, delay)})
 
 
 @pytest.mark.soak
@@ -97,7 +97,8 @@ def test_each_member_may_die_at_each_event(tmp_path: Path, layout: str) -> None:
     job = Job(tmp_path, layout)
     for victim in range(job.options["ranks"]):
         for at in range(1, job.events(victim) + 1):
-            job.check_nothing_is_lost({victim: Events(at)})
+            for delay in (0.0, 0.02):
+                job.check_nothing_is_lost({victim: Events(at, delay)})
 
 
 def test_another_may_die_while_the_first_is_replaced(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from minidist import Cluster, Layout, run
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.draw.page.timeline import waits
+from minidist.parallel.strategy import Parallel
 from minidist.trace.events import RECEIVE, Event, EventKind
-from minidist.trainer.loop import Trainer
 from minidist.trainer.metrics import StepMetrics
 from minidist.trainer.observed.exports import NUMBERS, Prometheus
 from minidist.trainer.observed.stragglers import STEPS, Stragglers
@@ -74,13 +74,14 @@ def test_more_rows_or_other_layers_are_no_fault() -> None:
 def test_train_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure = Trainer._measure
+    """The other one waits for its gradients, and takes as long for the step."""
+    step = Parallel.step
 
-    def slow(self: Trainer, rate: float) -> Any:
-        time.sleep(0.05 if self.comm.rank == 1 else 0)
-        return measure(self, rate)
+    def slow(self: Parallel, *batch: Any) -> Any:
+        time.sleep(0.05 if self.mesh.world.rank == 1 else 0)
+        return step(self, *batch)
 
-    monkeypatch.setattr(Trainer, "_measure", slow)
+    monkeypatch.setattr(Parallel, "step", slow)
     page = f"--prometheus {tmp_path / 'now.prom'} --metrics {tmp_path / 'm'} --log-every 1"
     assert train_on(2, *TINY, f"--steps {STEPS + 2} {page}") == 0
     assert re.search(r"rank 1 is slow: it computes \d+\.\d times as long", capsys.readouterr().out)
