@@ -22,12 +22,14 @@ COMMANDS = {
     "launch": "start a program on several ranks, with the right mpirun",
     "grade": "grade an exercise of the course",
     "course": "build the course's handout",
+    "health": "which rank's machine is not fit, before a run starts",
     "doctor": "find out what this machine can run, and what to mend",
 }
 ELSEWHERE = {  # in rooms of their own
     "bench": "minidist.bench",
     "course": "minidist.course.course",
     "grade": "minidist.course.grade",
+    "health": "minidist.launch.health",
     "plan": "minidist.cli.plan.command",
 }
 
