@@ -64,19 +64,16 @@ def torchrun(
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
     restarts: int = 0,
+    rendezvous: str = "static",
 ) -> CompletedProcess[str]:
     """Run `program` under torchrun on `ranks` processes of this machine, as `mpirun` does."""
-    python = warm_python()
-    where = [
-        "--max-restarts",
-        str(restarts),
-        "--nproc-per-node",
-        str(ranks),
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(free_port()),
-    ]
+    python, port = warm_python(), str(free_port())
+    where = ["--max-restarts", str(restarts), "--nproc-per-node", str(ranks)]
+    if rendezvous == "static":
+        where += ["--master-addr", "127.0.0.1", "--master-port", port]
+    else:  # TorchElastic's
+        where += ["--rdzv-backend", rendezvous, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        where += ["--local-addr", "127.0.0.1"]
     start = [*python, "-m", "torch.distributed.run", *where, "--no-python", *python]
     return _run(start, program, args, timeout, clean_environment() | dict(env or {}))
 

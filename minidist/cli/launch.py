@@ -11,15 +11,19 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from functools import partial
 
 from minidist.comm.errors import LaunchError
-from minidist.launch.jobs import Outcome, run_job
+from minidist.launch.jobs import Outcome, run_job, running, send_signal
+from minidist.launch.leaving import WARNINGS
 from minidist.launch.mpirun import environment, find_mpirun, torchrun
 from minidist.launch.parser import Parser, flag_of
 from minidist.launch.replacing import run_replacing
 from minidist.launch.restarts import Restarts, run_until_done
 from minidist.options import NOT_NEGATIVE, RANKS, SECONDS
+
+RANK = "minidist.launch.marked_output"  # what each rank runs
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +38,8 @@ def main(argv: list[str]) -> int:
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options.warnings = set()
+    previous = {number: signal.signal(number, partial(warn, options)) for number in WARNINGS}
     try:
         if options.replace:
             command, env = member_command(options)
@@ -44,7 +49,8 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if outcome.timed_out:
         print(
             f"minidist launch: ended after {options.timeout:g} s, as --timeout says",
@@ -82,15 +88,33 @@ def restarts_of(options: argparse.Namespace) -> Restarts:
 def start(options: argparse.Namespace, ranks: int, restart: int) -> Outcome:
     """Run the job once, and tell its ranks how often it was started before."""
     command, env = command_line(argparse.Namespace(**vars(options) | {"ranks": ranks}))
-    counted = env | {"MINIDIST_RESTARTS": str(restart)}
-    return run_job(command, env=counted, timeout=options.timeout)
+    counted = env | {"MINIDIST_RESTARTS": str(restart), "MINIDIST_RANKS": str(options.ranks)}
+    outcome = run_job(command, env=counted, timeout=options.timeout)
+    if options.warnings:  # whoever was asked to leave does not start again
+        raise SystemExit(outcome.returncode)
+    return outcome
+
+
+def warn(options: argparse.Namespace, number: int, _: object = None) -> None:
+    """Hand a scheduler's warning on to the ranks; the second SIGTERM ends the job.
+
+    mpirun and torchrun get none: they would end the ranks at once.
+    """
+    if number == signal.SIGTERM and number in options.warnings:
+        sys.exit(128 + signal.SIGTERM)
+    options.warnings.add(number)
+    send_signal(running(RANK), signal.Signals(number))
+    if number == signal.SIGTERM:
+        timer = threading.Timer(options.grace, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        timer.start()
 
 
 def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs the program as one member of a job, and its environment."""
     program = ["-m", *options.program] if options.module else options.program
     extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
-    marked = [sys.executable, "-m", "minidist.launch.marked_output", *program]
+    marked = [sys.executable, "-m", RANK, *program]
     return marked, environment() | extra
 
 
@@ -105,7 +129,7 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     program = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
-    rank = ["-m", "minidist.launch.marked_output", *program]
+    rank = ["-m", RANK, *program]
     extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
     if options.ranks_per_gpu is not None:
         if options.wire == "mpi":
@@ -175,6 +199,12 @@ def _parser() -> argparse.ArgumentParser:
         type=ranks,
         default=1,
         help="ranks that are lost together: tp * pp * cp of a layout (1)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        default=10.0,
+        help="seconds that ranks have to save and leave after SIGTERM (10)",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module's name"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,9 @@ from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
+from minidist.comm.agree import all_or_none
 from minidist.comm.errors import QuorumError
-from minidist.comm.start import is_member, restarts
+from minidist.comm.start import first_ranks, is_member, restarts
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
 from minidist.draw.page.page import page
@@ -28,18 +30,18 @@ from minidist.model import generate
 from minidist.trace import Event, Trace
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
-from minidist.trainer.checkpoint.store import complete
+from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
 from minidist.trainer.config import Config
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
 from minidist.trainer.elastic.carry import Carrier, Enters
-from minidist.trainer.elastic.elastic_run import on_ranks_of, run_elastically
+from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.observed.exports import exports_of
 from minidist.trainer.options import SpreadOptions
-from minidist.trainer.start import start_of
+from minidist.trainer.start import Start, start_of
 from minidist.trainer.verify import compare
 
 
@@ -81,8 +83,11 @@ def train_as(member: Enters, argv: Sequence[str]) -> int:
 def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | None = None) -> int:
     """Set up the same on all ranks, then run, as the only run that saves to its folder."""
     config, notes = together(comm, lambda: parse_with_notes(argv))
-    config = going_on(config, comm, carrier)
-    if carrier is not None:
+    asked, config = config, going_on(config, comm, carrier)
+    by_itself = config.run.resume and not asked.run.resume
+    if carrier is None:
+        config = accumulating(config, comm.size, first_ranks())
+    else:
         config = together(comm, lambda: on_ranks_of(config, comm.size, carrier.member.wanted))
     if comm.rank == 0 and notes:
         print("\n".join(notes), flush=True)
@@ -100,7 +105,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
     together(comm, lambda: check_memory(config, sizes_of(config, vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, vocabulary))
     with together(comm, lambda: check_files(config, comm)):
-        return run_and_report(run, corpus, carrier)
+        return run_and_report(run, corpus, carrier, by_itself)
 
 
 def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None) -> Config:
@@ -115,12 +120,35 @@ def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None)
     return replace(config, run=replace(config.run, resume=resume))
 
 
-def run_and_report(run: CheckedRun, corpus: Corpus, carrier: Carrier | None = None) -> int:
+def begin(run: CheckedRun, corpus: Corpus, by_itself: bool) -> Start:
+    """Return what the run starts from. A job that goes on by itself does so from the newest
+    checkpoint that is whole; others are set aside, and told. Collective.
+    """
+    comm, folder = run.mesh.world, Path(run.config.run.save)
+    samples, held_out = corpus.samples, corpus.held_out
+    while by_itself:
+        try:
+            return all_or_none(comm, partial(start_of, run, samples, held_out), DamagedError)
+        except DamagedError as error:
+            left = 0
+            if comm.rank == 0:
+                aside = set_aside(folder)
+                left = len(complete(folder))
+                print(f"minidist train: {error}; it is {aside.name} now", file=sys.stderr)
+            if not comm.roll_call(left)[0]:
+                run = run.from_nothing()
+    return together(comm, partial(start_of, run, samples, held_out))
+
+
+def run_and_report(
+    run: CheckedRun, corpus: Corpus, carrier: Carrier | None = None, by_itself: bool = False
+) -> int:
     """Train, and report on rank 0."""
     config, comm, samples = run.config, run.mesh.world, corpus.samples
     # what the ranks of a view hold is newer than what is on the disk
     begun = run if carrier is None or carrier.newest < 0 else run.from_nothing()
-    trainer = together(comm, lambda: Trainer(run, start_of(begun, samples, corpus.held_out)))
+    start = begin(begun, corpus, by_itself and begun is run)
+    trainer = together(comm, lambda: Trainer(run, start))
     if carrier is not None:
         carrier.prepare(trainer)
     trainer.meter.planned_seconds = predicted_seconds(run)

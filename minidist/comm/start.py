@@ -69,6 +69,12 @@ def restarts() -> int:
     return max((int(count) for count in counts if count.isdecimal()), default=0)
 
 
+def first_ranks() -> int:
+    """Return on how many ranks our launcher has first started this job; 0 if it has not said so."""
+    count = os.environ.get("MINIDIST_RANKS", "")
+    return int(count) if count.isdecimal() else 0
+
+
 def is_member() -> bool:
     """Tell whether the launcher has started this process as one that replaces others, or is
     replaced: `launch --replace`.

@@ -150,6 +150,18 @@ def descendants(root: int, but: Collection[int] = ()) -> set[int]:
     return found & table.keys()
 
 
+def running(module: str) -> set[int]:
+    """Return the processes below this one in which Python runs a module."""
+    word = module.encode()
+    words = {pid: line.split(b"\0") for pid, line in _read_proc("cmdline").items()}
+    own = descendants(os.getpid()) - {os.getpid()}
+    return {
+        pid
+        for pid in own
+        if word in words.get(pid, []) and b"python" in Path(words[pid][0].decode()).name.encode()
+    }
+
+
 def parents() -> dict[int, int]:
     """Return the parent of each process that runs.
 

@@ -117,9 +117,12 @@ def test_a_timeout_leaves_nothing_behind(program: Path) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int) -> None:
     token = secrets.token_hex(8)
-    command = [sys.executable, "-m", "minidist", "launch", "-n", "2", str(program), "stay", token]
+    launch = ["launch", "-n", "2", "--grace", "1", str(program), "stay", token]
     process = subprocess.Popen(
-        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "minidist", *launch],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert process.stdout is not None
     assert b"up" in process.stdout.readline()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,8 +79,34 @@ def test_a_job_goes_on_with_what_is_left(tmp_path: Path) -> None:
     check(tmp_path, "run")
 
 
-def test_torchruns_own_restarts_are_noticed(tmp_path: Path) -> None:
-    done = torchrun(2, DEADLY, *words(tmp_path, "run"), timeout=100, restarts=1)
+def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    """The newest one is damaged while the job is down."""
+    damage = """
+        folder = sys.argv[sys.argv.index("--save") + 1]
+        newest = max(path for path in os.listdir(folder) if path.startswith("step"))
+        with open(os.path.join(folder, newest, "rank-0000.safetensors"), "r+b") as shard:
+            shard.truncate(100)
+"""
+    kill = "        os.kill("
+    program = tmp_path / "deadly.py"
+    program.write_text(DEADLY.replace(kill, f"{damage}{kill}"))
+    launched = ["launch", "-n", "2", "--max-restarts", "1", str(program), *words(tmp_path, "run")]
+    job = run_job(
+        [sys.executable, "-m", "minidist", *launched],
+        env=clean_environment(),
+        timeout=100,
+        capture=True,
+    )
+    assert job.returncode == 0, job.stderr
+    assert "is truncated or damaged" in job.stderr and "it is damaged-step-0000000" in job.stderr
+    assert re.search("resumed after step [24]", job.stdout)
+    check(tmp_path, "run")
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_torchruns_own_restarts_are_noticed(tmp_path: Path, rendezvous: str) -> None:
+    options = words(tmp_path, "run")
+    done = torchrun(2, DEADLY, *options, timeout=100, restarts=1, rendezvous=rendezvous)
     assert done.returncode == 0, done.stderr
     assert re.search("resumed after step [46]", done.stdout)
     check(tmp_path, "run")
@@ -182,3 +210,29 @@ def test_a_second_warning_ends_the_rank() -> None:
         assert warned.name == "SIGUSR1" and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) == warned.hear
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("launcher", [["-n", "2"], ["-n", "2", "--replace"]])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_our_launcher_hands_a_warning_on(
+    tmp_path: Path, launcher: list[str], number: signal.Signals
+) -> None:
+    options = [*words(tmp_path, "run"), "--steps", "100000", "--log-every", "1"]
+    command = ["launch", "--max-restarts", "3", *launcher, "-m", "minidist", "train", *options]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "minidist", *command],
+            env=clean_environment(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        while not re.search("step +3/", (tmp_path / "log").read_text()) and job.poll() is None:
+            time.sleep(0.05)
+        job.send_signal(number)
+        assert job.wait(60) == 0, (tmp_path / "log").read_text()
+    finally:
+        job.send_signal(signal.SIGINT)
+    said = (tmp_path / "log").read_text()
+    assert re.search(r"saved and left after step \d+ of 100000", said), said
+    assert newest(tmp_path / "run") and "restart 1" not in said

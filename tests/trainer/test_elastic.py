@@ -14,6 +14,8 @@ from elastic import Events, threads_left, train_job
 from training import TINY, losses, short_text, tensors
 
 from minidist.trainer.checkpoint.store import newest
+from minidist.trainer.elastic.elastic_run import accumulating
+from minidist.trainer.flags import parse
 
 STEPS = 3
 WORDS = [*TINY, "--precision", "float64", "--steps", str(STEPS)]
@@ -154,3 +156,11 @@ def test_what_a_peer_does_not_have_is_refused(
     statuses, printed = train_job(words, 2)
     assert statuses == [2, 2]
     assert re.search(sentence, printed), printed
+
+
+def test_microbatches_have_no_more_rows_than_they_had() -> None:
+    config = parse(["--batch", "16", "--accumulate", "2"])
+    assert accumulating(config, 4, 4) is config
+    assert accumulating(config, 3, 4).parallel.accumulate == 4
+    assert accumulating(config, 1, 99).parallel.accumulate == 16
+    assert accumulating(parse(["--batch", "16", "--pp", "2"]), 2, 4).parallel.accumulate == 1

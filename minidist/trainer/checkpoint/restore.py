@@ -24,7 +24,15 @@ from torch import Tensor
 
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece, Reader, assemble, flaw, touching
-from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest
+from minidist.trainer.checkpoint.store import (
+    INDEX,
+    STATE,
+    SUMS,
+    CheckpointError,
+    DamagedError,
+    complete,
+    digest,
+)
 from minidist.trainer.files import FileError, at, check_regular, parse_tree, reason
 
 Parsed = TypeVar("Parsed")
@@ -160,13 +168,13 @@ def _reading(file: Path, read: Callable[[Path], Parsed]) -> Parsed:
         raise _damaged(file, f"cannot be read ({reason(error)})") from None
 
 
-def _damaged(file: Path, words: str) -> CheckpointError:
+def _damaged(file: Path, words: str) -> DamagedError:
     """Return the error that says what is wrong with a file of a checkpoint, and what to do."""
     path = file.parent
     earlier = [other.name for other in complete(path.parent) if other.name < path.name]
     afresh = "there is no earlier one: start afresh, with another --save"
     fix = f"remove {path.name} to resume from {earlier[-1]}" if earlier else afresh
-    return CheckpointError(f"{file} {words}: {fix}")
+    return DamagedError(f"{file} {words}: {fix}")
 
 
 def other_model(

@@ -44,6 +44,10 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used or written; the message says why, and what to do."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint's files are not as they were written."""
+
+
 class Written(NamedTuple):
     """What one rank has written: plain data, for rank 0."""
 
@@ -213,6 +217,16 @@ def complete(folder: Path) -> list[Path]:
         if re.fullmatch("step-[0-9]+", name) and (folder / name).is_dir()
     ]
     return sorted(found, key=step_of)
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename the newest checkpoint, so that it is none any more; return what it is called now. Rank
+    0 calls this.
+    """
+    path = newest(folder)
+    aside = path.with_name(f"damaged-{path.name}")
+    path.rename(aside)
+    return aside
 
 
 def newest(folder: Path) -> Path:

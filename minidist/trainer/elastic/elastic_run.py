@@ -74,6 +74,17 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
             f"a replica has {replica} ranks (tp * pp * cp), neighbours with dp outermost, but "
             f"{wanted.together} are lost together: use --replica {replica}, and dp first in --order"
         )
-    cuts = ceil(wanted.ranks / ranks) * parallel.accumulate if parallel.pp == 1 else 1
-    spread = replace(parallel, dp=ranks // replica, accumulate=min(cuts, config.data.batch))
-    return replace(config, parallel=spread)
+    shared = accumulating(config, ranks, wanted.ranks)
+    return replace(shared, parallel=replace(shared.parallel, dp=ranks // replica))
+
+
+def accumulating(config: Config, ranks: int, first: int) -> Config:
+    """Return the run on `ranks` of the `first` ranks: a microbatch has no more rows than it had.
+
+    A pipeline keeps its number of microbatches, on which its schedule depends.
+    """
+    parallel = config.parallel
+    if ranks >= first or parallel.pp > 1:
+        return config
+    cuts = min(ceil(first / ranks) * parallel.accumulate, config.data.batch)
+    return replace(config, parallel=replace(parallel, accumulate=cuts))
