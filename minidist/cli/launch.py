@@ -15,6 +15,7 @@ import threading
 from functools import partial
 
 from minidist.comm.errors import LaunchError
+from minidist.launch.allocation import allocation_here, run_on_machines
 from minidist.launch.jobs import Outcome, run_job, running, send_signal
 from minidist.launch.leaving import WARNINGS
 from minidist.launch.mpirun import environment, find_mpirun, torchrun
@@ -34,7 +35,10 @@ def main(argv: list[str]) -> int:
         parser.error("name a program: minidist launch -n 4 file.py")
     try:
         restarts = restarts_of(options)
-        command_line(options)  # once before anything starts
+        by_itself = options.wire is None and not options.replace and options.ranks_per_gpu is None
+        options.allocation = allocation_here(options.ranks) if by_itself else None
+        if options.allocation is None:
+            command_line(options)  # once before anything starts
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
@@ -45,7 +49,7 @@ def main(argv: list[str]) -> int:
             command, env = member_command(options)
             outcome = run_replacing(command, env, restarts, options.timeout)
         else:
-            outcome = run_until_done(partial(start, options), restarts)
+            outcome = run_anew(options, restarts)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
@@ -85,14 +89,39 @@ def restarts_of(options: argparse.Namespace) -> Restarts:
     )
 
 
+def run_anew(options: argparse.Namespace, restarts: Restarts) -> Outcome:
+    """Run the job here, or on the machines of a SLURM job, until it is done or may not start again."""
+    allocation = options.allocation
+    if allocation is None:
+        return run_until_done(partial(start, options), restarts)
+
+    def start_there(nodes: list[str], ranks: int, restart: int) -> Outcome:
+        command = [*allocation.command(nodes, ranks), *member_command(options)[0][1:]]
+        env = {**os.environ, **allocation.environment(nodes), **counts(options, restart)}
+        return ended(
+            options, run_job(command, env=env, timeout=options.timeout, hear=allocation.hear)
+        )
+
+    return run_on_machines(start_there, allocation, restarts)
+
+
+def counts(options: argparse.Namespace, restart: int) -> dict[str, str]:
+    """Return what ranks are told of their job."""
+    return {"MINIDIST_RESTARTS": str(restart), "MINIDIST_RANKS": str(options.ranks)}
+
+
+def ended(options: argparse.Namespace, outcome: Outcome) -> Outcome:
+    """Return how a start ended; whoever was asked to leave does not start again."""
+    if options.warnings:
+        raise SystemExit(outcome.returncode)
+    return outcome
+
+
 def start(options: argparse.Namespace, ranks: int, restart: int) -> Outcome:
     """Run the job once, and tell its ranks how often it was started before."""
     command, env = command_line(argparse.Namespace(**vars(options) | {"ranks": ranks}))
-    counted = env | {"MINIDIST_RESTARTS": str(restart), "MINIDIST_RANKS": str(options.ranks)}
-    outcome = run_job(command, env=counted, timeout=options.timeout)
-    if options.warnings:  # whoever was asked to leave does not start again
-        raise SystemExit(outcome.returncode)
-    return outcome
+    counted = env | counts(options, restart)
+    return ended(options, run_job(command, env=counted, timeout=options.timeout))
 
 
 def warn(options: argparse.Namespace, number: int, _: object = None) -> None:

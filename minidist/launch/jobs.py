@@ -13,11 +13,13 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from minidist.comm.mpi_wire import segment
 
@@ -43,6 +45,7 @@ def run_job(
     capture: bool = False,
     grace: float = 2.0,
     user: str | None = None,
+    hear: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run `command` in a session of its own until it ends.
 
@@ -63,6 +66,8 @@ def run_job(
         Seconds between SIGTERM and SIGKILL.
     user : str, optional
         Run it as this user and its group, which only root can. Default: as oneself.
+    hear : callable, optional
+        Called with each line of the job's standard error, which is passed on.
     """
     mark = secrets.token_hex(8)
     options, segments = become(user) | {"start_new_session": True}, segment.segments()
@@ -72,9 +77,15 @@ def run_job(
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
         }
+    elif hear is not None:
+        options |= {"stderr": subprocess.PIPE}
     marked = {**(os.environ if env is None else env), MARK: mark}
     process = subprocess.Popen(command, env=marked, cwd=cwd, text=True, errors="replace", **options)
     timed_out = False
+    if hear is not None and not capture:
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, hear), daemon=True)
+        process.stderr = None  # which `communicate` would read, too
+        reader.start()
     try:
         out, error = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -84,12 +95,21 @@ def run_job(
     finally:
         end_job(process.pid, mark, grace)  # also after Ctrl-C, and for what a rank left running
         segment.remove(segment.left_behind(user_id(user), segments))
+    if hear is not None and not capture:
+        reader.join(grace)
     status = process.wait()
     if timed_out:
         status = TIMED_OUT
     elif status < 0:
         status = 128 - status  # a shell's number for "ended by a signal"
     return Outcome(status, out or "", error or "", timed_out)
+
+
+def _pass_on(lines: IO[str] | None, hear: Callable[[str], None]) -> None:
+    for line in lines or ():
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        hear(line)
 
 
 def become(user: str | None) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Inside `sbatch` or `salloc`: ranks on several machines, started by srun; a machine that fails twice
+is left out.
+
+    #SBATCH --nodes=5 --ntasks-per-node=8                 one machine more than is needed
+    python -m minidist launch -n 32 --max-restarts 3 -m minidist train ...
+
+    start 0    n1 n2 n3 n4          ── a rank is lost on n2 ✗
+    start 1    n1 n3 n4 n5          ── on the machine that was left over
+    start 2    n1 n3 n4 n2          ── n5 has failed meanwhile; n2 has failed once
+               n2 fails again: it is left out, with its name
+
+srun says which machine a rank was lost on: `srun: error: n2: task 1: Killed`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from minidist.comm.errors import LaunchError
+from minidist.launch.jobs import Outcome
+from minidist.launch.restarts import FINAL, Restarts
+
+TWICE = 2
+# What srun says of the ranks that it ends itself, once one is lost.
+ENDED = ("Terminated", "STEP")
+LOST = re.compile(
+    r"srun: error: (?:Node failure on )?([\w.\-\[\],]+?)(?:$|: tasks? [\d,\-]+: (.*))"
+)
+
+
+@dataclass
+class Allocation:
+    """The machines of a SLURM job, and how often each has failed.
+
+    Attributes
+    ----------
+    nodes : list of str
+    each : int
+        Ranks of a machine.
+    job : str
+        SLURM's number of the job.
+    """
+
+    nodes: list[str]
+    each: int
+    job: str
+    failures: Counter[str] = field(default_factory=Counter)
+    blamed: str = ""  # in the last start
+
+    @property
+    def fit(self) -> list[str]:
+        """Machines that have failed less than twice, those that never have first."""
+        left = [node for node in self.nodes if self.failures[node] < TWICE]
+        return sorted(left, key=lambda node: self.failures[node])
+
+    def command(self, nodes: list[str], ranks: int) -> list[str]:
+        """Return the srun that starts so many ranks on some of the machines, up to their program."""
+        return [
+            "srun",
+            f"--nodes={len(nodes)}",
+            f"--nodelist={','.join(nodes)}",
+            f"--ntasks={ranks}",
+            f"--ntasks-per-node={self.each}",
+            "--kill-on-bad-exit=1",
+            sys.executable,
+        ]
+
+    def environment(self, nodes: list[str]) -> dict[str, str]:
+        """Return where the ranks meet, unless it is said. Two jobs on a machine need different
+        ports.
+        """
+        port = str(20_000 + int(self.job) % 10_000)
+        told = os.environ
+        return {
+            "MASTER_ADDR": told.get("MASTER_ADDR", nodes[0]),
+            "MASTER_PORT": told.get("MASTER_PORT", port),
+        }
+
+    def hear(self, line: str) -> None:
+        """Note the machine that srun names first, which has lost a rank."""
+        found = LOST.match(line.strip())
+        if self.blamed or found is None or found[1] not in self.nodes:
+            return
+        if not (found[2] or "").startswith(ENDED):
+            self.blamed = found[1]
+
+
+def allocation_here(ranks: int) -> Allocation | None:
+    """Return the machines that SLURM has given this script; None outside of a job of several, or
+    inside one of its steps.
+
+    Raises
+    ------
+    LaunchError
+        If they cannot be found out, or do not take so many ranks.
+    """
+    told = os.environ
+    several = int(told.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    if not several or "SLURM_STEP_ID" in told:
+        return None
+    command = ["scontrol", "show", "hostnames", told.get("SLURM_JOB_NODELIST", "")]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LaunchError(f"SLURM does not say which machines this job has ({error})") from None
+    nodes = answer.stdout.split()
+    each = int(told.get("SLURM_NTASKS_PER_NODE") or -(-ranks // len(nodes)))
+    if ranks % each:
+        raise LaunchError(
+            f"-n {ranks} does not fill machines of {each} ranks: use a multiple of {each}, or another "
+            "--ntasks-per-node"
+        )
+    if ranks // each > len(nodes):
+        raise LaunchError(
+            f"-n {ranks} needs {ranks // each} machines of {each} ranks, and the job has "
+            f"{len(nodes)}: use -n {each * len(nodes)}, or more --nodes"
+        )
+    return Allocation(nodes, each, told.get("SLURM_JOB_ID", "0"))
+
+
+def run_on_machines(
+    start: Callable[[list[str], int, int], Outcome], allocation: Allocation, restarts: Restarts
+) -> Outcome:
+    """Call `start(nodes, ranks, restart)` until the job is done or may not start again; return how
+    it ended.
+    """
+    wanted = restarts.ranks // allocation.each
+    outcome = Outcome(1)
+    for restart in range(restarts.most + 1):
+        nodes = allocation.fit[:wanted]
+        ranks = len(nodes) * allocation.each
+        ranks -= ranks % restarts.together
+        if ranks < max(restarts.least, 1):
+            left = f"{ranks} ranks are left, fewer than --min-ranks {restarts.least}"
+            print(f"minidist launch: {left}: the job ends", file=sys.stderr)
+            break
+        if restart:
+            places = f"{ranks} ranks on {' '.join(nodes)}"
+            counted = f"restart {restart} of at most {restarts.most}"
+            print(f"minidist launch: {counted}, {places}", file=sys.stderr, flush=True)
+        allocation.blamed = ""
+        outcome = start(nodes, ranks, restart)
+        if outcome.returncode in FINAL or outcome.timed_out:
+            break
+        node = allocation.blamed
+        if not node:
+            print(
+                f"minidist launch: the job has lost a rank (status {outcome.returncode}); SLURM does "
+                "not say where",
+                file=sys.stderr,
+            )
+            continue
+        allocation.failures[node] += 1
+        out = " for the second time: it is left out" * (allocation.failures[node] == TWICE)
+        print(f"minidist launch: the job has lost a rank on {node}{out}", file=sys.stderr)
+    return outcome

@@ -1,0 +1,214 @@
+"""`launch` inside a SLURM job: a real one, of three machines that are this one under other names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment, free_port
+from training import RUN, TINY, losses, short_text, train_on
+
+from minidist.comm.errors import LaunchError
+from minidist.launch.allocation import Allocation, allocation_here, run_on_machines
+from minidist.launch.jobs import Outcome
+from minidist.launch.restarts import Restarts
+
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/%n
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/%n.log
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/%n.pid
+MpiDefault=none
+KillWait=10
+NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=1 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+# Ranks die on n2, in each start.
+PROGRAM = """
+import os, signal, sys
+from minidist.__main__ import main
+from minidist.comm.start import restarts
+from minidist.trainer.loop import Trainer
+
+plain, here = Trainer.step, os.environ["SLURMD_NODENAME"]
+
+def step(self, number, batch, rate):
+    loss = plain(self, number, batch, rate)
+    if number == 2 + restarts() and here == "n2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss
+
+Trainer.step = step
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Start SLURM; give the environment in which its commands find it."""
+    if shutil.which("slurmctld") is None or os.getuid() != 0:
+        pytest.skip(
+            "there is no slurmctld here, or it may not be started: apt-get install slurm-wlm"
+        )
+    home, host, port = tmp_path_factory.mktemp("slurm"), socket.gethostname(), free_port()
+    config = home / "slurm.conf"
+    first = free_port() // 10 * 10
+    ports = {"port": port, "first": first, "last": first + 2}
+    config.write_text(CONFIG.format(home=home, host=host.partition(".")[0], **ports))
+    env = clean_environment() | {"SLURM_CONF": str(config)}
+    (home / "state").mkdir()
+    daemons = [["slurmctld", "-D", "-f", str(config)]]
+    for node in ("n1", "n2", "n3"):
+        (home / node).mkdir()
+        daemons.append(["slurmd", "-D", "-N", node, "-f", str(config)])
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
+    running = [subprocess.Popen(words, **quiet) for words in daemons]  # type: ignore[call-overload]
+    try:
+        for _ in range(150):
+            said = subprocess.run(["sinfo", "-h"], env=env, capture_output=True, text=True).stdout
+            if "3   idle" in said:
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail(
+                f"SLURM does not start: {said}{(home / 'slurmctld.log').read_text()[-2000:]}"
+            )
+        yield env
+    finally:
+        for daemon in running:
+            daemon.terminate()
+        for daemon in running:
+            daemon.wait(20)
+
+
+def test_a_machine_that_fails_twice_is_left_out(cluster: dict[str, str], tmp_path: Path) -> None:
+    options = RUN.replace("--save-every 1", "--save-every 2").split()
+    words = [*TINY, *options, "--steps", str(STEPS), "--text", str(short_text(tmp_path, 700))]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    launch = [sys.executable, "-m", "minidist", "launch", "-n", "2", "--max-restarts", "4"]
+    command = [*launch, str(tmp_path / "program.py"), *words, "--save", str(tmp_path / "run")]
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{' '.join(command)}\n")
+    env = cluster | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    asked = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path / 'log'}"]
+    done = subprocess.run(
+        ["sbatch", "--wait", *asked, str(script)],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    said = (tmp_path / "log").read_text()
+    assert done.returncode == 0, said + done.stderr
+    told = re.findall(r"^minidist launch: (.*)$", said, re.M)
+    assert told == [
+        "the job has lost a rank on n2",
+        "restart 1 of at most 4, 2 ranks on n1 n2",
+        "the job has lost a rank on n2 for the second time: it is left out",
+        "restart 2 of at most 4, 1 ranks on n1",
+    ]
+    assert train_on(1, " ".join([*words[len(TINY) :], "--save", str(tmp_path / "calm")])) == 0
+    ours, theirs = (losses(tmp_path / run / "metrics.jsonl") for run in ("run", "calm"))
+    assert [step for step, _ in ours] == list(range(1, STEPS + 1))
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("line", "blamed"),
+    [
+        ("srun: error: n2: task 1: Killed", "n2"),
+        ("srun: error: n2: tasks 1-3: Exited with exit code 1", "n2"),
+        ("srun: error: Node failure on n2", "n2"),
+        ("srun: error: n2: task 0: Terminated", ""),
+        ("srun: error: Unable to create step for job 3", ""),
+        ("slurmstepd-n2: error: *** STEP 2.0 ON n1 CANCELLED ***", ""),
+        ("[n2] srun: error: n2: task 1: Killed", ""),
+        ("srun: error: n9: task 1: Killed", ""),
+    ],
+)
+def test_who_is_blamed(line: str, blamed: str) -> None:
+    allocation = Allocation(["n1", "n2"], 1, "7")
+    allocation.hear(line + "\n")
+    allocation.hear("srun: error: n1: task 0: Terminated\n")
+    assert allocation.blamed == blamed
+
+
+def test_a_machine_that_is_left_over_comes_first() -> None:
+    allocation = Allocation(["n1", "n2", "n3", "n4"], 2, "7")
+    victims, places = iter(["n2", "n4", "n2", ""]), []
+
+    def start(nodes: list[str], ranks: int, restart: int) -> Outcome:
+        places.append(nodes)
+        victim = next(victims)
+        allocation.hear(f"srun: error: {victim}: tasks 0-1: Killed")
+        return Outcome(137 if victim else 0)
+
+    assert run_on_machines(start, allocation, Restarts(6, 9)).returncode == 0
+    assert places == [
+        ["n1", "n2", "n3"],
+        ["n1", "n3", "n4"],
+        ["n1", "n3", "n2"],
+        ["n1", "n3", "n4"],
+    ]
+
+
+def test_a_job_ends_when_too_few_machines_are_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    allocation, starts = Allocation(["n1", "n2", "n3"], 4, "7"), []
+
+    def start(nodes: list[str], ranks: int, restart: int) -> Outcome:
+        starts.append((*nodes, ranks))
+        allocation.hear(f"srun: error: {nodes[-1]}: task 1: Killed")
+        return Outcome(137)
+
+    outcome = run_on_machines(start, allocation, Restarts(12, 9, least=8, together=4))
+    assert outcome.returncode == 137
+    assert starts == [
+        ("n1", "n2", "n3", 12),
+        ("n1", "n2", "n3", 12),
+        ("n1", "n2", 8),
+        ("n1", "n2", 8),
+    ]
+    assert "4 ranks are left, fewer than --min-ranks 8" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_the_job_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert allocation_here(4) is None
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name, value in {"JOB_NUM_NODES": "2", "JOB_ID": "7", "NTASKS_PER_NODE": "4"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    found = allocation_here(4)
+    assert found == Allocation(["n1", "n2"], 4, "7")
+    with pytest.raises(LaunchError, match="-n 6 does not fill machines of 4 ranks"):
+        allocation_here(6)
+    with pytest.raises(LaunchError, match="-n 12 needs 3 machines of 4 ranks, and the job has 2"):
+        allocation_here(12)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert allocation_here(4) is None, "srun has started this already"
