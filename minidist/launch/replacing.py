@@ -84,7 +84,7 @@ class Launcher:
             for process in self.processes.values():
                 end_job(process.pid, self.mark, GRACE if process.poll() is None else 0.0)
         if self.store.read("done"):
-            return Outcome(0)
+            return Outcome(max(map(int, self.store.read("statuses").split())))
         if alive:
             return Outcome(TIMED_OUT, timed_out=2 not in statuses.values())
         # a shell's number for "ended by a signal"

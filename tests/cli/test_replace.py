@@ -135,6 +135,15 @@ def test_a_program_that_enters_no_view_is_refused(tmp_path: Path) -> None:
     assert re.search("does not enter views of the job .*: leave --replace out", job.stderr)
 
 
+def test_what_is_wrong_for_all_is_told_once_and_no_rank_is_replaced(tmp_path: Path) -> None:
+    """Ranks of a job that has come to its end with a fault are not lost."""
+    wrong = "sys.exit(main(['train', *sys.argv[1:], '--nonsense', '3']))"
+    program = f"import sys\nfrom minidist.__main__ import main\n{wrong}\n"
+    job = replacing(tmp_path, program, "--max-restarts", "3")
+    assert job.returncode == 2
+    assert job.stderr.count("there is no option --nonsense") == 1 and "is lost" not in job.stderr
+
+
 def test_options_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--spares", "1", "file.py"]) == 2
     assert "allow restarts with --max-restarts, or --replace" in capsys.readouterr().err

@@ -88,8 +88,11 @@ class Member:
             self.store.wait()
         return None
 
-    def finish(self) -> None:
-        """Say that the job is done: who waits outside need not wait any more."""
+    def finish(self, status: int = 0) -> None:
+        """Say that the job is done, and with which exit status: who waits outside need not wait any
+        more.
+        """
+        self.store.append("statuses", f"{status} ")
         self.store.claim("done", "yes")
 
     def leave(self, reason: str) -> str:

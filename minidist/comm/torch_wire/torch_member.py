@@ -98,13 +98,13 @@ class TorchMember(Member):
         """Wake whoever waits for a message here, with an error."""
         self.sockets.cut()
 
-    def finish(self) -> None:
+    def finish(self, status: int = 0) -> None:
         """Say that the job is done, and stay until the other ranks of the view are through: what
         they still receive from here must not be lost.
         """
         left, deadline = f"left {self.view.number}", time.monotonic() + LEAVING
         with suppress(RuntimeError):
-            super().finish()
+            super().finish(status)
             self.store.append(left, f"{self.number} ")
             while time.monotonic() < deadline and not self.is_over():
                 gone = {*map(int, self.store.read(left).split()), *self.dead()}

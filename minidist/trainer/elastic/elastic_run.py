@@ -31,7 +31,7 @@ def run_elastically(member: Enters, train: Callable[[Communicator, Carrier], int
         try:
             carrier.meet(comm)
             status = train(comm, carrier)
-            member.finish()
+            member.finish(status)
             return status
         except Regroup:
             member.leave("members wait outside")
