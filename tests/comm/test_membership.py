@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from minidist.collectives import all_reduce
+from minidist.comm import membership
 from minidist.comm.errors import QuorumError, RankFailed
 from minidist.comm.membership.agreement import (
     Presence,
@@ -167,3 +170,34 @@ def test_a_rank_that_hangs_is_left_out() -> None:
     results = run_members(program, 3, limit=0.3, grace=0.3)
     assert results[0] == results[2] == (0, 2)
     assert results[1] is None, "it comes back when the job is done"
+
+
+def test_the_program_in_the_docstring_survives() -> None:
+    told = textwrap.dedent((membership.__doc__ or "").partition("the same:\n")[2])
+    source = told.partition("run_members(")[0]
+    names: dict[str, Any] = {"np": np, "all_reduce": all_reduce, "RankFailed": RankFailed}
+    exec(source, names)
+
+    class Watched:
+        """Dies at its fifth message."""
+
+        def __init__(self, member: SimulatedMember) -> None:
+            self.member, self.left = member, 5
+
+        def enter(self, done: int) -> object:
+            comm = self.member.enter(done)
+            if comm is not None and self.member.number == 1:
+                comm.trace = self  # type: ignore[assignment]
+            return comm
+
+        def record(self, event: object) -> None:
+            self.left -= 1
+            if not self.left:
+                raise MemoryError("dead")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.member, name)
+
+    results = run_members(lambda member: names["program"](Watched(member)), 3, spares=1)
+    assert results[1] is None
+    assert all((result == 100).all() for result in (results[0], results[2], results[3]))

@@ -7,4 +7,24 @@
 Read `agreement.py`, which decides and sends nothing; `store.py`, a few texts that all members can
 read; `member.py`, how a member comes into a view, and leaves it; then `simulated.py`, where members
 are threads. Members that are processes are in `comm/torch_wire/`.
+
+A program of one's own, in which all ranks hold the same:
+
+    def program(member):
+        done, weights = 0, np.zeros(4)
+        while (comm := member.enter(done)) is not None:  # None: the others have finished the job
+            try:
+                held = comm.roll_call((done, weights.copy()))
+                done, weights = max(held, key=lambda pair: pair[0])  # of whoever is furthest
+                while done < 100:
+                    gradient = np.ones(4)
+                    all_reduce(gradient, comm, op="mean")
+                    weights, done = weights + gradient, done + 1
+                member.finish()
+                return weights
+            except RankFailed as error:
+                member.lost(str(error))
+
+    run_members(program, ranks=3, spares=1)     # threads
+    program(this_member())                      # a process of `launch --replace`: see `torch_member.py`
 """
