@@ -105,7 +105,8 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
     together(comm, lambda: check_memory(config, sizes_of(config, vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, vocabulary))
     with ExitStack() as held:  # also if a rank is lost before all have checked theirs
-        together(comm, lambda: held.enter_context(check_files(config, comm)))
+        again = carrier is not None and carrier.again
+        together(comm, lambda: held.enter_context(check_files(config, comm, again)))
         return run_and_report(run, corpus, carrier, by_itself)
 
 

@@ -19,9 +19,11 @@ from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import retold
 
 
-def check_files(config: Config, comm: Communicator) -> ExitStack:
+def check_files(config: Config, comm: Communicator, again: bool = False) -> ExitStack:
     """Find out before the run whether its files can be written, and that no other run's are in the
     way.
+
+    A job that goes on by itself (`again`) may find checkpoints or none.
 
     What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of
     the run.
@@ -37,11 +39,13 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
         if comm.rank > 0:
             return held
         if run.save:
-            _check_checkpoints(folder, run.resume)
+            if not again:
+                _check_checkpoints(folder, run.resume)
             _try_folder("save", folder)
             with _writing("save", folder):
                 held.enter_context(hold(folder))
-            _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
+            if not again:  # those of a run that has ended meanwhile
+                _check_checkpoints(folder, run.resume)
         files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
         for name in ("trace", "report", "prometheus"):
             asked = getattr(run, name)

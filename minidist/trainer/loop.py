@@ -102,6 +102,7 @@ class Trainer:
     recover: Callable[[], None] | None = None  # fetches what other ranks have trained, once spread
     saves: bool = False  # and whether it was asked to save before
     last: StepMetrics | None = None  # of the last step
+    writer: Writer | None = None
     ready: Measured | None = None  # gradients that only wait to be used, and not for other ranks
     reached: State | None = None  # where the batches stand after the one that is trained on
 
@@ -144,6 +145,7 @@ class Trainer:
         if self.recover is not None:
             self.recover()
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
+        self.writer = writer
         self.before = self._sent()
         history: list[StepMetrics] = []
         if self.last is not None:  # of an earlier view, in which the rest was not certain any more

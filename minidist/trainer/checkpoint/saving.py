@@ -11,6 +11,7 @@ other axes the one that `counts`. Memory: one copy, on the CPU, of what this ran
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from minidist.parallel.placement import (
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.store import CheckpointError
+
+MOMENT = 0.005  # seconds between two looks at a checkpoint that is being abandoned
 
 
 class Writer:
@@ -90,6 +93,20 @@ class Writer:
         job, self.job = self.job, None
         if job is not None and (problem := job.wait()):
             raise CheckpointError(problem)
+
+    def abandon(self) -> None:
+        """Once a rank is lost: return when nothing of a checkpoint that was begun is written any
+        more.
+
+        Nobody waits for another rank here. What has come so far that rank 0 only has to rename it
+        becomes a checkpoint.
+        """
+        job, self.job = self.job, None
+        with suppress(ValueError):  # it has begun
+            self.stream.jobs.remove(job)
+            return
+        while job is not None and not job.done:
+            time.sleep(MOMENT)
 
     def _copy(self, piece: Piece) -> Tensor:
         """Copy a tensor to the CPU, into the memory of its last copy."""

@@ -137,6 +137,11 @@ class Carrier:
         there = {each.place for each in self.standings if each.holds(newest)}
         self.newest = newest if there == set(range(self.member.wanted.together)) else -1
 
+    def settle(self) -> None:
+        """Once a view is over, let nothing of it be written any more."""
+        if self.trainer is not None and self.trainer.writer is not None:
+            self.trainer.writer.abandon()
+
     def prepare(self, trainer: Trainer) -> None:
         """Let a new trainer begin where the view goes on, fetch what it needs once it is spread,
         and look after every step whether somebody waits outside.

@@ -37,6 +37,7 @@ def run_elastically(member: Enters, train: Callable[[Communicator, Carrier], int
             member.leave("members wait outside")
         except LOST as error:
             member.lost(str(error))
+            carrier.settle()
             now = (comm.size, carrier.standing.done, str(error))
             if now == before:
                 raise
