@@ -37,8 +37,16 @@ def main(argv: list[str]) -> int:
         restarts = restarts_of(options)
         by_itself = options.wire is None and not options.replace and options.ranks_per_gpu is None
         options.allocation = allocation_here(options.ranks) if by_itself else None
-        if options.allocation is None:
-            command_line(options)  # once before anything starts
+        if options.allocation is not None and options.spares:
+            raise LaunchError(
+                f"--spares {options.spares}: in a SLURM job machines are spare that it has beyond "
+                "those it needs: ask for more --nodes, and leave --spares out"
+            )
+        # once before anything starts
+        if options.replace or options.allocation is not None:
+            member_command(options)
+        else:
+            command_line(options)
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
@@ -96,8 +104,13 @@ def run_anew(options: argparse.Namespace, restarts: Restarts) -> Outcome:
         return run_until_done(partial(start, options), restarts)
 
     def start_there(nodes: list[str], ranks: int, restart: int) -> Outcome:
-        command = [*allocation.command(nodes, ranks), *member_command(options)[0][1:]]
-        env = {**os.environ, **allocation.environment(nodes), **counts(options, restart)}
+        command = [*allocation.command(nodes, ranks), "-m", RANK, *program_of(options)]
+        env = {
+            **os.environ,
+            **allocation.environment(nodes),
+            **counts(options, restart),
+            **limit_of(options),
+        }
         return ended(
             options, run_job(command, env=env, timeout=options.timeout, hear=allocation.hear)
         )
@@ -127,12 +140,13 @@ def start(options: argparse.Namespace, ranks: int, restart: int) -> Outcome:
 def warn(options: argparse.Namespace, number: int, _: object = None) -> None:
     """Hand a scheduler's warning on to the ranks; the second SIGTERM ends the job.
 
-    mpirun and torchrun get none: they would end the ranks at once.
+    mpirun and torchrun get none: they would end the ranks at once. srun hands it on, as its ranks are
+    no processes of ours.
     """
     if number == signal.SIGTERM and number in options.warnings:
         sys.exit(128 + signal.SIGTERM)
     options.warnings.add(number)
-    send_signal(running(RANK), signal.Signals(number))
+    send_signal(running(RANK) | running("srun"), signal.Signals(number))
     if number == signal.SIGTERM:
         timer = threading.Timer(options.grace, os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
@@ -141,10 +155,20 @@ def warn(options: argparse.Namespace, number: int, _: object = None) -> None:
 
 def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs the program as one member of a job, and its environment."""
-    program = ["-m", *options.program] if options.module else options.program
-    extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
-    marked = [sys.executable, "-m", RANK, *program]
-    return marked, environment() | extra
+    return [sys.executable, "-m", RANK, *program_of(options)], environment() | limit_of(options)
+
+
+def program_of(options: argparse.Namespace) -> list[str]:
+    """Return the program and its words; LaunchError if there is no such file."""
+    program: list[str] = ["-m", *options.program] if options.module else options.program
+    if program[0] != "-m" and not os.path.isfile(program[0]):
+        raise LaunchError(f"there is no file {program[0]}")
+    return program
+
+
+def limit_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return what tells ranks of `--limit`."""
+    return {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
 
 
 def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
@@ -155,11 +179,8 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     LaunchError
         If there is no such file, no mpirun that fits, or the ranks cannot share GPUs as asked.
     """
-    program = ["-m", *options.program] if options.module else options.program
-    if program[0] != "-m" and not os.path.isfile(program[0]):
-        raise LaunchError(f"there is no file {program[0]}")
-    rank = ["-m", RANK, *program]
-    extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
+    rank = ["-m", RANK, *program_of(options)]
+    extra = limit_of(options)
     if options.ranks_per_gpu is not None:
         if options.wire == "mpi":
             raise LaunchError(

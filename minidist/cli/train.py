@@ -17,7 +17,7 @@ from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
 from minidist.comm.agree import all_or_none
-from minidist.comm.errors import QuorumError
+from minidist.comm.errors import LaunchError, QuorumError
 from minidist.comm.start import first_ranks, is_member, restarts
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
@@ -54,7 +54,12 @@ def main(argv: Sequence[str]) -> int:
         # here, because it connects to the launcher
         from minidist.comm.torch_wire.torch_member import this_member
 
-        return train_as(this_member(), argv)
+        try:
+            member = this_member()
+        except LaunchError as error:
+            print(f"minidist train: {error}", file=sys.stderr)
+            return 2
+        return train_as(member, argv)
     return on_all_ranks("train", lambda comm: train(argv, comm))
 
 

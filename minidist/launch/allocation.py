@@ -9,7 +9,8 @@ is left out.
     start 2    n1 n3 n4 n2          ── n5 has failed meanwhile; n2 has failed once
                n2 fails again: it is left out, with its name
 
-srun says which machine a rank was lost on: `srun: error: n2: task 1: Killed`.
+srun says which machine a rank was lost on: `srun: error: n2: task 1: Killed`. Others may be named
+before: a rank that misses its peer ends with an exit code. So who was killed is blamed first.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Allocation:
     job: str
     failures: Counter[str] = field(default_factory=Counter)
     blamed: str = ""  # in the last start
+    certain: bool = False  # it was killed, or its machine has failed
 
     @property
     def fit(self) -> list[str]:
@@ -83,12 +85,13 @@ class Allocation:
         }
 
     def hear(self, line: str) -> None:
-        """Note the machine that srun names first, which has lost a rank."""
+        """Note the machine that has lost a rank: the first that was killed, else the first named."""
         found = LOST.match(line.strip())
-        if self.blamed or found is None or found[1] not in self.nodes:
+        if found is None or found[1] not in self.nodes or (found[2] or "").startswith(ENDED):
             return
-        if not (found[2] or "").startswith(ENDED):
-            self.blamed = found[1]
+        killed = not (found[2] or "").startswith("Exited")
+        if not self.blamed or (killed and not self.certain):
+            self.blamed, self.certain = found[1], killed
 
 
 def allocation_here(ranks: int) -> Allocation | None:
@@ -144,7 +147,7 @@ def run_on_machines(
             places = f"{ranks} ranks on {' '.join(nodes)}"
             counted = f"restart {restart} of at most {restarts.most}"
             print(f"minidist launch: {counted}, {places}", file=sys.stderr, flush=True)
-        allocation.blamed = ""
+        allocation.blamed, allocation.certain = "", False
         outcome = start(nodes, ranks, restart)
         if outcome.returncode in FINAL or outcome.timed_out:
             break

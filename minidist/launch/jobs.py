@@ -170,16 +170,16 @@ def descendants(root: int, but: Collection[int] = ()) -> set[int]:
     return found & table.keys()
 
 
-def running(module: str) -> set[int]:
-    """Return the processes below this one in which Python runs a module."""
-    word = module.encode()
-    words = {pid: line.split(b"\0") for pid, line in _read_proc("cmdline").items()}
+def running(name: str) -> set[int]:
+    """Return the processes below this one that run a command, or in which Python runs a module."""
+    found = set()
     own = descendants(os.getpid()) - {os.getpid()}
-    return {
-        pid
-        for pid in own
-        if word in words.get(pid, []) and b"python" in Path(words[pid][0].decode()).name.encode()
-    }
+    for pid, line in _read_proc("cmdline").items():
+        words = line.decode(errors="replace").split("\0")
+        command = Path(words[0]).name
+        if pid in own and (command == name or ("python" in command and name in words)):
+            found.add(pid)
+    return found
 
 
 def parents() -> dict[int, int]:

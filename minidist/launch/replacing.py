@@ -85,8 +85,10 @@ class Launcher:
                 end_job(process.pid, self.mark, GRACE if process.poll() is None else 0.0)
         if self.store.read("done"):
             return Outcome(max(map(int, self.store.read("statuses").split())))
+        if 2 in statuses.values():
+            return Outcome(2)
         if alive:
-            return Outcome(TIMED_OUT, timed_out=2 not in statuses.values())
+            return Outcome(TIMED_OUT, timed_out=True)
         # a shell's number for "ended by a signal"
         return Outcome(max(128 - status if status < 0 else status for status in statuses.values()))
 

@@ -207,11 +207,9 @@ class Reporter:
                 f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy "
                 f"{m.load.entropy:.2f}"
             )
-        if m.computing and m.computing.straggler is not None:
-            times = m.computing.compute_seconds / m.computing.compute_median
-            parts.append(
-                f"rank {m.computing.straggler} is slow: it computes {times:.1f} times as long"
-            )
+        if m.computing and m.computing.straggler_times is not None:
+            slow, times = m.computing.straggler, m.computing.straggler_times
+            parts.append(f"rank {slow} is slow: it computes {times:.1f} times as long")
         if m.bubble is not None:
             parts.append(f"bubble {m.bubble:.0%} (plan {m.planned_bubble:.0%})")
         for part in parts:

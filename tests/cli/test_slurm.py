@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from ranks import clean_environment, free_port
 from training import RUN, TINY, losses, short_text, train_on
 
+from minidist.cli import launch
 from minidist.comm.errors import LaunchError
 from minidist.launch.allocation import Allocation, allocation_here, run_on_machines
 from minidist.launch.jobs import Outcome
@@ -108,8 +110,8 @@ def test_a_machine_that_fails_twice_is_left_out(cluster: dict[str, str], tmp_pat
     options = RUN.replace("--save-every 1", "--save-every 2").split()
     words = [*TINY, *options, "--steps", str(STEPS), "--text", str(short_text(tmp_path, 700))]
     (tmp_path / "program.py").write_text(PROGRAM)
-    launch = [sys.executable, "-m", "minidist", "launch", "-n", "2", "--max-restarts", "4"]
-    command = [*launch, str(tmp_path / "program.py"), *words, "--save", str(tmp_path / "run")]
+    start = [sys.executable, "-m", "minidist", "launch", "-n", "2", "--max-restarts", "4"]
+    command = [*start, str(tmp_path / "program.py"), *words, "--save", str(tmp_path / "run")]
     env = cluster | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     # as in a script of sbatch, whose end takes SLURM ten seconds to tell
     done = subprocess.run(
@@ -135,6 +137,45 @@ def test_a_machine_that_fails_twice_is_left_out(cluster: dict[str, str], tmp_pat
     assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-9)
 
 
+def test_a_warning_comes_to_ranks_that_srun_has_started(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    text, log = short_text(tmp_path, 700), tmp_path / "log"
+    train = ["-m", "minidist", "train", *TINY, "--steps", "100000", "--log-every", "1"]
+    saved = ["--text", str(text), "--save", str(tmp_path / "run")]
+    start = [sys.executable, "-m", "minidist", "launch", "-n", "2", "--limit", "77", *train, *saved]
+    told = f"echo $$ > {tmp_path / 'pid'}; exec {' '.join(start)}"
+    env = cluster | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with log.open("w") as out:
+        job = subprocess.Popen(
+            ["salloc", "--nodes=2", "--ntasks-per-node=1", "bash", "-c", told],
+            env=env,
+            cwd=tmp_path,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        while not re.search("step +3/", log.read_text()) and job.poll() is None:
+            time.sleep(0.1)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
+        assert job.wait(60) == 0, log.read_text()[-2000:]
+    finally:
+        job.terminate()
+    assert re.search(r"saved and left after step \d+ of 100000", log.read_text())
+
+
+def test_spares_of_a_slurm_job_are_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "allocation_here", lambda ranks: Allocation(["n1", "n2"], 1, "7"))
+    program = tmp_path / "program.py"
+    program.write_text("")
+    assert launch.main(["--max-restarts", "1", "--spares", "1", str(program)]) == 2
+    assert "ask for more --nodes, and leave --spares out" in capsys.readouterr().err
+    assert launch.main(["nowhere.py"]) == 2
+    assert "there is no file nowhere.py" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "blamed"),
     [
@@ -153,6 +194,13 @@ def test_who_is_blamed(line: str, blamed: str) -> None:
     allocation.hear(line + "\n")
     allocation.hear("srun: error: n1: task 0: Terminated\n")
     assert allocation.blamed == blamed
+
+
+def test_who_was_killed_is_blamed_before_who_misses_it() -> None:
+    allocation = Allocation(["n1", "n2", "n3"], 1, "7")
+    for line in ("n1: task 0: Exited with exit code 1", "n2: task 1: Killed", "n3: task 2: Killed"):
+        allocation.hear(f"srun: error: {line}\n")
+    assert allocation.blamed == "n2"
 
 
 def test_a_machine_that_is_left_over_comes_first() -> None:

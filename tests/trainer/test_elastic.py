@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from elastic import Events, threads_left, train_job
 from training import TINY, losses, short_text, tensors
 
+from minidist.comm.membership.agreement import Wanted
 from minidist.trainer.checkpoint.store import newest
-from minidist.trainer.elastic.elastic_run import accumulating
+from minidist.trainer.config import ConfigError
+from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of
 from minidist.trainer.flags import parse
 
 STEPS = 3
@@ -103,6 +106,29 @@ def test_each_member_may_die_at_each_event(tmp_path: Path, layout: str) -> None:
                 job.check_nothing_is_lost({victim: Events(at, delay)})
 
 
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        ("--cp 2", {"ranks": 4, "together": 2, "spares": 2}),
+        ("--strategy naive", {"ranks": 2, "spares": 1}),
+        ("--strategy server", {"ranks": 2, "spares": 1}),
+        ("--accumulate 2 --dropout 0.1 --tied", {"ranks": 2}),
+        ("--recompute full --by-length", {"ranks": 2, "spares": 1}),
+        ("--experts 4", {"ranks": 2, "spares": 1}),
+        ("--tp 2 --sp", {"ranks": 4, "together": 2}),
+        ("--pp 2 --tp 2 --layers 2 --schedule zb-h1", {"ranks": 8, "together": 4}),
+        ("--precision float16", {"ranks": 2, "spares": 1}),
+        ("--precision bfloat16", {"ranks": 2, "spares": 1}),
+    ],
+)
+def test_whatever_is_let_through_survives(
+    tmp_path: Path, more: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAYOUTS, more, (more.split(), options))
+    job = Job(tmp_path, more)
+    job.check_nothing_is_lost({1: Events(job.events(1) * 2 // 3, 0.02)})
+
+
 def test_another_may_die_while_the_first_is_replaced(tmp_path: Path) -> None:
     job = Job(tmp_path, "dp, with a spare")
     job.options = job.options | {"ranks": 3, "spares": 2}
@@ -156,6 +182,14 @@ def test_what_a_peer_does_not_have_is_refused(
     statuses, printed = train_job(words, 2)
     assert statuses == [2, 2]
     assert re.search(sentence, printed), printed
+
+
+def test_adapters_are_refused() -> None:
+    """Nobody has tried whether a replacement finds the weights beside them."""
+    config = parse([])
+    adapted = replace(config, run=replace(config.run, lora=4, init="folder"))
+    with pytest.raises(ConfigError, match="--lora keeps on one rank"):
+        on_ranks_of(adapted, 2, Wanted(2))
 
 
 def test_microbatches_have_no_more_rows_than_they_had() -> None:

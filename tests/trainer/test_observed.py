@@ -69,6 +69,8 @@ def test_more_rows_or_other_layers_are_no_fault() -> None:
     for _ in range(STEPS):
         last = stages.step([1.0, 3.0, 1.0, 4.5])
     assert last.straggler == 3 and last.compute_median == 2.0
+    # how slow it is, is its own score, and not the longest computing of this step
+    assert stages.step([9.0, 3.0, 1.0, 4.5]).straggler_times == 1.5
 
 
 def test_train_names_it(

@@ -169,9 +169,8 @@ def run_members(
         for thread in house.threads.values():
             while thread.is_alive() and not house.store.read("done"):
                 thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
-        deadline = (
-            time.monotonic() + grace
-        )  # for the others of the last view; one may hang for ever
+        # for the others of the last view, of which one may hang for ever
+        deadline = time.monotonic() + grace
         for thread in house.threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
     finally:  # after Ctrl-C, too

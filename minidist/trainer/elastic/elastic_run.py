@@ -60,6 +60,7 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         f"--zero {parallel.zero}": parallel.zero,
         f"--ep {parallel.ep}": parallel.ep > 1,
         f"--offload {config.memory.offload}": config.memory.offload != "none",
+        "--lora": config.adapter_rank,  # the weights beside adapters come from --init
         "--precision fp8": config.precision == "fp8",
         "--balance bias": config.model.balance == "bias",
         "--profile": config.run.profile,

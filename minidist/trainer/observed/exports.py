@@ -45,6 +45,9 @@ NUMBERS = {
     "compute_median": Named("minidist_compute_median_seconds", "median computing of the ranks"),
     "compute_rank": Named("minidist_compute_rank", "the rank that has computed longest"),
     "straggler": Named("minidist_straggler_rank", "the rank that is slow for long; -1: none"),
+    "straggler_times": Named(
+        "minidist_straggler_times", "how many times as long that rank computes"
+    ),
     "sent": Named("minidist_sent_bytes", "bytes that rank 0 has sent since it started", "axis"),
     "memory": Named("minidist_memory_bytes", "bytes that rank 0 holds after a step", "category"),
 }

@@ -33,12 +33,15 @@ class Computing(NamedTuple):
         The median of all ranks.
     straggler : int or None
         The rank that computes `SLOW` times as long as its peers, if one does.
+    straggler_times : float or None
+        How many times as long it does.
     """
 
     compute_seconds: float
     compute_rank: int
     compute_median: float
     straggler: int | None
+    straggler_times: float | None = None
 
 
 class Stragglers:
@@ -66,7 +69,7 @@ class Stragglers:
             longest,
             computed.index(longest),
             median(computed),
-            self._straggler(),
+            *self._straggler(),
         )
 
     def _scores(self, computed: Sequence[float]) -> list[float]:
@@ -86,9 +89,9 @@ class Stragglers:
             for seconds, stage, rows in zip(each, self.stages, self.rows, strict=True)
         ]
 
-    def _straggler(self) -> int | None:
+    def _straggler(self) -> tuple[int | None, float | None]:
         if len(self.scores) < STEPS:
-            return None
+            return None, None
         lasting = [median(scores) for scores in zip(*self.scores, strict=True)]
         worst = max(lasting)
-        return lasting.index(worst) if worst >= SLOW else None
+        return (lasting.index(worst), worst) if worst >= SLOW else (None, None)
