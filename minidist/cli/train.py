@@ -38,7 +38,7 @@ from minidist.trainer.elastic.carry import Carrier, Enters
 from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
-from minidist.trainer.metrics import Reporter
+from minidist.trainer.metrics import Export, Reporter
 from minidist.trainer.observed.exports import exports_of
 from minidist.trainer.options import SpreadOptions
 from minidist.trainer.start import Start, start_of
@@ -160,14 +160,7 @@ def run_and_report(
         carrier.prepare(trainer)
     trainer.meter.planned_seconds = predicted_seconds(run)
     options = config.run
-    exports = together(
-        comm,
-        lambda: (
-            exports_of(options.tensorboard, options.prometheus, trainer.first_step)
-            if comm.rank == 0
-            else []
-        ),
-    )
+    exports = together(comm, lambda: told_besides(trainer))
     # on every rank: who shares a node is for all to find out
     reporter = None
     line = (carrier.words if carrier else "") + headline(trainer, samples)
@@ -212,6 +205,14 @@ def run_and_report(
     if options.report:
         write_report(Path(options.report), line, facts, reporter, events)
     return 0 if alike and (verdict is None or verdict.same) else 1
+
+
+def told_besides(trainer: Trainer) -> list[Export]:
+    """Return to whom else rank 0 tells each step."""
+    options = trainer.config.run
+    if trainer.comm.rank > 0:
+        return []
+    return exports_of(options.tensorboard, options.prometheus, trainer.first_step)
 
 
 def write_report(

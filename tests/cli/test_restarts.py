@@ -50,6 +50,17 @@ def words(home: Path, folder: str) -> list[str]:
     return [*TINY, *every, "--text", str(short_text(home, 700)), "--save", str(home / folder)]
 
 
+def launched(program: Path, restarts: str, options: list[str]) -> Outcome:
+    """Run a job of two ranks that may start again."""
+    start = ["launch", "-n", "2", "--max-restarts", restarts, str(program), *options]
+    return run_job(
+        [sys.executable, "-m", "minidist", *start],
+        env=clean_environment(),
+        timeout=100,
+        capture=True,
+    )
+
+
 def check(home: Path, folder: str) -> None:
     """Compare a broken run with one on a single rank that nothing happens to."""
     assert train_on(1, " ".join(words(home, "calm"))) == 0
@@ -66,13 +77,7 @@ def check(home: Path, folder: str) -> None:
 def test_a_job_goes_on_with_what_is_left(tmp_path: Path) -> None:
     program = tmp_path / "deadly.py"
     program.write_text(DEADLY)
-    launched = ["launch", "-n", "2", "--max-restarts", "2", str(program), *words(tmp_path, "run")]
-    job = run_job(
-        [sys.executable, "-m", "minidist", *launched],
-        env=clean_environment(),
-        timeout=100,
-        capture=True,
-    )
+    job = launched(program, "2", words(tmp_path, "run"))
     assert job.returncode == 0, job.stderr
     assert "restart 1 of at most 2, 1 ranks, on what is left" in job.stderr
     assert re.search("resumed after step [46]", job.stdout)
@@ -91,13 +96,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     kill = "        os.kill("
     program = tmp_path / "deadly.py"
     program.write_text(DEADLY.replace(kill, f"{damage}{kill}"))
-    launched = ["launch", "-n", "2", "--max-restarts", "1", str(program), *words(tmp_path, "run")]
-    job = run_job(
-        [sys.executable, "-m", "minidist", *launched],
-        env=clean_environment(),
-        timeout=100,
-        capture=True,
-    )
+    job = launched(program, "1", words(tmp_path, "run"))
     assert job.returncode == 0, job.stderr
     assert "is truncated or damaged" in job.stderr and "it is damaged-step-00000006" in job.stderr
     assert "resumed after step 4" in job.stdout
