@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from minidist.comm import Communicator
@@ -24,6 +24,15 @@ from minidist.comm.stream import Stream
 from minidist.parallel.optimizer.groups import known_groups
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+def no_loss(device: torch.device) -> Tensor:
+    """Return the 0 to which the losses of microbatches are added.
+
+    In float64, so that the sum of the same microbatches has the same digits on one rank as on
+    several.
+    """
+    return torch.zeros((), dtype=torch.float64, device=device)
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline.executor import Pipeline
 from minidist.parallel.placement import placement_of
 from minidist.parallel.recipe import Recipe
-from minidist.parallel.replica import Alone, Optimizer, Replica
+from minidist.parallel.replica import Alone, Optimizer, Replica, no_loss
 
 Loss = Callable[[Tensor, Any], Tensor]
 
@@ -172,7 +172,7 @@ class Parallel:
     ) -> Tensor:
         """Run forward and backward of all microbatches.
 
-        Return the sum of the losses that this rank has computed.
+        Return the sum of the losses that this rank has computed, in float64.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class Parallel:
                 module.training = False
             if self.pipeline is not None:
                 return self.pipeline.evaluate(inputs, targets, *arguments)
-            total = torch.zeros((), device=next(self.model.parameters()).device)
+            total = no_loss(next(self.model.parameters()).device)
             for x, target, *rest in zip(inputs, targets, *arguments, strict=True):
                 total = total + self.loss(self.replica.called(x, *rest), target)
             return total
@@ -235,7 +235,7 @@ class Parallel:
                 f"{len(inputs)} inputs, but the recipe has microbatches={count}: pass exactly "
                 f"{count}"
             )
-        total = torch.zeros((), device=next(self.model.parameters()).device)
+        total = no_loss(next(self.model.parameters()).device)
         called, comm = self.replica.called, self.mesh.world
         for number, (x, target, *rest) in enumerate(zip(inputs, targets, *arguments, strict=True)):
             with self.replica.no_sync() if number + 1 < len(inputs) else nullcontext():

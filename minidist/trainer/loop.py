@@ -252,7 +252,7 @@ class Trainer:
         ]
         pipeline = self.parallel.pipeline
         started = self.comm.clock()
-        loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
+        loss = self.parallel.step([part.inputs for part in parts], parts, where)
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
             loss.zero_()  # it is the same along the tensor axis

@@ -34,7 +34,7 @@ from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, P
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import sum_tied
-from minidist.parallel.replica import Alone, Replica
+from minidist.parallel.replica import Alone, Replica, no_loss
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
@@ -189,7 +189,7 @@ class Run:
     ) -> None:
         self.pipeline, self.inputs = pipeline, inputs
         self.targets, self.arguments = targets, arguments
-        self.total = torch.zeros((), device=pipeline.device)
+        self.total = no_loss(pipeline.device)
         self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}
         self.ready: dict[Action, Tensors] = {}  # to be sent, or handed to a stage on this rank
         # the inputs of a stage, for their gradients
