@@ -132,6 +132,13 @@ WORKS = """
             assert (wrapped.size, wrapped.members) == (2, (0, 1))
             check_ring(wrapped, kinds[0], (5,))
             wrapped.split(0).barrier()
+
+    # Groups after others that only one rank has made, and knows of.
+    if rank == 0:
+        for _ in range(2):
+            dist.new_group([0], use_local_synchronization=True)
+    kept = [comm.split(0, key=-rank) for _ in range(4)]  # more than there are to be used again
+    check_ring(kept[-1], kinds[0], (5,))
     comm.barrier()
     os.write(1, f"rank {rank} is through\\n".encode())
 """

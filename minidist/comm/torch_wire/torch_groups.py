@@ -27,6 +27,19 @@ def new_group(
     return group
 
 
+def have_equally_many_groups(parent: dist.ProcessGroup, rank: int) -> None:
+    """Make groups of this rank alone until all ranks of `parent` have as many as each other.
+    Collective.
+
+    torch names a new group by its ranks and by the number of groups that this process has. Ranks
+    with unequal numbers, as after groups in which only some took part, would wait for each other
+    under different names.
+    """
+    counts = gather_answers(parent, rank, len(dist.distributed_c10d._world.pg_names))
+    for _ in range(max(counts) - counts[rank]):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+
+
 def nccl_group(
     parent: dist.ProcessGroup,
     everyones: list[list[int]],

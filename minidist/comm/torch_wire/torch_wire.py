@@ -33,6 +33,7 @@ from minidist.comm.torch_wire.sockets import Sockets
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import (
     gather_answers,
+    have_equally_many_groups,
     initialize,
     nccl_group,
     new_group,
@@ -181,6 +182,7 @@ class TorchWire(Wire):
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
             with self.job.sockets.opening() if self.job.sockets else nullcontext():
+                have_equally_many_groups(self.cpu, self.rank)
                 cpu = new_group(addresses, self.job.timeout)
             everyones = [[self.addresses[rank] for rank in part] for part in parts]
             return cpu, None if self.cuda is None else nccl_group(
