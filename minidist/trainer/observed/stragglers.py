@@ -44,6 +44,36 @@ class Computing(NamedTuple):
     straggler_times: float | None = None
 
 
+def scores(
+    computed: Sequence[float], rows: Sequence[int], stages: Sequence[int]
+) -> list[float]:
+    """Return how many times as long as its peers each rank has computed a row, in one step.
+
+    Parameters
+    ----------
+    computed : sequence of float
+        Seconds, by rank.
+    rows : sequence of int
+        Of the global batch, by rank. Who has none is not scored: its score is 1.
+    stages : sequence of int
+        Of the pipeline, by rank. Ranks of one stage are peers: they have the same layers.
+    """
+    each = [seconds / max(1, count) for seconds, count in zip(computed, rows, strict=True)]
+    usual: dict[int, float] = {}
+    for stage in set(stages):
+        peers = [
+            seconds
+            for seconds, place, count in zip(each, stages, rows, strict=True)
+            if place == stage and count
+        ]
+        # of two ranks the faster one is usual
+        usual[stage] = median_low(peers) if peers else 0.0
+    return [
+        seconds / usual[stage] if usual[stage] and count else 1.0
+        for seconds, stage, count in zip(each, stages, rows, strict=True)
+    ]
+
+
 class Stragglers:
     """Scores the ranks of a layout, step by step.
 
@@ -63,7 +93,7 @@ class Stragglers:
 
     def step(self, computed: Sequence[float]) -> Computing:
         """Take the seconds that each rank has computed in a step; return what they say."""
-        self.scores.append(self._scores(computed))
+        self.scores.append(scores(computed, self.rows, self.stages))
         longest = max(computed)
         return Computing(
             longest,
@@ -71,23 +101,6 @@ class Stragglers:
             median(computed),
             *self._straggler(),
         )
-
-    def _scores(self, computed: Sequence[float]) -> list[float]:
-        """Return how many times as long as its peers each rank has computed a row."""
-        each = [seconds / max(1, rows) for seconds, rows in zip(computed, self.rows, strict=True)]
-        usual: dict[int, float] = {}
-        for stage in set(self.stages):
-            peers = [
-                seconds
-                for seconds, place, rows in zip(each, self.stages, self.rows, strict=True)
-                if place == stage and rows
-            ]
-            # of two ranks the faster one is usual
-            usual[stage] = median_low(peers) if peers else 0.0
-        return [
-            seconds / usual[stage] if usual[stage] and rows else 1.0
-            for seconds, stage, rows in zip(each, self.stages, self.rows, strict=True)
-        ]
 
     def _straggler(self) -> tuple[int | None, float | None]:
         if len(self.scores) < STEPS:
