@@ -35,11 +35,11 @@ PARTS = ("README.md", "exercise.py", "solution.py", "honest.py", "checks.py", "c
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
-WITHOUT_TORCH = ("01", "02", "03")  # lessons that begin in less than a second
+WITHOUT_TORCH = ("01", "02", "03", "21")  # lessons that begin in less than a second
 # that differ most there: requests, groups, streams, a pipeline, files
 UNDER_MPIRUN = ("01", "03", "04", "09", "15")
 LEANS = "is to be built by hand, but"
-FOUR_RANKS = ("03", "10", "14", "16")  # whose twins do something else on four than on two
+FOUR_RANKS = ("03", "10", "14", "16", "21")  # whose twins do something else on four than on two
 
 BOARDS: dict[str, dict[str, float]] = {  # figures of a leaderboard
     # two units of D = 4, of FSDP; else one
@@ -286,6 +286,11 @@ SLIPS = {  # by mistake, what its rejection says
     "refuses_too_few_heads_only": "4 heads on 3 ranks: attention_slices raised no ValueError",
     "norm_of_the_sum": "if the norm comes after the sum with x, not before up",
     "clock_with_costs_swapped": "F takes the time of B, and B that of F",
+    "half_is_enough": "half of the voters is enough, whoever they are",
+    "takes_the_step_that_nobody_took": "also if nobody has taken it",
+    "weighs_all_alike": "all microbatches weigh the same, though they differ in size",
+    "median_of_two_ranks": "of two ranks nobody is then 1.3 times as slow",
+    "spares_by_the_mean": "about half of the failures then find no spare",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 

@@ -40,6 +40,13 @@ def test_spares_run_out() -> None:
     assert always.training > some.training + 0.02 > none.training + 0.3
 
 
+def test_a_job_that_hardly_ever_comes_back_ends_all_the_same() -> None:
+    hopeless = Job(600.0, step=10.0, write=10.0, restart=600.0, repair=14_400.0)
+    found = simulate(hopeless, "restart", failures=500)
+    assert found.training < 0.01 and found.stopped > 0.98
+    assert closed_form(hopeless, "restart") < 1e-9
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     assert simulate(JOB, "quorum", seed=3) == simulate(JOB, "quorum", seed=3)
     assert simulate(JOB, "quorum", seed=3) != simulate(JOB, "quorum", seed=4)

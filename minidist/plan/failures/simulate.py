@@ -48,20 +48,22 @@ class Goodput:
 class Simulation:
     """One job, from failure to failure."""
 
-    def __init__(self, job: Job, policy: str, seed: int) -> None:
+    def __init__(self, job: Job, policy: str, seed: int, failures: int) -> None:
         self.job, self.policy, self.random = job, policy, random.Random(seed)
+        self.failures = failures  # that are still to come
         self.now, self.spent = 0.0, Goodput()
         self.away: list[float] = []  # when machines come back from repair
         self.fails = self.draw()
 
     def draw(self) -> float:
         """Return when the next failure comes."""
+        self.failures -= 1
         return self.now + self.random.expovariate(1 / self.job.mtbf)
 
-    def run(self, failures: int) -> Goodput:
-        """Go through so many failures; return the shares of the time."""
+    def run(self) -> Goodput:
+        """Go through the failures; return the shares of the time."""
         go_on = self.go_on_with_others if self.policy == "quorum" else self.go_on
-        for _ in range(failures):
+        while self.failures > 0:
             go_on()
         return self.spent.as_shares()
 
@@ -71,15 +73,15 @@ class Simulation:
         self.now = self.fails
         job = self.job
         back = job.stall if self.policy == "replace" else job.restart
-        while True:  # a failure on the way begins it anew
+        while self.failures > 0:  # where one comes on the way, it begins anew
             self.fails = self.draw()
             ready = self.machine() + back
             if ready <= self.fails:
+                self.spent.stopped += ready - self.now
+                self.now = ready
                 break
             self.spent.stopped += self.fails - self.now
             self.now = self.fails
-        self.spent.stopped += ready - self.now
-        self.now = ready
 
     def machine(self) -> float:
         """Return when there is a machine in place of the lost one."""
@@ -138,4 +140,4 @@ def simulate(job: Job, policy: str, seed: int = 0, failures: int = FAILURES) -> 
     """
     if policy not in POLICIES:
         raise ValueError(f"there is no policy {policy!r}: choose one of {', '.join(POLICIES)}")
-    return Simulation(job, policy, seed).run(failures)
+    return Simulation(job, policy, seed, failures).run()

@@ -1,0 +1,19 @@
+# task 2: sends the weights alone: Adam's moments begin anew on a rank that is new.
+from solution import *  # noqa: F403
+
+
+def recover(mine, take_step, arrays, comm):
+    held = comm.roll_call(tuple(mine))
+    newest = max(done for done, _ in held)
+    has = [rank for rank, (done, ready) in enumerate(held) if newest in (done, done + ready)]
+    if mine.done < newest and comm.rank in has:
+        take_step()
+    needy = [rank for rank in range(comm.size) if rank not in has]
+    for number, rank in enumerate(needy if newest >= 0 else []):
+        source = has[number % len(has)]
+        for array in [arrays["weight"]]:
+            if comm.rank == source:
+                comm.send(array, to=rank)
+            elif comm.rank == rank:
+                comm.recv(array, source=source)
+    return newest

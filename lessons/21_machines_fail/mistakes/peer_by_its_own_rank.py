@@ -1,0 +1,19 @@
+# task 2: chooses the peer by the needy rank's rank, so one peer may serve two while another serves none.
+from solution import *  # noqa: F403
+
+
+def recover(mine, take_step, arrays, comm):
+    held = comm.roll_call(tuple(mine))
+    newest = max(done for done, _ in held)
+    has = [rank for rank, (done, ready) in enumerate(held) if newest in (done, done + ready)]
+    if mine.done < newest and comm.rank in has:
+        take_step()
+    needy = [rank for rank in range(comm.size) if rank not in has]
+    for rank in needy if newest >= 0 else []:
+        source = has[rank % len(has)]
+        for array in arrays.values():
+            if comm.rank == source:
+                comm.send(array, to=rank)
+            elif comm.rank == rank:
+                comm.recv(array, source=source)
+    return newest
