@@ -44,9 +44,7 @@ class Computing(NamedTuple):
     straggler_times: float | None = None
 
 
-def scores(
-    computed: Sequence[float], rows: Sequence[int], stages: Sequence[int]
-) -> list[float]:
+def scores(computed: Sequence[float], rows: Sequence[int], stages: Sequence[int]) -> list[float]:
     """Return how many times as long as its peers each rank has computed a row, in one step.
 
     Parameters
