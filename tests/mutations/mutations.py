@@ -2043,8 +2043,8 @@ FAILURES = [
     Mutation(
         "who has more rows is slow",
         "minidist/trainer/observed/stragglers.py",
-        old="each = [seconds / max(1, rows) for",
-        new="each = [seconds / max(1, rows) ** 0 for",
+        old="each = [seconds / max(1, count) for",
+        new="each = [seconds / max(1, count) ** 0 for",
         tests=("tests/trainer/test_observed.py::test_more_rows_or_other_layers_are_no_fault",),
     ),
 ]
