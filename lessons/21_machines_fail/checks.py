@@ -52,7 +52,7 @@ def vote(
 
 def recovery(rng: np.random.Generator, label: str, *held: tuple[int, bool]) -> Case:
     """Draw weights in 64 bits, moments in 32, and a count; ranks have what their steps led to."""
-    sizes, base = rng.integers(2, 9, 2), int(rng.integers(3, 20))
+    sizes, base = rng.integers(2, 9, 2), int(rng.integers(3, 20)) * (AHEAD in held)
     shared: dict[str, Any] = {"count": np.array([base])}
     shared |= {"count of a step": np.array([1]), "count of nobody": np.array([-7])}
     for name, size, kind in zip(NAMES, sizes, (np.float64, np.float32), strict=False):
@@ -84,14 +84,20 @@ def paces(
     stages: Sequence[int] = (),
     bad: Sequence[int] = (),
     steps: int = 5,
+    worse: float = 4,
+    lengths: Sequence[float] = (),
+    noise: float = 0.01,
 ) -> Case:
     """Ask who is slow, if ranks take these seconds for a row; `bad` are ranks with two bad
-    steps.
+    steps, which take `worse` times as long.
     """
     seconds = np.array(each) * np.maximum(np.array(rows), 0.2) * np.ones((steps, 1))
-    seconds *= rng.uniform(0.5, 2) * rng.uniform(0.99, 1.01, seconds.shape)
+    seconds *= rng.choice((0.5, 1.0, 2.0)) * rng.uniform(1 - noise, 1 + noise, seconds.shape)
     for rank in bad:
-        seconds[[1, 3 if steps > 4 else 2], rank] *= 4
+        seconds[[1, 3 if steps > 4 else 2], rank] *= worse
+    if lengths:  # short steps first: a rank that is slow in them is `worse`
+        seconds *= np.array(lengths)[:, None]
+        seconds[:3, -1] *= worse
     given = {"seconds": seconds, "rows": np.array(rows)}
     return Case(({**given, "stages": np.array(stages or [0] * len(rows))},), label)
 
@@ -182,7 +188,7 @@ def scored(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
     """Run task 4."""
     rows, stages = (tuple(given[name].tolist()) for name in ("rows", "stages"))
     found = exercise.straggler(given["seconds"].copy(), rows, stages)
-    if found is not None and int(found) != found:
+    if found is not None and (int(found) != found or found < 0):
         raise Wrong(f"straggler returns {found!r}, expected a rank or None")
     return {"found": -1 if found is None else int(found)}
 
@@ -209,13 +215,20 @@ DECIDE = (
     ("the first view", "", "cab", "", 3),
     ("a job that has shrunk", "abcde", "abc", "", 8),
     ("one died a moment ago", "abcde", "edc", "c"),
-    ("nobody is here", "a", "", "a"),
+    ("all who came have died", "ab", "ba", "ab"),
+    ("the dead of earlier views", "abcd", "bd", "ghi"),
+    ("one of three", "abc", "a"),
+    ("a newcomer has the lowest number", "cdef", "aef"),
 )
 FOLLOW = (
     ("newcomers come behind", "dabc", "fced", "ab"),
     ("one died a moment ago", "abcd", "dcba", "d"),
     ("more than there is room for", "cab", "edabc"),
     ("fewer than before", "bcda", "cab", "d"),
+    ("a newcomer has died", "bac", "abcf", "f"),
+    ("newcomers with lower numbers", "efg", "abcefg", "", 3),
+    ("more members than ranks", "dabc", "abcd", "", 3),
+    ("nobody is lost", "bca", "abc", "", 3),
 )
 NEW, OLD, AHEAD = (-1, False), (4, False), (5, False)
 READY, BEHIND = (4, True), (3, True)
@@ -224,6 +237,7 @@ NEWCOMERS = (
     ("three are new", AHEAD, NEW, NEW, AHEAD, NEW),
     ("rank 0 is new", NEW, AHEAD),
     ("all are new", NEW, NEW),
+    ("before the first step", (0, False), NEW),
 )
 STEPS = (
     ("one is a step ahead", AHEAD, READY, NEW),
@@ -242,6 +256,12 @@ SCORED = (
     ("two stages", (1, 3, 1, 3.1, 1, 3, 1, 4.5), (4,) * 8, (0, 1) * 4),
     ("a quick one", (0.7, 1, 1, 1), (4, 4, 4, 4)),
     ("one without rows", (1, 1.5, 1, 9), (2, 2, 2, 0)),
+    ("a stage without rows", (1, 1.5, 1), (2, 2, 0), (0, 0, 1)),
+    ("two without rows", (1, 1.5, 1, 1), (2, 2, 0, 0)),
+    ("just 1.3 times", (1, 1.3), (1, 1), (), (), 5, 4, (), 0.0),
+    ("two alike", (1, 1.5, 1, 1.5), (1, 1, 1, 1), (), (), 5, 4, (), 0.0),
+    ("two of four steps, a little", (1, 1, 1), (4, 4, 4), (), (1,), 4, 1.45),
+    ("steps of other lengths", (1, 1, 1), (4, 4, 4), (), (), 5, 1.6, (1, 1, 10, 10, 10)),
     ("of two slow ones the slower", (1, 1.4, 1, 1.8, 1), (4,) * 5),
 )
 CHECKS = [
@@ -279,7 +299,7 @@ CHECKS = [
         BATCHES,
         "where an epoch ends",
         6,
-        each(dealing, (10, 4, 2, 2, 2, 3, 5), (7, 5, 2, 3, 1, 2, 3)),
+        each(dealing, (10, 4, 2, 2, 2, 3, 5), (8, 4, 2, 2, 1, 2, 3), (7, 5, 2, 3, 1, 2, 3)),
         dealt,
         judge_batches,
     ),
@@ -289,7 +309,17 @@ CHECKS = [
         TIME,
         "spares",
         6,
-        each(pools, ((48, 1.2, 0.05), (300, 6.5, 0.02), (8, 0.1, 0.2), (1000, 20.0, 0.1))),
+        each(
+            pools,
+            (
+                (48, 1.2, 0.05),
+                (300, 6.5, 0.02),
+                (8, 0.1, 0.2),
+                (1000, 20.0, 0.1),
+                (8, 3.0, 0.05),
+                (8, 0.1, 1.0),
+            ),
+        ),
         spared,
         judge_spares,
     ),

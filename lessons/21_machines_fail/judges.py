@@ -299,6 +299,8 @@ def judge_messages(
     """One message for each array of each needy rank, from the peer whose turn it is."""
     sizes = sorted(state(case.given[0], 0)[name].nbytes for name in NAMES)
     sent = [note for rank in range(case.ranks) for note in sent_by(rank, notes)]
+    if note := next((note for note in notes if note.kind == "barrier"), None):
+        raise Wrong(f"{told}: rank {note.rank} calls comm.barrier, for which nobody needs to wait")
     pairs = {(note.rank, note.to) for note in sent}
     if pairs != set(transfers):
         ways = {clause: set(plan(held, how)[1]) for how, clause in WAYS.items()}

@@ -190,7 +190,7 @@ def needed(machines: float, mtbf: float, repair: float, risk: float, how: str = 
     mean = min(mean, 500.0)
     term, below, count = exp(-mean), 0.0, 0
     limit = 1 - risk if how == "risk for surety" else risk
-    while 1 - below > limit:
+    while 1 - below > limit and count < 1000:
         below += term
         count += 1
         term *= mean / count
