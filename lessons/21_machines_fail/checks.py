@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from judges import NAMES, judge_recovered, judge_view, own, state
 from judges_batches import judge_batches, questions
-from judges_time import judge_goodput, judge_spares, judge_straggler
+from judges_time import Paces, judge_goodput, judge_spares, judge_straggler, paces
 
 from minidist import Communicator
-from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task, Wrong
+from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task, Wrong, awaited
+from minidist.trace import Trace
 
 BY_HAND = ("minidist.comm.membership", "minidist.trainer", "minidist.parallel", "minidist.plan")
 VIEWS = Task(1, "who is left", BY_HAND)
@@ -52,7 +54,9 @@ def vote(
 
 def recovery(rng: np.random.Generator, label: str, *held: tuple[int, bool]) -> Case:
     """Draw weights in 64 bits, moments in 32, and a count; ranks have what their steps led to."""
-    sizes, base = rng.integers(2, 9, 2), int(rng.integers(3, 20)) * (AHEAD in held)
+    sizes = rng.integers(2, 9, 2)
+    # steps before those of `held`; without any, some cases begin at step 0
+    base = int(rng.integers(3, 20)) if AHEAD in held else 0
     shared: dict[str, Any] = {"count": np.array([base])}
     shared |= {"count of a step": np.array([1]), "count of nobody": np.array([-7])}
     for name, size, kind in zip(NAMES, sizes, (np.float64, np.float32), strict=False):
@@ -74,32 +78,6 @@ def dealing(
     given = {"orders": orders, "asked": np.array([batch, largest, ranks]), "steps": np.array(steps)}
     words = f"{samples} samples, batch={batch}, largest={largest}, {ranks} ranks"
     return Case((given,), words + f", step {', '.join(map(str, steps))}")
-
-
-def paces(
-    rng: np.random.Generator,
-    label: str,
-    each: Sequence[float],
-    rows: Sequence[int],
-    stages: Sequence[int] = (),
-    bad: Sequence[int] = (),
-    steps: int = 5,
-    worse: float = 4,
-    lengths: Sequence[float] = (),
-    noise: float = 0.01,
-) -> Case:
-    """Ask who is slow, if ranks take these seconds for a row; `bad` are ranks with two bad
-    steps, which take `worse` times as long.
-    """
-    seconds = np.array(each) * np.maximum(np.array(rows), 0.2) * np.ones((steps, 1))
-    seconds *= rng.choice((0.5, 1.0, 2.0)) * rng.uniform(1 - noise, 1 + noise, seconds.shape)
-    for rank in bad:
-        seconds[[1, 3 if steps > 4 else 2], rank] *= worse
-    if lengths:  # short steps first: a rank that is slow in them is `worse`
-        seconds *= np.array(lengths)[:, None]
-        seconds[:3, -1] *= worse
-    given = {"seconds": seconds, "rows": np.array(rows)}
-    return Case(({**given, "stages": np.array(stages or [0] * len(rows))},), label)
 
 
 def stops(rng: np.random.Generator, count: int) -> Case:
@@ -144,7 +122,7 @@ def recovered(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
     """Run task 2, with a step that adds to the arrays."""
     done, ready = int(given["done"]), bool(given["ready"])
     arrays = {name: array.copy() for name, array in state(given, done).items()}
-    calls = 0
+    calls, comm.trace = 0, Trace()
 
     def take_step() -> None:
         nonlocal calls
@@ -154,9 +132,9 @@ def recovered(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
 
     mine = own(exercise, "Standing", {"done": done, "ready": ready})
     step = exercise.recover(mine, take_step, dict(arrays), comm)
-    if not isinstance(step, int):
-        raise Wrong(f"recover returns {step!r}, expected the number of a step")
-    return {"step": step, "calls": calls, **arrays}
+    if not isinstance(step, Integral):
+        raise Wrong(f"recover returns {step!r}, expected the number of a step, an int")
+    return {"step": int(step), "calls": calls, "awaited": awaited(comm.trace), **arrays}
 
 
 def dealt(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -171,9 +149,7 @@ def dealt(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 
     for step, rank in questions(given):
         parts = exercise.microbatches(order, step, batch, largest, ranks, rank)
-        if not isinstance(parts, list) or not all(
-            isinstance(part, tuple) and len(part) == 2 for part in parts
-        ):
+        if not isinstance(parts, list | tuple) or not all(map(is_part, parts)):
             raise Wrong(f"microbatches returns {parts!r}, expected a list of (samples, weight)")
         counts.append(len(parts))
         lengths += [len(rows) for rows, _ in parts]
@@ -184,11 +160,16 @@ def dealt(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     return told | {"weights": np.array(weights, np.float64)}
 
 
+def is_part(part: Any) -> bool:
+    """Tell whether something is (samples, weight)."""
+    return isinstance(part, list | tuple) and len(part) == 2 and np.ndim(part[0]) == 1
+
+
 def scored(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4."""
     rows, stages = (tuple(given[name].tolist()) for name in ("rows", "stages"))
     found = exercise.straggler(given["seconds"].copy(), rows, stages)
-    if found is not None and (int(found) != found or found < 0):
+    if found is not None and (not isinstance(found, Integral) or found < 0):
         raise Wrong(f"straggler returns {found!r}, expected a rank or None")
     return {"found": -1 if found is None else int(found)}
 
@@ -196,13 +177,21 @@ def scored(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
 def trained(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run the first half of task 5."""
     asked = [(*each[:4], int(each[4])) for each in given["asked"].tolist()]
-    return {"found": np.array([float(exercise.goodput(*each)) for each in asked])}
+    return {"found": numbers("goodput", [exercise.goodput(*each) for each in asked])}
 
 
 def spared(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run the second half of task 5."""
     asked = [(int(each[0]), *each[1:]) for each in given["asked"].tolist()]
-    return {"found": np.array([float(exercise.spares(*each)) for each in asked])}
+    return {"found": numbers("spares", [exercise.spares(*each) for each in asked])}
+
+
+def numbers(name: str, found: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return what a function has returned, if it is numbers."""
+    for each in found:
+        if not isinstance(each, Real):
+            raise Wrong(f"{name} returns {each!r}, expected a number")
+    return np.array([float(each) for each in found])
 
 
 DECIDE = (
@@ -219,6 +208,7 @@ DECIDE = (
     ("the dead of earlier views", "abcd", "bd", "ghi"),
     ("one of three", "abc", "a"),
     ("a newcomer has the lowest number", "cdef", "aef"),
+    ("half, with their lowest, and a lower newcomer", "cdef", "acd"),
 )
 FOLLOW = (
     ("newcomers come behind", "dabc", "fced", "ab"),
@@ -247,22 +237,30 @@ STEPS = (
     ("two steps behind", BEHIND, AHEAD),
 )
 SCORED = (
-    ("one of four", (1, 1.5, 1, 1), (4, 4, 4, 4)),
-    ("one of two", (1.5, 1), (4, 4)),
-    ("nobody", (1, 1.1, 1.05), (4, 4, 4)),
-    ("uneven rows", (1, 1, 1), (6, 4, 4)),
-    ("fewer rows, and slow", (1, 1.8, 1), (4, 3, 4)),
-    ("two bad steps", (1, 1, 1, 1), (4, 4, 4, 4), (), (2,)),
-    ("two stages", (1, 3, 1, 3.1, 1, 3, 1, 4.5), (4,) * 8, (0, 1) * 4),
-    ("a quick one", (0.7, 1, 1, 1), (4, 4, 4, 4)),
-    ("one without rows", (1, 1.5, 1, 9), (2, 2, 2, 0)),
-    ("a stage without rows", (1, 1.5, 1), (2, 2, 0), (0, 0, 1)),
-    ("two without rows", (1, 1.5, 1, 1), (2, 2, 0, 0)),
-    ("just 1.3 times", (1, 1.3), (1, 1), (), (), 5, 4, (), 0.0),
-    ("two alike", (1, 1.5, 1, 1.5), (1, 1, 1, 1), (), (), 5, 4, (), 0.0),
-    ("two of four steps, a little", (1, 1, 1), (4, 4, 4), (), (1,), 4, 1.45),
-    ("steps of other lengths", (1, 1, 1), (4, 4, 4), (), (), 5, 1.6, (1, 1, 10, 10, 10)),
-    ("of two slow ones the slower", (1, 1.4, 1, 1.8, 1), (4,) * 5),
+    Paces("one of four", (1, 1.5, 1, 1), (4, 4, 4, 4)),
+    Paces("one of two", (1.5, 1), (4, 4)),
+    Paces("nobody", (1, 1.1, 1.05), (4, 4, 4)),
+    Paces("uneven rows", (1, 1, 1), (6, 4, 4)),
+    Paces("fewer rows, and slow", (1, 1.8, 1), (4, 3, 4)),
+    Paces("two bad steps", (1, 1, 1, 1), (4, 4, 4, 4), bad=2),
+    Paces("two stages", (1, 3, 1, 3.1, 1, 3, 1, 4.5), (4,) * 8, (0, 1) * 4),
+    Paces("a quick one", (0.7, 1, 1, 1), (4, 4, 4, 4)),
+    Paces("one without rows", (1, 1.5, 1, 9), (2, 2, 2, 0)),
+    Paces("a stage without rows", (1, 1.5, 1), (2, 2, 0), (0, 0, 1)),
+    Paces("two without rows", (1, 1.5, 1, 1), (2, 2, 0, 0)),
+    Paces("just 1.3 times", (1, 1.3), (1, 1), noise=0.0),
+    Paces("two alike", (1, 1.5, 1, 1.5), (1, 1, 1, 1), noise=0.0),
+    Paces("a little in two of four", (1, 1, 1), (4, 4, 4), bad=1, worse=1.45, lengths=(1,) * 4),
+    Paces(
+        "slow in the short steps",
+        (1, 1, 1),
+        (4, 4, 4),
+        bad=2,
+        bad_steps=(0, 1, 2),
+        worse=1.6,
+        lengths=(1, 1, 10, 10, 10),
+    ),
+    Paces("of two slow ones the slower", (1, 1.4, 1, 1.8, 1), (4,) * 5),
 )
 CHECKS = [
     Check(VIEWS, "who may decide", 10, each(vote, *DECIDE), viewed, judge_view),
@@ -370,9 +368,9 @@ CHECKS += [
         4,
         each(
             paces,
-            ("one of three", (1, 1.02, 1.45), (4, 5, 4)),
-            ("even steps", (1, 1, 1), (4, 4, 4), (), (1,), 4),
-            ("two stages of two", (1, 2, 1.4, 2.1), (3, 3, 3, 3), (0, 1, 0, 1)),
+            Paces("one of three", (1, 1.02, 1.45), (4, 5, 4)),
+            Paces("two bad steps of four", (1, 1, 1), (4, 4, 4), bad=1, lengths=(1,) * 4),
+            Paces("two stages of two", (1, 2, 1.4, 2.1), (3, 3, 3, 3), (0, 1, 0, 1)),
         ),
         scored,
         judge_straggler,

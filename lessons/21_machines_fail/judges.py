@@ -13,6 +13,7 @@ from minidist.course.grader.contract import (
     Case,
     Note,
     Wrong,
+    expect_orderly,
     expect_ranks,
     known,
     sent_by,
@@ -49,7 +50,7 @@ def follows(
         tied = how == "half" and 2 * len(votes) == count
     alone = not voters and how != "no voters"
     if not (alone or 2 * len(votes) > count or tied or how == "no quorum"):
-        return None
+        return (number, members) if how == "the last one" else None
     left = [each for each in members if each in alive]
     new = [each for each in alive if each not in members]
     left = sorted(left) if how == "sorted" else left
@@ -93,6 +94,7 @@ SLIPS = {
     "of ranks": "a majority is one of `ranks`, not of the voters",
     "more than half of ranks": "a majority is more than half of `ranks`, not of the voters",
     "no quorum": "nobody asks whether those who are here may decide",
+    "the last one": "the last view is returned, not None, where nothing may be decided",
     "full views alone": "a view of fewer than `ranks` members is refused",
     "sorted": "members of the last view are sorted by number, not by their ranks there",
     "sorted together": "all are sorted by number: newcomers come behind members of the last view",
@@ -174,7 +176,6 @@ def plan(held: Sequence[tuple[int, bool]], how: str = "") -> tuple[list[int], Tr
     took = {
         "nobody steps": [0] * len(held),
         "all ready ones": [int(ready) for _, ready in held],
-        "never fetches": took,
         "any behind": [int(-1 < done < newest) for done in dones],
         "ready and behind": [int(ready and done < newest) for done, ready in held],
         "not ready": [int(done + 1 == newest >= 1) for done in dones],
@@ -185,6 +186,8 @@ def plan(held: Sequence[tuple[int, bool]], how: str = "") -> tuple[list[int], Tr
         has = [rank for rank, (done, ready) in enumerate(held) if newest in (done, done + ready)]
     if how == "done ones serve":
         has = [rank for rank, done in enumerate(dones) if done == newest]
+    if how == "furthest first":
+        has.sort(key=lambda rank: -dones[rank])
     needy = [rank for rank in range(len(held)) if rank not in has]
     if how == "done ones serve":
         needy = [rank for rank in needy if steps[rank] != newest]
@@ -194,6 +197,8 @@ def plan(held: Sequence[tuple[int, bool]], how: str = "") -> tuple[list[int], Tr
         took = [0] * len(held)
         steps, has = list(dones), [rank for rank, done in enumerate(dones) if done == newest]
         needy = [rank for rank in range(len(held)) if rank not in has]
+    if newest < 0 and how == "new ones, too":
+        return steps, [(0, rank) for rank in range(1, len(held))], took
     if newest < 0 or how == "never fetches" or not has:
         return steps, [], took
     sources = [has[number % len(has)] for number in range(len(needy))]
@@ -228,6 +233,8 @@ WAYS = {
     "the last serves": "the last rank that has the arrays sends to all",
     "to all": "one rank sends to every other one, needy or not",
     "done ones serve": "ranks that got there by take_step serve nobody",
+    "furthest first": "those who had taken the step are numbered before those who took it just now",
+    "new ones, too": "rank 0 sends its arrays to all if all are new: they hold nothing",
     "by rank": "the peer is chosen by the needy rank's rank, not by its number among the needy",
     "blocks": "neighbouring needy ranks have the same peer: they take turns",
 }
@@ -272,6 +279,7 @@ def judge_recovered(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             before=[state(case.given[0], done)[name] for done, _ in held],
         )
     judge_messages(case, notes, held, transfers, told)
+    expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     for rank, result in enumerate(results):
         if int(result["step"]) != newest:
             ways = {
@@ -299,8 +307,6 @@ def judge_messages(
     """One message for each array of each needy rank, from the peer whose turn it is."""
     sizes = sorted(state(case.given[0], 0)[name].nbytes for name in NAMES)
     sent = [note for rank in range(case.ranks) for note in sent_by(rank, notes)]
-    if note := next((note for note in notes if note.kind == "barrier"), None):
-        raise Wrong(f"{told}: rank {note.rank} calls comm.barrier, for which nobody needs to wait")
     pairs = {(note.rank, note.to) for note in sent}
     if pairs != set(transfers):
         ways = {clause: set(plan(held, how)[1]) for how, clause in WAYS.items()}
@@ -316,6 +322,8 @@ def judge_messages(
             why = f": {more} bytes more than the arrays have" if more > 0 else ""
             if len(found) == 1:
                 why += ": all arrays are packed into one, and each is to be a message of its own"
+            elif len(found) > len(sizes):
+                why += ": there are more messages than arrays"
             raise Wrong(
                 f"{told}: rank {source} sends messages of {found} bytes to rank {rank}, expected "
                 f"{sizes}{why}"
