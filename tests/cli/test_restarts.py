@@ -238,3 +238,52 @@ def test_our_launcher_hands_a_warning_on(
     said = (tmp_path / "log").read_text()
     assert re.search(r"saved and left after step \d+ of 100000", said), said
     assert newest(tmp_path / "run") and "restart 1" not in said
+
+
+# ---------------------------------------------------------------- disks
+
+# Rank 0's disk has no room for the checkpoint of step 6, or takes its time, in the first start.
+DISK = """
+import os, resource, sys, time
+from minidist.comm.start import restarts
+from minidist.trainer.checkpoint import store
+
+write, unlimited = store.write_shard, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+def write_shard(unfinished, rank, pieces):
+    if unfinished.name.endswith("6") and rank == 0 and not restarts():
+        {trouble}
+    try:
+        return write(unfinished, rank, pieces)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+if "--resume" not in sys.argv:
+    store.write_shard = write_shard
+"""
+
+
+def test_a_full_disk_ends_a_job_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    """No rank is lost, and starting again would not help: the disk stays full."""
+    program, options = tmp_path / "full.py", words(tmp_path, "run")
+    full = "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))"  # bytes of a file
+    program.write_text(DISK.format(trouble=full) + DEADLY.replace("number == 6", "False"))
+    job = launched(program, "2", options)
+    assert job.returncode == 2 and "restart 1" not in job.stderr
+    assert len(job.stderr.splitlines()) == 1 and "cannot be written" in job.stderr
+    assert newest(tmp_path / "run").name == "step-00000004"
+    assert not list((tmp_path / "run").glob(".unfinished*"))
+    again = launched(program, "0", [*options, "--resume"])
+    assert again.returncode == 0 and "resumed after step 4" in again.stdout, again.stderr
+    check(tmp_path, "run")
+
+
+def test_what_a_slow_disk_has_not_written_yet_is_trained_again(tmp_path: Path) -> None:
+    """A rank is killed while the checkpoint of step 6 is on its way."""
+    program = tmp_path / "slow.py"
+    program.write_text(DISK.format(trouble="time.sleep(30)") + DEADLY)
+    job = launched(program, "1", words(tmp_path, "run"))
+    assert job.returncode == 0, job.stderr
+    assert "resumed after step 4" in job.stdout
+    assert not list((tmp_path / "run").glob(".unfinished*"))
+    check(tmp_path, "run")

@@ -130,7 +130,7 @@ def test_a_machine_that_fails_twice_is_left_out(cluster: dict[str, str], tmp_pat
         "restart 1 of at most 4, 2 ranks on n1 n2",
         "the job has lost a rank on n2 for the second time: it is left out",
         "restart 2 of at most 4, 1 ranks on n1",
-    ]
+    ], said
     assert train_on(1, " ".join([*words[len(TINY) :], "--save", str(tmp_path / "calm")])) == 0
     ours, theirs = (losses(tmp_path / run / "metrics.jsonl") for run in ("run", "calm"))
     assert [step for step, _ in ours] == list(range(1, STEPS + 1))

@@ -73,3 +73,27 @@ def test_what_was_worked_on_is_freed_by_then() -> None:
 
 def test_work_without_an_end_keeps_no_program_alive() -> None:
     assert interrupted(THREADS["a stream"], 60) == "begun\n"
+
+
+LEAVING = """
+import threading, time
+from minidist.comm.job.background import BackgroundThread
+
+class Group:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.4)  # torch's waits for threads of its own, without Python's lock
+        print("freed", flush=True)
+
+done = threading.Event()
+BackgroundThread(lambda group: done.wait(), Group(), name="the last to hold a group").start()
+done.set()
+time.sleep(0.1)
+"""
+
+
+def test_a_thread_that_leaves_frees_what_it_was_called_with_before_python_ends() -> None:
+    command = [sys.executable, "-c", LEAVING]
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")

@@ -179,7 +179,7 @@ def test_the_program_in_the_docstring_survives() -> None:
     exec(source, names)
 
     class Watched:
-        """Dies at its fifth message."""
+        """Dies at its fifth message, once the spare waits."""
 
         def __init__(self, member: SimulatedMember) -> None:
             self.member, self.left = member, 5
@@ -193,6 +193,8 @@ def test_the_program_in_the_docstring_survives() -> None:
         def record(self, event: object) -> None:
             self.left -= 1
             if not self.left:
+                while not self.member.present(2):
+                    self.member.store.wait()
                 raise MemoryError("dead")
 
         def __getattr__(self, name: str) -> Any:

@@ -3,7 +3,8 @@
 They are daemons, which keep no program alive. But once the main thread is through, Python ends
 every daemon that comes back to it from a library, and libraries in Rust and C++, as safetensors and
 torch are, take that for an error and abort the process. So a piece of work that has begun is
-finished first, which may take it a second, and none is begun.
+finished first, which may take it a second, and none is begun. To free what a thread was called with
+is such a piece: the last to hold a process group is inside of torch while the group is taken down.
 """
 
 import atexit
@@ -23,20 +24,32 @@ class BackgroundThread(threading.Thread):
 
     def __init__(self, target: Callable[..., None], *args: Any, name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
+        self._held: Any = target, args
         self._changed = threading.Condition()
-        self._works = self._ending = False
+        self._works = 0  # blocks that are entered, one inside another
+        self._ending = False
+
+    def run(self) -> None:
+        """Call the target. What it was called with is freed in a block of its own."""
+        try:
+            super().run()
+        finally:
+            with self.working():
+                del self._held
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Enter a piece of work. Once the program is ending, no block is entered any more."""
+        """Enter a piece of work. Once the program is ending, no block is entered any more, but for
+        one inside another.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._ending)
-            self._works = True
+            self._changed.wait_for(lambda: self._works or not self._ending)
+            self._works += 1
         try:
             yield
         finally:
             with self._changed:
-                self._works = False
+                self._works -= 1
                 self._changed.notify_all()
 
     def finish(self, patience: float) -> None:
@@ -44,6 +57,15 @@ class BackgroundThread(threading.Thread):
         with self._changed:
             self._ending = True
             self._changed.wait_for(lambda: not self._works, patience)
+
+
+class WorkingThread(BackgroundThread):
+    """A daemon thread whose whole run is one piece of work."""
+
+    def run(self) -> None:
+        """Call the target, and free what it was called with."""
+        with self.working():
+            super().run()
 
 
 @atexit.register

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Ranks, Status
 from minidist.comm.report import user_line
 
@@ -87,7 +88,7 @@ class Watchdog:
         self.answers: dict[int, str] = {}
         self.deferred_until = 0.0
         self.interrupt = Interrupt()
-        self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.thread = BackgroundThread(self._watch, name="watchdog")
         self.thread.start()
 
     def stop(self) -> None:
@@ -112,16 +113,20 @@ class Watchdog:
     def _watch(self) -> None:
         while not self.stopped:
             time.sleep(PERIOD)
-            self._read_mail()
-            if self.interrupt.unheard(self.main.since) and self.main.waiting is not None:
-                self.end()
-            for status in self._threads():
-                if self.finished or time.perf_counter() < self.deferred_until:
-                    continue
-                if self._waits_long(status) and time.perf_counter() - status.asked > GRACE:
-                    status.asked = time.perf_counter()
-                    for rank in self._awaited(status):
-                        self.mailbox.send(rank, "ask")
+            with self.thread.working():
+                self._look()
+
+    def _look(self) -> None:
+        self._read_mail()
+        if self.interrupt.unheard(self.main.since) and self.main.waiting is not None:
+            self.end()
+        for status in self._threads():
+            if self.finished or time.perf_counter() < self.deferred_until:
+                continue
+            if self._waits_long(status) and time.perf_counter() - status.asked > GRACE:
+                status.asked = time.perf_counter()
+                for rank in self._awaited(status):
+                    self.mailbox.send(rank, "ask")
 
     def _threads(self) -> list[Status]:
         return [status for known in self.statuses.valuerefs() if (status := known()) is not None]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
-from minidist.comm.job.background import BackgroundThread
+from minidist.comm.job.background import WorkingThread
 from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger
 from minidist.comm.membership.agreement import View, Wanted
@@ -105,12 +105,6 @@ class House:
         self.worlds.clear()
 
 
-class _Thread(BackgroundThread):
-    def run(self) -> None:
-        with self.working():
-            super().run()
-
-
 def run_members(
     program: Callable[[SimulatedMember], Result],
     ranks: int,
@@ -162,7 +156,7 @@ def run_members(
     ]
     call_once()
     for member in members:
-        house.threads[member.number] = _Thread(live, member, name=f"member {member.number}")
+        house.threads[member.number] = WorkingThread(live, member, name=f"member {member.number}")
     try:
         for thread in house.threads.values():
             thread.start()

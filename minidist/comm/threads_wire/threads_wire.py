@@ -21,7 +21,7 @@ from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import Array, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
-from minidist.comm.job.background import BackgroundThread
+from minidist.comm.job.background import WorkingThread
 from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger
 from minidist.comm.threads_wire.cluster import Cluster
@@ -178,7 +178,7 @@ def run(
         wire = ThreadsWire(world, world.add_lane(rank, ""), rank, tuple(range(ranks)))
         wire.lane.thread = threading.current_thread()  # which is about to start the rank's own
         comm = Communicator(wire, Ledger(trace, debug_mode(debug)))
-        threads.append(_RankThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))
+        threads.append(WorkingThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))
     if ranks > 1:
         call_once()
     try:
@@ -199,12 +199,6 @@ def run(
     return results
 
 
-class _RankThread(BackgroundThread):
-    def run(self) -> None:
-        with self.working():
-            super().run()  # which also lets go of what it was called with
-
-
 def _run_rank(
     wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator], Any], results: list[Any]
 ) -> None:
@@ -217,7 +211,7 @@ def _run_rank(
         wire.world.finish(wire.lane)
 
 
-def _join(threads: list[_RankThread], world: World) -> None:
+def _join(threads: list[WorkingThread], world: World) -> None:
     for thread in threads:
         while thread.is_alive() and world.failure is None:
             thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere

@@ -13,7 +13,6 @@ KiB, nothing to speak of for 1 MiB.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
+from minidist.comm.job.background import WorkingThread
 
 BITS = 21  # of a tag: users' and the package's own (communicator.TAGS); gloo's has 31
 SIZES = (1 << 31 - BITS) - 2  # what is left names the size, and two kinds of headers
@@ -97,7 +97,7 @@ class GlooRequest:
 
     def __init__(self, work: dist.Work, member: int, headers: list[Header]):
         self.work, self.member, self.headers = work, member, headers
-        self.waiter: threading.Thread | None = None
+        self.waiter: WorkingThread | None = None
         self.error: BaseException | None = None
 
     def wait(self) -> None:
@@ -113,7 +113,7 @@ class GlooRequest:
         place.
         """
         if self.waiter is None:
-            self.waiter = threading.Thread(target=self._keep_error, daemon=True)
+            self.waiter = WorkingThread(self._keep_error, name="waits for gloo")
             self.waiter.start()
         if self.error is not None:
             raise self.error
