@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import socket
 import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -79,11 +81,14 @@ def torchrun(
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port that nobody listens on, below those that the system gives to connections:
+    it stays free while a job starts again.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def clean_environment() -> dict[str, str]:

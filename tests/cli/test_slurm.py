@@ -89,7 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
     running = [subprocess.Popen(words, **quiet) for words in daemons]  # type: ignore[call-overload]
     try:
-        for _ in range(150):
+        for _ in range(500):
             said = subprocess.run(["sinfo", "-h"], env=env, capture_output=True, text=True).stdout
             if "3   idle" in said:
                 break
