@@ -104,6 +104,8 @@ def test_a_view_grows_only_by_whole_replicas() -> None:
     assert grows(view, [Presence(5), Presence(6)], set(), wanted)
     assert not grows(view, [Presence(5), Presence(6)], {6}, wanted)
     assert not grows(View(3, (0, 1, 2, 3)), [Presence(5), Presence(6)], set(), wanted)
+    # the first to hear that 2 is lost, before the lowest has looked
+    assert not grows(View(3, (0, 1, 2, 3)), here((3, 5, 1), (1, 5, 1)), {2}, wanted)
 
 
 def test_a_half_that_does_not_see_the_store_ends() -> None:

@@ -32,8 +32,10 @@ LAUNCHES = {
     "torchrun": ["-n", "2", "--max-restarts", "99", "--spares", "99", "--wire", "torch"],
     "replace": ["-n", "3", "--replace", "--max-restarts", "99"],
     "replace pairs": ["-n", "4", "--replace", "--max-restarts", "99", "--replica", "2"],
+    "replace groups": ["-n", "4", "--replace", "--max-restarts", "99", "--replica", "2"],
 }
-LAYOUTS = {"replace pairs": ["--pp", "2", "--layers", "2"]}
+CUTS = {"replace pairs": ["--pp", "2"], "replace groups": ["--zero", "3", "--hsdp", "2"]}
+MODELS = {"replace pairs": ["--layers", "2"]}
 KILLS = 60
 
 
@@ -50,16 +52,16 @@ def words(home: Path, folder: str, layout: list[str]) -> list[str]:
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_ranks_are_killed_at_random_moments(launch: str, tmp_path: Path) -> None:
     chance, kills, jobs = random.Random(7), 0, 0
-    layout = LAYOUTS.get(launch, [])
+    cut, model = CUTS.get(launch, []), MODELS.get(launch, [])
     short_text(tmp_path, 700)
     (tmp_path / "program.py").write_text(PROGRAM)
-    assert train_on(1, " ".join(words(tmp_path, "calm", layout[2:]))) == 0
+    assert train_on(1, " ".join(words(tmp_path, "calm", model))) == 0
     while kills < KILLS:
         jobs += 1
         pids, folder = tmp_path / f"pids{jobs}", f"run{jobs}"
         pids.mkdir()
         command = [sys.executable, "-m", "minidist", "launch", *LAUNCHES[launch]]
-        command += [str(tmp_path / "program.py"), str(pids), *words(tmp_path, folder, layout)]
+        command += [str(tmp_path / "program.py"), str(pids), *words(tmp_path, folder, cut + model)]
         with (tmp_path / f"log{jobs}").open("w") as log:
             job = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
         while job.poll() is None and kills < KILLS:

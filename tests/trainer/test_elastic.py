@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "dp, with a spare": ([], {"ranks": 2, "spares": 1}),
     "pp, a replica is lost": (["--pp", "2", "--layers", "2"], {"ranks": 4, "together": 2}),
     "tp, with a spare replica": (["--tp", "2"], {"ranks": 4, "spares": 2, "together": 2}),
+    "hsdp, a group is lost": (["--zero", "3", "--hsdp", "2"], {"ranks": 4, "together": 2}),
 }
 
 
@@ -86,6 +87,7 @@ class Job:
         ("dp, with a spare", 1, 3, 0.0),
         ("pp, a replica is lost", 3, 4, 0.02),
         ("tp, with a spare replica", 2, 17, 0.0),
+        ("hsdp, a group is lost", 1, 23, 0.02),
     ],
 )
 def test_a_member_may_die_at_any_event(
@@ -116,6 +118,9 @@ def test_each_member_may_die_at_each_event(tmp_path: Path, layout: str) -> None:
         ("--recompute full --by-length", {"ranks": 2, "spares": 1}),
         ("--experts 4", {"ranks": 2, "spares": 1}),
         ("--tp 2 --sp", {"ranks": 4, "together": 2}),
+        ("--zero 3 --hsdp 2 --tied --accumulate 2", {"ranks": 4, "together": 2, "spares": 2}),
+        ("--zero 3 --hsdp 2 --tp 2", {"ranks": 8, "together": 4, "spares": 4}),
+        ("--zero 3 --hsdp 2 --cp 2", {"ranks": 4, "together": 2, "spares": 2}),
         ("--pp 2 --tp 2 --layers 2 --schedule zb-h1", {"ranks": 8, "together": 4}),
         ("--precision float16", {"ranks": 2, "spares": 1}),
         ("--precision bfloat16", {"ranks": 2}),

@@ -121,8 +121,10 @@ def grows(
     dead: Collection[int],
     wanted: Wanted,
 ) -> bool:
-    """Tell whether those who wait outside would make the view larger."""
-    present = set(outside)
+    """Tell whether those who wait outside would make the view larger. A member of it that has left
+    because another one is lost waits there as well, and counts once.
+    """
+    present = {each for each in outside if each.member not in view.members}
     for rank, member in enumerate(view.members):
         place = rank % wanted.together
         present.add(Presence(member, 0, place))

@@ -172,20 +172,20 @@ class Carrier:
 
     def _fill(self, trainer: Trainer) -> None:
         comm, old = trainer.mesh.dp, self.trainer
-        place = trainer.comm.rank % self.member.wanted.together
         standings = [self.standings[rank] for rank in comm.members]
-        holders = [
-            rank
-            for rank, each in enumerate(standings)
-            if each.holds(self.newest) and each.place == place
-        ]
-        needy = [rank for rank in range(comm.size) if rank not in holders]
-        mine = dict(tensors_of(old)) if old is not None and comm.rank in holders else {}
-        shapes = comm.roll_call([(name, each.dtype, each.shape) for name, each in mine.items()])
-        for number, rank in enumerate(needy):
-            source = holders[number % len(holders)]
+        places = [rank % self.member.wanted.together for rank in comm.members]
+        holders: dict[int, list[int]] = {place: [] for place in places}
+        for rank, each in enumerate(standings):
+            if each.holds(self.newest) and each.place in holders:
+                holders[each.place].append(rank)
+        held = dict(tensors_of(old)) if old and standings[comm.rank].holds(self.newest) else {}
+        shapes = comm.roll_call([(name, each.dtype, each.shape) for name, each in held.items()])
+        mine = held
+        needy = [(rank, place) for rank, place in enumerate(places) if rank not in holders[place]]
+        for number, (rank, place) in enumerate(needy):
+            source = holders[place][number % len(holders[place])]
             if comm.rank == source:
-                for tensor in mine.values():
+                for tensor in held.values():
                     comm.send(tensor, to=rank)
             elif comm.rank == rank:
                 mine = {

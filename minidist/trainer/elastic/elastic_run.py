@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil
+from math import ceil, lcm
 
 from minidist.comm import Communicator
 from minidist.comm.errors import LimitError, RankFailed
@@ -55,9 +55,11 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         If a rank would hold what no other rank has, or ranks that are lost together are no replica.
     """
     parallel = config.parallel
-    replica = parallel.tp * parallel.pp * parallel.cp
+    model_ranks = parallel.tp * parallel.pp * parallel.cp
+    replica = parallel.tp * parallel.pp * lcm(parallel.cp, parallel.hsdp or 1)
     alone = {
-        f"--zero {parallel.zero}": parallel.zero,
+        # in groups of --hsdp ranks each shard is in every group
+        f"--zero {parallel.zero}": parallel.zero and not parallel.hsdp,
         f"--ep {parallel.ep}": parallel.ep > 1,
         f"--offload {config.memory.offload}": config.memory.offload != "none",
         "--lora": config.adapter_rank,  # the weights beside adapters come from --init
@@ -73,11 +75,12 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         )
     if replica != wanted.together or not parallel.order.startswith("dp"):
         raise ConfigError(
-            f"a replica has {replica} ranks (tp * pp * cp), neighbours with dp outermost, but "
+            f"a replica has {replica} ranks (tp * pp * cp, or a group of --hsdp), neighbours with dp "
+            f"outermost, but "
             f"{wanted.together} are lost together: use --replica {replica}, and dp first in --order"
         )
     shared = accumulating(config, ranks, wanted.ranks)
-    return replace(shared, parallel=replace(shared.parallel, dp=ranks // replica))
+    return replace(shared, parallel=replace(shared.parallel, dp=ranks // model_ranks))
 
 
 def accumulating(config: Config, ranks: int, first: int) -> Config:
