@@ -12,10 +12,13 @@ from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
 from minidist.parallel.data.after_backward import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.buckets import MIB
+from minidist.parallel.data.compress.compressed import CompressedDDP
+from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.options import STRATEGIES, DataParallelOptions
 from minidist.parallel.data.replicas import make_equal
-from minidist.parallel.recipe import Recipe
+from minidist.parallel.pipeline.stage import tied_names
+from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replica import Replica
 from minidist.parallel.sharded.fsdp import FSDP
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -48,6 +51,9 @@ class DataAxis(Strategy):
                 f"ZeRO {recipe.zero} shards what ddp reduces, not strategy {recipe.strategy!r}: "
                 "use ddp"
             )
+        if recipe.compress and (recipe.zero or recipe.strategy != "ddp"):
+            how = f"ZeRO {recipe.zero}" if recipe.zero else f"the strategy {recipe.strategy!r}"
+            yield f"compress={recipe.compress!r} is for ddp, not for {how}: leave it out"
         if recipe.hsdp and recipe.zero != 3:
             yield f"hsdp={recipe.hsdp} is for ZeRO 3, not for ZeRO {recipe.zero}: leave it out"
         if recipe.hsdp and (recipe.hsdp < 0 or ranks % recipe.hsdp):
@@ -82,6 +88,14 @@ class DataAxis(Strategy):
                 "ranks of the data axis: leave it out"
             )
 
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+        """Compressed, the copies of a tied parameter would keep back what belongs to neither."""
+        if recipe.compress and mesh.pp.size > 1 and tied_names(model):
+            raise RecipeError(
+                f"compress={recipe.compress!r} keeps back gradients, and those of the tied head are "
+                "on two stages of the pipeline: leave --tied, --pp or --compress out"
+            )
+
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
         """The data axes have several ranks."""
         return layout.data > 1
@@ -93,6 +107,7 @@ class DataAxis(Strategy):
     def words(self, recipe: Recipe, mesh: Mesh) -> str:
         """Name the stage of ZeRO, or what reduces whole gradients."""
         how = f"ZeRO-{recipe.zero}" if recipe.zero else recipe.strategy
+        how += f", {recipe.compress}" * bool(recipe.compress)
         if recipe.zeropp:
             how = f"ZeRO++ with nodes of {len(mesh.data.node)}"
         return f"dp={mesh.dp.size} ({how})"
@@ -117,6 +132,8 @@ def wrapped(model: nn.Module, comm: Communicator, recipe: Recipe) -> Replica:
     else:
         size = int(recipe.bucket_mib * MIB)
         first = min(MIB, size)  # a small first bucket: see `DDP`
-        kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+        kind: Any = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+        if recipe.compress:
+            kind = partial(CompressedDDP, compression=Compression.read(recipe.compress))
         build = partial(kind, bucket_bytes=size, first_bucket_bytes=first)
     return build(model, comm, "sum", equal=True)

@@ -11,9 +11,9 @@ The answers here are those of a rank that is alone on the data axis. Each strate
 that differ.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,27 @@ def no_loss(device: torch.device) -> Tensor:
     several.
     """
     return torch.zeros((), dtype=torch.float64, device=device)
+
+
+class Remembered(NamedTuple):
+    """What a strategy keeps of a parameter's gradients from one step to the next.
+
+    Attributes
+    ----------
+    word : str
+        Its name in a checkpoint.
+    parameter : nn.Parameter
+    tensor : Tensor
+        To be copied into.
+    alike : bool
+        It is the same on all ranks of the data axis, and has a shape of its own. Otherwise each
+        rank has its own, with the elements of the parameter; what counts is the sum over ranks.
+    """
+
+    word: str
+    parameter: nn.Parameter
+    tensor: Tensor
+    alike: bool
 
 
 @runtime_checkable
@@ -147,6 +168,10 @@ class Replica(Protocol):
         and its bytes.
         """
         return "0", 0.0
+
+    def remembered(self) -> Iterable[Remembered]:
+        """Return what has to be in a checkpoint for a run to go on as if it had not stopped."""
+        return ()
 
     def between_nodes(self) -> tuple[Communicator, float] | None:
         """Return, if a strategy keeps nodes apart, the communicator to others, and the bytes of a

@@ -27,7 +27,7 @@ FROZEN = """
     --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --cp --ep --pp --order --sp --cp-comm --cp-order --ep-comm --ep-fp8 --schedule --chunks --microbatches
-    --strategy --bucket-mib --zero --hsdp --zeropp --compile --plan --accumulate
+    --strategy --bucket-mib --compress --zero --hsdp --zeropp --compile --plan --accumulate
     --recompute --offload --offload-folder
     --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace

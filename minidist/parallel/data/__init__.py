@@ -11,5 +11,5 @@ gradients must come, `backward.py` has the hooks on backward, `flatten.py` lays 
 
 `options.py` has what a user can ask for, of `sharded/` too; classes that are used without a recipe
 have defaults of their own. To change which gradients share a bucket, see `partition` (`buckets.py`);
-in which order they are dealt out, `Reducer.__init__`.
+in which order they are dealt out, `Reducer.__init__`. `compress/` sends them in fewer bytes.
 """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from minidist.options import NOT_NEGATIVE, Limit, Needs, one_of, option
+from minidist.parallel.data.compress.options import COMPRESSION
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -26,6 +27,8 @@ class DataParallelOptions:
     bucket_mib : float
         MiB of a bucket of gradients, for DDP, ZeRO 1 and ZeRO 2: see `DDP`. ZeRO 3 has units
         instead.
+    compress : str
+        For DDP: as what the gradients of a bucket travel; see `CompressedDDP`. Empty: as they are.
     """
 
     strategy: Strategy = option(
@@ -36,6 +39,13 @@ class DataParallelOptions:
     )
     bucket_mib: float = option(
         BUCKET_MIB, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET, needs=OVERLAPPED
+    )
+    compress: str = option(
+        "",
+        "send gradients compressed, and keep what is not sent for the next step: powersgd:RANK",
+        COMPRESSION,
+        needs=OVERLAPPED,
+        exact=False,
     )
 
 

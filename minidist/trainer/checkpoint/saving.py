@@ -12,7 +12,6 @@ other axes the one that `counts`. Memory: one copy, on the CPU, of what this ran
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from minidist.parallel.placement import (
     copies_of,
     placement_of,
 )
-from minidist.trainer.checkpoint import restore, store
+from minidist.trainer.checkpoint import remembered, restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
+from minidist.trainer.checkpoint.remembered import extent_of
 from minidist.trainer.checkpoint.store import CheckpointError
 
 MOMENT = 0.005  # seconds between two looks at a checkpoint that is being abandoned
@@ -170,6 +170,7 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
             elif extent.count and extent.start == extent.first == 0:
                 # one number for the whole parameter, with its first element
                 yield Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value))
+    yield from remembered.pieces(parallel)
 
 
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
@@ -205,6 +206,7 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
         for ours, value in values.items():
             ours.copy_(value)
     optimizer.restore(states)
+    remembered.load(path, parallel)
 
 
 def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
@@ -219,16 +221,6 @@ def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
         named = placement.tie or placement.slice
         name = named.name if named else names[parameter]
         yield name, extent_of(parameter), parameter
-
-
-def extent_of(parameter: Tensor) -> Extent:
-    """Return which elements of the serial model's parameter these are."""
-    placement = placement_of(parameter)
-    block, mine = placement.block, placement.slice
-    shaped = block or mine or parameter
-    cut = (block.dim, *block.bounds[block.comm.rank]) if block and block.dim is not None else ()
-    whole = Extent.of(shaped.shape, *cut)
-    return replace(whole, start=mine.start, stop=mine.stop) if mine else whole
 
 
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:

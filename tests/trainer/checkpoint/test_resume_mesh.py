@@ -129,6 +129,7 @@ def test_eight_stages_on_four_ranks_go_on_as_two_replicas(
         (4, "--tp 2 --pp 2 --sp"),
         pytest.param((4, "--pp 2 --zero 3"), marks=pytest.mark.soak),
         (2, "--pp 2 --schedule zb-v"),
+        (4, "--tp 2 --compress powersgd:2"),
         (4, "--pp 2 --zero 1 --schedule zb-h1 --offload memory"),
         pytest.param((4, "--tp 2 --zero 2 --precision bfloat16"), marks=pytest.mark.soak),
         pytest.param((4, "--pp 2 --tp 2 --precision bfloat16"), marks=pytest.mark.soak),
@@ -145,6 +146,41 @@ def test_the_same_layout_ends_with_the_same_bits(
     assert go_on(layout, tied, folder, text) == 0
     assert same_bits(folder / LAST, calm / LAST)
     assert losses(folder / "metrics.jsonl") == losses(calm / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("layout", [(2, ""), (8, ""), (4, "--tp 2")], ids=str)
+def test_what_other_ranks_kept_back_is_not_lost(
+    layout: Layout, finished: Finished, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fewer ranks some take over what several had, on more some begin with nothing."""
+    options = "--compress powersgd:2"
+    folder = interrupted(finished((4, ""), options), tmp_path / "run")
+    saved = tensors(folder / "step-00000003")
+    sums: dict[str, torch.Tensor] = {}
+    lock, spread = threading.Lock(), Trainer.spread
+
+    def recorded(self: Trainer) -> object:
+        result = spread(self)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for each in self.parallel.replica.remembered():
+            if self.mesh.tp.size > 1 or each.word != "kept back":
+                continue  # each has a block
+            with lock:
+                sums[names[each.parameter]] = sums.get(names[each.parameter], 0) + each.tensor
+        return result
+
+    monkeypatch.setattr(Trainer, "spread", recorded)
+    assert go_on(layout, options, folder, text) == 0
+    for name, total in sums.items():
+        every = [
+            tensor
+            for full, tensor in saved.items()
+            if full.startswith("remembered/kept back/") and full.endswith(f"/{name}")
+        ]
+        assert len(every) == 4
+        expected = torch.stack(every).sum(0).view_as(total)
+        assert torch.allclose(total, expected, rtol=0, atol=1e-15)
+    assert bool(sums) == (layout[1] == "")
 
 
 def test_masters_in_32_bits_go_to_another_layout(

@@ -1,0 +1,95 @@
+"""DDP whose buckets travel compressed.
+
+    powersgd:4     two factors of 4 columns in place of each matrix      `power_sgd.py`
+
+A bucket is compressed on DDP's stream, as its gradients come: beside backward.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from minidist.comm import Communicator
+from minidist.comm.stream import Handle
+from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket
+from minidist.parallel.data.compress.options import Compression
+from minidist.parallel.data.compress.power_sgd import PowerSGD
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.placement import copies_of
+from minidist.parallel.replica import Remembered
+
+
+class Compressed(Protocol):
+    """What a bucket travels as."""
+
+    def reduce(self, flat: Tensor, comm: Communicator) -> None:
+        """Replace this rank's gradients by the same on every rank: about their sum. Collective."""
+
+    def sent(self, ranks: int) -> float:
+        """Return the bytes that a rank sends for it."""
+
+    def remembered(self) -> Iterable[Remembered]:
+        """Return what it keeps from step to step."""
+
+
+Compressor = Callable[[list[nn.Parameter], Communicator], Compressed]
+
+
+def compressor_of(compression: Compression) -> Compressor:
+    """Return what compresses a bucket's gradients."""
+    return lambda parameters, comm: PowerSGD(parameters, comm, int(compression.argument))
+
+
+class CompressedDDP(DDP):
+    """DDP in which each bucket is compressed, and what is not sent kept for the next step.
+
+    Parameters
+    ----------
+    model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal
+        As for `DDP`.
+    compression : Compression
+        How; see `Compression.read`.
+
+    With `no_sync` for all microbatches but the last, a step compresses once. The update is not that
+    of a serial run, and depends on how many ranks there are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        unused: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+        *,
+        compression: Compression,
+        equal: bool = False,
+    ) -> None:
+        super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal=equal)
+        compress = compressor_of(compression)
+        self.compressed = {
+            bucket: compress(bucket.parameters, copies_of(bucket.parameters[0], comm))
+            for bucket in self.reducer.buckets
+        }
+
+    def launch(self, bucket: Bucket) -> Handle:
+        """Begin to reduce a bucket; return what to wait for."""
+        return self.stream.launch(self._reduce, bucket)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        flat = bucket.take()
+        self.compressed[bucket].reduce(flat, bucket.link)
+        if self.op == "mean":
+            flat /= bucket.link.size
+
+    def remembered(self) -> Iterable[Remembered]:
+        """Return what each bucket keeps from step to step."""
+        return chain.from_iterable(each.remembered() for each in self.compressed.values())
+
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step of any number of microbatches."""
+        sent = sum(each.sent(bucket.link.size) for bucket, each in self.compressed.items())
+        return "of compressed gradients", sent

@@ -1,0 +1,188 @@
+"""Compressed gradients: what is lost in one step is sent in a later one, and never for good."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import minidist
+from minidist.comm import Communicator
+from minidist.parallel.data.compress import power_sgd
+from minidist.parallel.data.compress.compressed import CompressedDDP
+from minidist.parallel.data.compress.options import Compression
+from minidist.parallel.data.compress.power_sgd import PowerSGD
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.flatten import flat_buffer
+
+RANKS = 3
+SHAPES = [(24, 16), (7,), (4, 3, 2, 5), (16, 20)]
+
+
+def random_gradients(step: int, rank: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES]
+
+
+def reduced(
+    comm: Communicator,
+    columns: int,
+    steps: int,
+    gradients: Callable[[int, int], list[Tensor]] = random_gradients,
+) -> tuple[list[Tensor], PowerSGD]:
+    """Return what each step gave all ranks, flat, and the compressor."""
+    parameters = [nn.Parameter(each) for each in gradients(0, 0)]
+    compressor = PowerSGD(parameters, comm, columns)
+    given = []
+    for step in range(steps):
+        flat = flat_buffer(parameters, comm)
+        flat.copy_(torch.cat([each.flatten() for each in gradients(step, comm.rank)]))
+        compressor.reduce(flat, comm)
+        given.append(flat.clone())
+    return given, compressor
+
+
+def total(step: int) -> Tensor:
+    every = [random_gradients(step, rank) for rank in range(RANKS)]
+    return torch.cat([sum(same[1:], same[0]).flatten() for same in zip(*every, strict=True)])
+
+
+def test_what_was_sent_and_what_is_kept_back_are_all_gradients() -> None:
+    """Fails without error feedback, and if the error of all ranks is kept in place of one's own."""
+    steps = 5
+
+    def program(comm: Communicator) -> tuple[Tensor, list[Tensor]]:
+        given, compressor = reduced(comm, 2, steps)
+        return sum(given[1:], given[0]), [each.tensor for each in compressor.remembered()][::2]
+
+    results = minidist.run(program, RANKS)
+    sent, sizes = results[0][0], [torch.Size(shape).numel() for shape in SHAPES]
+    left = sum((total(step) for step in range(1, steps)), total(0)) - sent
+    kept = [sum(rank[1][place] for rank in results).flatten() for place in range(3)]  # type: ignore[misc]
+    pieces = left.split(sizes)
+    for place, piece in zip((0, 2, 3), kept, strict=True):
+        assert torch.allclose(pieces[place], piece, rtol=0, atol=1e-12)
+        assert piece.norm() > 0.1 * pieces[place].numel() ** 0.5, "something was kept back"
+    assert pieces[1].abs().max() < 1e-12, "a vector is sent as it is"
+    assert all(torch.equal(result[0], sent) for result in results), "the same on every rank"
+
+
+def test_as_many_columns_as_the_sum_has_dimensions_are_exact() -> None:
+    def gradients(step: int, rank: int) -> list[Tensor]:
+        """Of one dimension on each rank."""
+        return [
+            each if each.dim() < 2 else torch.outer(each.flatten(1)[:, 0], each.flatten(1)[0])
+            for each in random_gradients(step, rank)
+        ]
+
+    def program(comm: Communicator) -> tuple[Tensor, list[Tensor]]:
+        given, compressor = reduced(comm, RANKS, 2, gradients)
+        return given[1], [each.tensor for each in compressor.remembered()][::2]
+
+    expected = sum(
+        torch.cat([each.flatten() for each in gradients(1, rank)]) for rank in range(RANKS)
+    )
+    for given, kept in minidist.run(program, RANKS):
+        assert torch.allclose(given, expected, rtol=0, atol=1e-10)
+        assert max(each.abs().max() for each in kept) < 1e-10
+
+
+def test_full_rank_is_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power_sgd, "thin", _as_they_are)
+    for given, _ in minidist.run(lambda comm: reduced(comm, 99, 2), RANKS):
+        assert torch.allclose(given[1], total(1), rtol=0, atol=1e-10)
+
+
+def _as_they_are(parameter: Tensor, rank: int) -> tuple[int, int, int] | None:
+    if parameter.dim() < 2:
+        return None
+    n, m = parameter.flatten(1).shape
+    return n, m, min(n, m)
+
+
+def test_the_warm_start_finds_the_best_factors() -> None:
+    """Of a gradient that stays, whatever was kept back forgotten: without the last factor each step
+    would be as far off as the first.
+    """
+    matrix = total(0)[: 24 * 16].view(24, 16)
+    best = float(torch.linalg.svd(matrix)[1][2:].norm())
+
+    def program(comm: Communicator) -> list[float]:
+        parameters = [nn.Parameter(torch.zeros(24, 16, dtype=torch.float64))]
+        compressor, off = PowerSGD(parameters, comm, 2), []
+        for _ in range(40):
+            flat = random_gradients(0, comm.rank)[0].flatten()
+            compressor.reduce(flat, comm)
+            compressor.matrices[0].kept.zero_()
+            off.append(float((matrix - flat.view(24, 16)).norm()))
+        return off
+
+    for off in minidist.run(program, RANKS):
+        assert off[0] > 1.05 * best and off[-1] == pytest.approx(best, rel=1e-3)
+
+
+def test_an_overflow_changes_nothing_that_is_kept() -> None:
+    def gradients(step: int, rank: int) -> list[Tensor]:
+        every = random_gradients(step, rank, torch.float16)
+        if step == 1 and rank == 1:
+            every[0][3, 3] = torch.inf
+        return every
+
+    def program(comm: Communicator) -> tuple[list[Tensor], list[list[Tensor]]]:
+        given, after = [], []
+        for steps in (1, 2):
+            flats, compressor = reduced(comm, 2, steps, gradients)
+            given.append(flats[-1])
+            after.append([each.tensor.clone() for each in compressor.remembered()])
+        return given, after
+
+    for given, (before, after) in minidist.run(program, RANKS):
+        assert given[0].isfinite().all() and given[1].isnan().all()
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3), nn.Linear(3, 40), nn.Linear(40, 30, bias=False), nn.Linear(30, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def gradients_of(replica: DDP, comm: Communicator) -> tuple[list[Tensor], int]:
+    """Return the gradients of a step, and the bytes sent for them."""
+    before = comm.traffic.bytes_sent
+    generator = torch.Generator().manual_seed(comm.rank)
+    inputs = torch.randn(4, 3, dtype=torch.float64, generator=generator)
+    replica(inputs).square().sum().backward()
+    gradients = [parameter.grad for parameter in replica.module.parameters()]
+    return [
+        each.clone() for each in gradients if each is not None
+    ], comm.traffic.bytes_sent - before
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_buckets_that_are_not_full_are_sent(op: str) -> None:
+    """With so many columns that all is sent as it is, gradients are those of DDP."""
+
+    serial = model_of()
+
+    def program(comm: Communicator) -> None:
+        sizes = {"bucket_bytes": 300, "first_bucket_bytes": 20}
+        many, few = Compression.read("powersgd:64"), Compression.read("powersgd:2")
+        plain, _ = gradients_of(DDP(copy.deepcopy(serial), comm, op, **sizes), comm)
+        exact, _ = gradients_of(
+            CompressedDDP(copy.deepcopy(serial), comm, op, compression=many, **sizes), comm
+        )
+        for ours, theirs in zip(exact, plain, strict=True):
+            assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+        compressed = CompressedDDP(copy.deepcopy(serial), comm, op, compression=few, **sizes)
+        gradients, sent = gradients_of(compressed, comm)
+        assert sent == compressed.volume(1)[1]
+        # of 1,200 elements 140 travel, and of 120 elements 86; the rest as they are
+        assert sent == 8 * (12 + 40 + 86 + 140 + 31)
+        sums = comm.roll_call([float(each.sum()) for each in gradients])
+        assert all(each == sums[0] for each in sums)
+
+    minidist.run(program, 2)
