@@ -244,6 +244,8 @@ SCORED = (
     Paces("fewer rows, and slow", (1, 1.8, 1), (4, 3, 4)),
     Paces("two bad steps", (1, 1, 1, 1), (4, 4, 4, 4), bad=2),
     Paces("two stages", (1, 3, 1, 3.1, 1, 3, 1, 4.5), (4,) * 8, (0, 1) * 4),
+    Paces("two stages, of which one takes longer", (1, 1, 3, 3), (4,) * 4, (0, 0, 1, 1)),
+    Paces("one of the quicker stage", (1.5, 1, 3, 3), (4,) * 4, (0, 0, 1, 1)),
     Paces("a quick one", (0.7, 1, 1, 1), (4, 4, 4, 4)),
     Paces("one without rows", (1, 1.5, 1, 9), (2, 2, 2, 0)),
     Paces("a stage without rows", (1, 1.5, 1), (2, 2, 0), (0, 0, 1)),

@@ -51,7 +51,7 @@ def next_view(last: View, here: Collection[int], dead: Collection[int], ranks: i
         The members of whom the launcher knows that their processes have ended. Whoever is dead is
         not here, even if `here` names it: it may have ended a moment ago.
     ranks : int
-        How many ranks a whole view has.
+        How many ranks a whole view has. A view may have fewer, the first one, too.
 
     Who may decide
     --------------
@@ -77,7 +77,7 @@ def next_view(last: View, here: Collection[int], dead: Collection[int], ranks: i
 class Standing(NamedTuple):
     """What a rank holds when a view begins."""
 
-    # how many steps have led to its arrays; -1: it is new, and its arrays hold nothing
+    # how many steps have led to its arrays; -1: it is new, not ready, and its arrays hold nothing
     done: int
     # whether the sum of the gradients of the *next* step is here: then the rank can take that step
     # alone
@@ -101,10 +101,12 @@ def recover(
     arrays into what they are after the next step. Then the rank has what it needs. No other rank
     may call it: if nobody has taken a step, it will be taken again by all ranks together.
 
-    Every other rank that is behind is *needy*, and gets all its arrays from a peer, by `comm.send`
-    and `comm.recv`. Its peer is a rank that has what it needs, perhaps by `take_step()`. So that no
-    peer has to send to all: number the needy ranks 0, 1, 2, ... in the order of their ranks, and
-    the h ranks that have it as well; needy rank i gets its arrays from number i mod h.
+    Every other rank that is behind is *needy*: a newcomer, or one that the others went on without
+    for a while, so that it is not ready, or further behind. It gets all its arrays from a peer, by
+    `comm.send` and `comm.recv`, in their order (they are contiguous). Its peer is a rank that has
+    what it needs, perhaps by `take_step()`. So that no peer has to send to all: number the needy
+    ranks 0, 1, 2, ... in the order of their ranks, and the h ranks that have it as well; needy rank
+    i gets its arrays from number i mod h.
 
     If all ranks are new, return -1, and send nothing.
 
@@ -132,7 +134,8 @@ def microbatches(
     ----------
     order : callable
         `order(epoch)` returns the order of an epoch's samples: an array of their numbers. It is the
-        same on every rank. Epochs count from 0, and all have the same number of samples.
+        same on every rank. Epochs count from 0, and all have the same number of samples, that of
+        `order(0)`. Ask for no other epoch than this one and the step's own.
     step : int
         Counts from 0, through all epochs.
     batch : int
@@ -169,7 +172,7 @@ def straggler(seconds: Array, rows: Sequence[int], stages: Sequence[int]) -> int
     Parameters
     ----------
     seconds : array [steps, ranks], float64
-        How long each rank computed in each step. Waiting for others is not in it.
+        How long each rank computed in each step, above 0. Waiting for others is not in it.
     rows : sequence of int
         How many rows of the global batch each rank has. Two ranks need not have the same number; a
         rank that has none is never slow.
@@ -204,7 +207,7 @@ def goodput(mtbf: float, step: float, stall: float, out: float, replicas: int) -
       the time, a fortieth of the training is missing;
     - all ranks stand still twice, each time for `stall` seconds: when the replica leaves, and when
       it is back. Failures may come in that time as well. The lesson shows what remains of the time
-      if each failure stops a job once for s seconds; use that with the seconds of both.
+      if each failure stops a job once for s seconds; use that with s = 2 `stall`.
 
     Losses of the first two kinds are shares of the time in which the job does not stand still: they
     are taken off from 1, and what is left is multiplied by the share of the third kind. No result

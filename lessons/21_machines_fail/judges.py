@@ -226,7 +226,7 @@ WAYS = {
     "not ready": "a rank that is one step behind takes the step though it is not ready",
     "ready and behind": "a rank that is ready takes the step however far it is behind",
     "the oldest": "it goes back to the rank that is furthest behind",
-    "never fetches": "no rank gets anything from a peer",
+    "never fetches": "no rank gets anything from a peer, or gets it into a copy of its arrays",
     "newcomers only": "only newcomers get the arrays, not a rank that is behind and not ready",
     "rank 0 serves": "rank 0 is taken for a rank that has what is needed",
     "the first serves": "the first rank that has the arrays sends to all",

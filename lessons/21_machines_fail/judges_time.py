@@ -105,6 +105,7 @@ def slowest(seconds: Array, rows: Sequence[int], stages: Sequence[int], how: str
 
 
 SLIPS = {
+    "above": "only a score above 1.3 is slow; 1.3 is enough",
     "not by rows": "seconds are compared, not seconds per row",
     "times rows": "seconds are multiplied by the rows; a pace is seconds per row",
     "all stages": "a rank is compared with those of other stages, which have other layers",
@@ -131,7 +132,6 @@ SLIPS = {
     "last of equals": "of several with the same score the last one is returned, not the lowest",
     "first slow": "the first rank that is slow is returned, not the slowest",
     "longest": "the rank that computes longest is returned, also if it has more rows or other layers",
-    "above": "only a score above 1.3 is slow; 1.3 is enough",
     "above 1": "whoever is above its usual pace is slow",
     "above 1.5": "1.5 times is the limit, not 1.3",
     "above 2": "2 times is the limit, not 1.3",
@@ -170,6 +170,7 @@ def left(
         "a whole step": step / mtbf,
         "no step": 0.0,
         "half a step of all": step / 2 / replicas / mtbf,
+        "half a step stops, too": 0.0,
     }.get(how, step / 2 / mtbf)
     missing = {
         "all replicas": out / mtbf,
@@ -190,6 +191,7 @@ def left(
         "upside down": exp(-mtbf / stops) if stops else 1.0,
         "each once": 2 * exp(-stall / mtbf) - 1,
         "mean of both": exp(-stall / mtbf),
+        "half a step stops, too": exp(-(stops + step / 2) / mtbf),
     }.get(how, exp(-stops / mtbf))
     going = 1 - redone - missing
     if how == "missing clamped":
@@ -227,6 +229,8 @@ LOSSES = {
     "each once": "the two stalls are taken off one by one; together they are one of twice the seconds",
     "missing clamped": "at most one replica is missing: more are, if it is out longer than mtbf",
     "mean of both": "the shares of the two stalls are averaged; both cost",
+    "half a step stops, too": "half a step is added to the seconds that stop all; it is a share that is "
+    "taken off from 1",
     "products": "two losses are multiplied; both are taken off from 1",
     "subtracted": "standing still is taken off, too: it multiplies what is left",
     "lost": "the share that is lost is returned",
@@ -239,12 +243,17 @@ LOSSES = {
 
 def judge_goodput(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Compare shares with the closed form."""
-    asked = case.given[0]["asked"].tolist()
+    asked, found = case.given[0]["asked"].tolist(), results[0]["found"]
     expected = np.array([left(*each) for each in asked])
     wrongly = {
         clause: np.array([left(*each, how) for each in asked]) for how, clause in LOSSES.items()
     }
-    expect_close(0, "goodput of question", results[0]["found"], expected, instead=wrongly)
+    off = np.flatnonzero(~np.isclose(found, expected, rtol=1e-9, atol=1e-12))
+    mtbf, step, stall, out, replicas = asked[off[0]] if off.size else asked[0]
+    question = (
+        f"mtbf={mtbf:.6g}, step={step:.6g}, stall={stall:.6g}, out={out:.6g}, {replicas:g} replicas"
+    )
+    expect_close(0, f"goodput({question}) of job", found, expected, instead=wrongly)
 
 
 MOST = 1000  # spares that are looked at
@@ -282,7 +291,7 @@ def needed(machines: float, mtbf: float, repair: float, risk: float, how: str = 
             break
         fewer += chance(count, mean, machines, how)
         count += 1
-    count += {"up to": -1, "one more": 1}.get(how, 0)
+    count = max(0, count + {"up to": -1, "one more": 1}.get(how, 0))
     return max(1, count) if how == "at least one" else count
 
 
@@ -300,9 +309,9 @@ COUNTS = {
     "not none": "the probability that no machine is in repair is left out",
     "binomial": "the distribution is binomial, not Poisson's: lost machines are replaced, and fail again",
     "spares fail, too": "spare machines are counted among those that fail",
-    "mean": "the mean is taken: about half of the failures then find no spare",
-    "mean, rounded down": "the mean is rounded down: about half of the failures then find no spare",
-    "rounded mean": "the mean is rounded: about half of the failures then find no spare",
+    "mean": "the mean is taken: many more failures then find no spare",
+    "mean, rounded down": "the mean is rounded down: many more failures then find no spare",
+    "rounded mean": "the mean is rounded: many more failures then find no spare",
     "one term": "one number of machines is held against the risk, not the sum of all larger ones",
 }
 

@@ -290,7 +290,7 @@ SLIPS = {  # by mistake, what its rejection says
     "takes_the_step_that_nobody_took": "also if nobody has taken it",
     "weighs_all_alike": "all microbatches weigh the same, though they differ in size",
     "median_of_two_ranks": "of two ranks nobody is then 1.3 times as slow",
-    "spares_by_the_mean": "about half of the failures then find no spare",
+    "spares_by_the_mean": "many more failures then find no spare",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 
