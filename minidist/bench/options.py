@@ -23,6 +23,7 @@ TRAINING = (
     "context",
     "flash",
     "experts",
+    "compress",
 )
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`

@@ -109,6 +109,7 @@ def test_everything_at_once() -> None:
     assert competitors["context"] == {"serial", "ring", "zigzag", "torch ring", "torch zigzag"}
     assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
     assert competitors["experts"] == {"ep", "ep balanced", "dense", "bytes alone", "torch"}
+    assert competitors["compress"] == {"DDP", "PowerSGD", "PowerSGD, gloo", "torch PowerSGD"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["flash"] == {"page", "flash", "torch"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}

@@ -45,6 +45,7 @@ class DDP(DataParallel):
     """
 
     stream: Stream[Communicator]
+    kind: type[Bucket] = FlatBucket
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class DDP(DataParallel):
             for parameter in self.parameters_to_reduce
             if copies_of(parameter, comm).size > 1 or comm.size == 1
         ]
-        self.reducer = Reducer(self, FlatBucket, shared, bucket_bytes, first_bucket_bytes)
+        self.reducer = Reducer(self, self.kind, shared, bucket_bytes, first_bucket_bytes)
 
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to sum a bucket over ranks; return what to wait for."""

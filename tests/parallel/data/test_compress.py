@@ -16,7 +16,6 @@ from minidist.parallel.data.compress.compressed import CompressedDDP
 from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.data.flatten import flat_buffer
 
 RANKS = 3
 SHAPES = [(24, 16), (7,), (4, 3, 2, 5), (16, 20)]
@@ -38,10 +37,9 @@ def reduced(
     compressor = PowerSGD(parameters, comm, columns)
     given = []
     for step in range(steps):
-        flat = flat_buffer(parameters, comm)
-        flat.copy_(torch.cat([each.flatten() for each in gradients(step, comm.rank)]))
-        compressor.reduce(flat, comm)
-        given.append(flat.clone())
+        mine = gradients(step, comm.rank)
+        compressor.reduce(mine, comm)
+        given.append(torch.cat([each.flatten() for each in mine]))
     return given, compressor
 
 
@@ -114,10 +112,10 @@ def test_the_warm_start_finds_the_best_factors() -> None:
         parameters = [nn.Parameter(torch.zeros(24, 16, dtype=torch.float64))]
         compressor, off = PowerSGD(parameters, comm, 2), []
         for _ in range(40):
-            flat = random_gradients(0, comm.rank)[0].flatten()
-            compressor.reduce(flat, comm)
+            gradient = random_gradients(0, comm.rank)[0]
+            compressor.reduce([gradient], comm)
             compressor.matrices[0].kept.zero_()
-            off.append(float((matrix - flat.view(24, 16)).norm()))
+            off.append(float((matrix - gradient).norm()))
         return off
 
     for off in minidist.run(program, RANKS):

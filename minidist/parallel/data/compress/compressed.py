@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
@@ -24,7 +25,7 @@ from minidist.parallel.replica import Remembered
 class Compressed(Protocol):
     """What a bucket travels as."""
 
-    def reduce(self, flat: Tensor, comm: Communicator) -> None:
+    def reduce(self, gradients: list[Tensor], comm: Communicator) -> None:
         """Replace this rank's gradients by the same on every rank: about their sum. Collective."""
 
     def sent(self, ranks: int) -> float:
@@ -42,6 +43,25 @@ def compressor_of(compression: Compression) -> Compressor:
     return lambda parameters, comm: PowerSGD(parameters, comm, int(compression.argument))
 
 
+class GradientBucket(Bucket):
+    """A bucket whose gradients stay where autograd has put them, also while they are reduced."""
+
+    def gather(self) -> list[Tensor]:
+        """Return the gradients, contiguous, in the order of the parameters; what is missing is
+        zero.
+        """
+        self.taken.update(each for each in self.parameters if each._grad is not None)
+        gradients = []
+        for parameter in self.parameters:
+            gradient = parameter._grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            gradient = gradient.contiguous()
+            parameter._grad = gradient
+            gradients.append(gradient)
+        return gradients
+
+
 class CompressedDDP(DDP):
     """DDP in which each bucket is compressed, and what is not sent kept for the next step.
 
@@ -55,6 +75,9 @@ class CompressedDDP(DDP):
     With `no_sync` for all microbatches but the last, a step compresses once. The update is not that
     of a serial run, and depends on how many ranks there are.
     """
+
+    # what is sent is smaller than the gradients, so these stay where autograd has put them
+    kind = GradientBucket
 
     def __init__(
         self,
@@ -70,7 +93,7 @@ class CompressedDDP(DDP):
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal=equal)
         compress = compressor_of(compression)
-        self.compressed = {
+        self.compressed: dict[Bucket, Compressed] = {
             bucket: compress(bucket.parameters, copies_of(bucket.parameters[0], comm))
             for bucket in self.reducer.buckets
         }
@@ -80,10 +103,12 @@ class CompressedDDP(DDP):
         return self.stream.launch(self._reduce, bucket)
 
     def _reduce(self, bucket: Bucket) -> None:
-        flat = bucket.take()
-        self.compressed[bucket].reduce(flat, bucket.link)
+        assert isinstance(bucket, GradientBucket)
+        gradients = bucket.gather()
+        self.compressed[bucket].reduce(gradients, bucket.link)
         if self.op == "mean":
-            flat /= bucket.link.size
+            for gradient in gradients:
+                gradient /= bucket.link.size
 
     def remembered(self) -> Iterable[Remembered]:
         """Return what each bucket keeps from step to step."""

@@ -14,7 +14,7 @@ is kept back now.
 Vectors (biases, norms), and matrices that r columns would not make smaller, are summed as they are;
 they travel with the Ps.
 
-Cost: two all-reduces for each flat tensor, of r n + what is plain and of r m elements, where their
+Cost: two all-reduces for each bucket, of r n + what is plain and of r m elements, where their
 gradients have n m. (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2.)
 """
 
@@ -40,35 +40,29 @@ class Matrix:
 
     Attributes
     ----------
-    parameter : nn.Parameter
-    place : slice
-        Where the flat tensor has it.
+    place : int
+        Which of the gradients it is.
     kept : Tensor
         E, [n, m]: what this rank has not sent yet.
     left, right : Tensor
         P, [n, r], and Q, [m, r]: views into what is sent.
     """
 
-    parameter: nn.Parameter
-    place: slice
+    place: int
     kept: Tensor
     left: Tensor
     right: Tensor
 
-    def gradient_in(self, flat: Tensor) -> Tensor:
-        """Return the gradient as a matrix, a view."""
-        return flat[self.place].view_as(self.kept)
-
 
 class PowerSGD:
-    """What one flat tensor of gradients travels as. Building it is collective.
+    """What the gradients of a bucket travel as. Building it is collective.
 
     Parameters
     ----------
     parameters : list of nn.Parameter
-        Whose gradients the flat tensor holds, in order.
+        Whose gradients they are.
     comm : Communicator
-        Its ranks, for memory that they can register.
+        The ranks, for memory that they can register.
     rank : int
         Columns of the factors.
     seed : int
@@ -81,67 +75,95 @@ class PowerSGD:
     def __init__(
         self, parameters: list[nn.Parameter], comm: Communicator, rank: int, seed: int = 0
     ) -> None:
+        self.parameters = parameters
         like = parameters[0]
-        # columns cannot be made orthogonal in 16 bits
-        dtype = torch.float32 if like.dtype in HALVES else like.dtype
-        sides = {p: found for p in parameters if (found := thin(p, rank)) is not None}
-        plain = [parameter for parameter in parameters if parameter not in sides]
+        # columns cannot be made orthogonal in 16 bits, and a sum of them may overflow
+        self.widened = like.dtype in HALVES
+        dtype = torch.float32 if self.widened else like.dtype
+        sides = {}
+        plain = []
+        for place, parameter in enumerate(parameters):
+            factored = thin(parameter, rank)
+            if factored is None:
+                plain.append(place)
+            else:
+                sides[place] = factored
         lefts = [n * r for n, _, r in sides.values()]
         rights = [m * r for _, m, r in sides.values()]
-        sizes = lefts + [parameter.numel() for parameter in plain]
+        sizes = lefts + [parameters[place].numel() for place in plain]
         first: Any = comm.allocate(sum(sizes), dtype)
         second: Any = comm.allocate(sum(rights), dtype)
         self.first: Tensor = first.to(like.device)
         self.second: Tensor = second.to(like.device)
 
-        places = places_in_flat(parameters)
         views = iter(self.first.split(sizes))
         generator = torch.Generator().manual_seed(seed)
         self.matrices: list[Matrix] = []
-        for parameter, right in zip(sides, self.second.split(rights), strict=True):
-            n, m, r = sides[parameter]
-            right.copy_(torch.randn(m * r, generator=generator, dtype=torch.float64))
+        for place, right in zip(sides, self.second.split(rights), strict=True):
+            n, m, r = sides[place]
+            drawn = torch.randn(m * r, generator=generator, dtype=torch.float64)
+            right.copy_(drawn)
+            kept = torch.zeros(n, m, dtype=dtype, device=like.device)
             matrix = Matrix(
-                parameter,
-                places[parameter],
-                kept=torch.zeros(n, m, dtype=dtype, device=like.device),
+                place,
+                kept,
                 left=next(views).view(n, r),
                 right=right.view(m, r),
             )
             self.matrices.append(matrix)
-        # where the flat tensor has a gradient that is sent as it is, and as what it is sent
-        self.plain = [(places[parameter], next(views)) for parameter in plain]
+        # which gradient is sent as it is, and what it is sent in
+        self.plain = [(place, next(views)) for place in plain]
 
-    def reduce(self, flat: Tensor, comm: Communicator) -> None:
-        """Replace this rank's gradients by what all ranks have sent of theirs. Collective.
+    def reduce(self, gradients: list[Tensor], comm: Communicator) -> None:
+        """Replace this rank's gradients, which are contiguous, by what all ranks have sent of
+        theirs. Collective.
 
-        If a sum overflows, all gradients become NaN, and nothing that is kept changes: a loss
-        scaler then leaves the step out.
+        If a sum of 16-bit gradients overflows, all become NaN, and nothing that is kept changes: a
+        loss scaler then leaves the step out.
         """
         for place, view in self.plain:
-            view.copy_(flat[place])
-        wholes = []
-        for matrix in self.matrices:
-            whole = matrix.gradient_in(flat) + matrix.kept
+            view.copy_(gradients[place].view(-1))
+        wholes = [self._whole(matrix, gradients) for matrix in self.matrices]
+        for matrix, whole in zip(self.matrices, wholes, strict=True):
             torch.mm(whole, matrix.right, out=matrix.left)
-            wholes.append(whole)
         all_reduce(self.first, comm)
-        if flat.dtype in HALVES and not self.first.isfinite().all():
-            flat.fill_(torch.nan)
+        if self.widened and not self.first.isfinite().all():
+            for gradient in gradients:
+                gradient.fill_(torch.nan)
             return
 
         for place, view in self.plain:
-            flat[place] = view
+            gradient = gradients[place]
+            gradient.copy_(view.view_as(gradient))
         if not self.matrices:
             return
         for matrix, whole in zip(self.matrices, wholes, strict=True):
             orthonormal, _ = torch.linalg.qr(matrix.left)
             matrix.left.copy_(orthonormal)
             torch.mm(whole.T, matrix.left, out=matrix.right)
-            torch.addmm(whole, matrix.left, matrix.right.T, alpha=-1, out=matrix.kept)
+            own = matrix.right.T
+            torch.addmm(whole, matrix.left, own, alpha=-1, out=matrix.kept)
         all_reduce(self.second, comm)
         for matrix in self.matrices:
-            matrix.gradient_in(flat).copy_(matrix.left @ matrix.right.T)
+            self._give(matrix, gradients)
+
+    def _whole(self, matrix: Matrix, gradients: list[Tensor]) -> Tensor:
+        """Return a gradient and what is kept of it. Where an overflow can still call it off, what
+        is kept stays as it is.
+        """
+        gradient = gradients[matrix.place].view_as(matrix.kept)
+        if self.widened:
+            return gradient + matrix.kept
+        return matrix.kept.add_(gradient)
+
+    def _give(self, matrix: Matrix, gradients: list[Tensor]) -> None:
+        """Put the product of the factors in the gradient's place."""
+        gradient = gradients[matrix.place].view_as(matrix.kept)
+        total = matrix.right.T
+        if self.widened:
+            gradient.copy_(matrix.left @ total)
+        else:
+            torch.mm(matrix.left, total, out=gradient)
 
     def sent(self, ranks: int) -> float:
         """Return the bytes that a rank sends for it."""
@@ -150,18 +172,9 @@ class PowerSGD:
     def remembered(self) -> Iterator[Remembered]:
         """Yield what is kept back, and the factor that the next step begins with."""
         for matrix in self.matrices:
-            yield Remembered("kept back", matrix.parameter, matrix.kept, alike=False)
-            yield Remembered("factor", matrix.parameter, matrix.right, alike=True)
-
-
-def places_in_flat(parameters: list[nn.Parameter]) -> dict[nn.Parameter, slice]:
-    """Return where a flat tensor has each parameter's gradient."""
-    places = {}
-    start = 0
-    for parameter in parameters:
-        places[parameter] = slice(start, start + parameter.numel())
-        start += parameter.numel()
-    return places
+            parameter = self.parameters[matrix.place]
+            yield Remembered("kept back", parameter, matrix.kept, alike=False)
+            yield Remembered("factor", parameter, matrix.right, alike=True)
 
 
 def thin(parameter: Tensor, rank: int) -> tuple[int, int, int] | None:
