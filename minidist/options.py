@@ -68,7 +68,7 @@ def option(
     limit, needs
         What the value may be, and what else the run must have if it is not the default.
     exact
-        False: the option rounds what is sent, so parameters are not those of the serial run.
+        False: the option changes what is sent, so parameters are not those of the serial run.
     kind
         As what a command line reads the value; by default the type of the field.
     flag
