@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ PARTS = {
             "memory",
             "single",
             "checkpoints",
+            "elastic",
         )
     ),
     "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py", "test_gpu_adapters.py"),
@@ -60,7 +62,12 @@ def ranks_per_gpu(ranks: int) -> int:
 
 
 def job(
-    ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_cpu: bool = CPU
+    ranks: int,
+    *program: str | Path,
+    timeout: float,
+    limit: float = 60,
+    on_cpu: bool = CPU,
+    options: Sequence[str] = (),
 ) -> Outcome:
     """Run a program on so many ranks by `python -m minidist launch`, and print what it said; skip
     if it cannot be.
@@ -68,9 +75,9 @@ def job(
     if sentence := refusal(ranks):
         pytest.skip(sentence)
     wire = ["--wire", "torch"] if on_cpu else ["--ranks-per-gpu", str(ranks_per_gpu(ranks))]
-    options = ["-n", str(ranks), "--limit", str(limit), *wire]
+    launch = ["-n", str(ranks), "--limit", str(limit), *wire, *options]
     hidden = {"CUDA_VISIBLE_DEVICES": "", "MINIDIST_RANKS_PER_GPU": "1"} if on_cpu else {}
-    command = [sys.executable, "-m", "minidist", "launch", *options, *map(str, program)]
+    command = [sys.executable, "-m", "minidist", "launch", *launch, *map(str, program)]
     outcome = run_job(command, env=clean_environment() | hidden, timeout=timeout, capture=True)
     print(f"\n$ {' '.join(command[1:])}\n{outcome.stdout}\n{outcome.stderr}", flush=True)
     return outcome
