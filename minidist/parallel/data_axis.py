@@ -13,7 +13,7 @@ from minidist.mesh import Layout, Mesh
 from minidist.parallel.data.after_backward import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
+from minidist.parallel.data.compress.options import Compression, keeps_back
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.options import STRATEGIES, DataParallelOptions
 from minidist.parallel.data.replicas import make_equal
@@ -90,7 +90,7 @@ class DataAxis(Strategy):
 
     def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
         """Compressed, the copies of a tied parameter would keep back what belongs to neither."""
-        if recipe.compress and mesh.pp.size > 1 and tied_names(model):
+        if keeps_back(recipe.compress) and mesh.pp.size > 1 and tied_names(model):
             raise RecipeError(
                 f"compress={recipe.compress!r} keeps back gradients, and those of the tied head are "
                 "on two stages of the pipeline: leave --tied, --pp or --compress out"

@@ -20,6 +20,7 @@ import torch
 from minidist.launch.parser import flag
 from minidist.model import GPTConfig
 from minidist.options import flags_of
+from minidist.parallel.data.compress.options import keeps_back
 from minidist.trainer.files import retold
 from minidist.trainer.options import (
     DataOptions,
@@ -114,6 +115,12 @@ class Config:
                 "has sequences"
             )
             yield f"{cuts}: use at most --accumulate {batch}"
+        if self.precision == "float16" and keeps_back(parallel.compress):
+            yield (
+                f"--compress {parallel.compress} keeps gradients for later steps, and with "
+                "--precision float16 these have another loss scale: use --precision bfloat16, or "
+                "--compress int8"
+            )
         if parallel.pp > 1 and parallel.accumulate > 1:
             instead = f"with --pp {parallel.pp} say --microbatches {parallel.accumulate}"
             yield f"--accumulate {parallel.accumulate} is for runs without a pipeline: {instead}"

@@ -237,9 +237,12 @@ def test_values_that_cannot_be(words: str, complaint: str) -> None:
         ("--hidden 12 --heads 4", "use --hidden 16"),
         ("--dropout 1", "use 0 for none"),
         ("--layers 0", "at least 1"),
+        ("--compress topk:0", "topk:SHARE:MOMENTUM"),
+        ("--compress topk:0.1 --precision float16", "use --precision bfloat16, or --compress int8"),
+        ("--compress int8 --verify", "leave out --verify"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_before_there_is_a_model(words: str, fix: str) -> None:
+def test_what_does_not_fit_is_refused_before_there_is_a_model(words: str, fix: str) -> None:
     assert fix in refused(*words.split())
 
 

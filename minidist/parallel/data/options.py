@@ -42,7 +42,8 @@ class DataParallelOptions:
     )
     compress: str = option(
         "",
-        "send gradients compressed, and keep what is not sent for the next step: powersgd:RANK",
+        "send gradients compressed, and keep what is not sent for later: powersgd:RANK, "
+        "topk:SHARE, topk:SHARE:MOMENTUM or int8",
         COMPRESSION,
         needs=OVERLAPPED,
         exact=False,

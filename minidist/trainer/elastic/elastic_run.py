@@ -7,6 +7,7 @@ from math import ceil, lcm
 from minidist.comm import Communicator
 from minidist.comm.errors import LimitError, RankFailed
 from minidist.comm.membership.agreement import Wanted
+from minidist.parallel.data.compress.options import keeps_back
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.elastic.carry import Carrier, Enters
 from minidist.trainer.loop import Regroup
@@ -61,7 +62,7 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         # in groups of --hsdp ranks each shard is in every group
         f"--zero {parallel.zero}": parallel.zero and not parallel.hsdp,
         f"--ep {parallel.ep}": parallel.ep > 1,
-        f"--compress {parallel.compress}": parallel.compress,
+        f"--compress {parallel.compress}": keeps_back(parallel.compress),
         f"--offload {config.memory.offload}": config.memory.offload != "none",
         "--lora": config.adapter_rank,  # the weights beside adapters come from --init
         "--precision fp8": config.precision == "fp8",

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import minidist
+from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.compress import power_sgd
 from minidist.parallel.data.compress.compressed import CompressedDDP
+from minidist.parallel.data.compress.int8 import Int8
 from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
+from minidist.parallel.data.compress.top_k import TopK
 from minidist.parallel.data.data_parallel import DDP
 
 RANKS = 3
@@ -140,6 +143,94 @@ def test_an_overflow_changes_nothing_that_is_kept() -> None:
     for given, (before, after) in minidist.run(program, RANKS):
         assert given[0].isfinite().all() and given[1].isnan().all()
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+# ---------------------------------------------------------------- top-k
+
+
+def rows_of(rank: int) -> list[Tensor]:
+    table = [[0.1, -3.0, 0.2, 1.0], [2.0, 0.3, 0.1, -4.0]]
+    return [torch.tensor(table[rank][:3]), torch.tensor(table[rank][3:])]
+
+
+def test_an_index_that_several_ranks_send_adds_up() -> None:
+    def program(comm: Communicator) -> tuple[Tensor, Tensor, int]:
+        mine = rows_of(comm.rank)
+        compressor = TopK([nn.Parameter(each) for each in mine], 0.5)
+        before = comm.traffic.bytes_sent
+        compressor.reduce(mine, comm)
+        sent = comm.traffic.bytes_sent - before
+        assert sent == compressor.sent(comm.size) == 2 * (4 + 4)
+        return torch.cat(mine), compressor.kept
+
+    (given, kept), (other, _) = minidist.run(program, 2)
+    assert given.tolist() == other.tolist() == [2.0, -3.0, 0.0, -3.0]
+    assert kept.tolist() == pytest.approx([0.1, 0.0, 0.2, 0.0])
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_nothing_is_lost_by_top_k(share: float) -> None:
+    def program(comm: Communicator) -> tuple[Tensor, Tensor]:
+        compressor = TopK([nn.Parameter(each) for each in random_gradients(0, 0)], share)
+        given = []
+        for step in range(5):
+            mine = random_gradients(step, comm.rank)
+            compressor.reduce(mine, comm)
+            given.append(torch.cat([each.flatten() for each in mine]))
+        return sum(given[1:], given[0]), compressor.kept
+
+    results = minidist.run(program, RANKS)
+    kept = sum((result[1] for result in results[1:]), results[0][1])
+    expected = sum((total(step) for step in range(1, 5)), total(0))
+    assert torch.allclose(results[0][0] + kept, expected, rtol=0, atol=1e-12)
+    assert bool(kept.any()) == (share < 1)
+
+
+def test_kept_velocities_are_those_of_momentum() -> None:
+    """All elements sent: SGD with what comes is SGD with momentum, as long as nothing is masked."""
+    momentum, steps = 0.9, 4
+
+    def program(comm: Communicator) -> tuple[list[Tensor], Tensor]:
+        compressor = TopK([nn.Parameter(torch.zeros(8))], 1 / 8, momentum)
+        given = []
+        for _ in range(steps):
+            mine = [torch.arange(8.0)]
+            compressor.reduce(mine, comm)
+            given.append(mine[0])
+        return given, compressor.kept
+
+    for given, kept in minidist.run(program, 1):
+        # element 7 is sent in step 1; 6 has waited for the second step, with a velocity of 1.9 and
+        # 1 more from the first
+        assert [int(each.nonzero()[0, 0]) for each in given[:2]] == [7, 6]
+        assert given[0][7] == 7 and given[1][6] == pytest.approx(6 * (1 + 1.9))
+        # element 1 was never sent: velocities 1, 1.9, 2.71, 3.439
+        assert kept[1] == pytest.approx(1 + 1.9 + 2.71 + 3.439)
+
+
+# ---------------------------------------------------------------- 8 bits
+
+
+def test_the_error_of_8_bits_does_not_grow_with_the_ranks() -> None:
+    def error(ranks: int) -> float:
+        def program(comm: Communicator) -> float:
+            mine = [torch.randn(4096, generator=torch.Generator().manual_seed(comm.rank))]
+            exact = mine[0].double()
+            all_reduce(exact, comm)
+            before = comm.traffic.bytes_sent
+            compressor = Int8([nn.Parameter(mine[0])], comm.size)
+            compressor.reduce(mine, comm)
+            assert comm.traffic.bytes_sent - before == compressor.sent(comm.size)
+            assert len(set(comm.roll_call(float(mine[0].sum())))) == 1, "the same on every rank"
+            return float((mine[0] - exact).norm() / exact.norm())
+
+        return minidist.run(program, ranks)[0]
+
+    errors = [error(ranks) for ranks in (2, 4, 16)]
+    assert max(errors) < 1.1 * min(errors) < 0.02
+
+
+# ---------------------------------------------------------------- a model
 
 
 def model_of() -> nn.Module:

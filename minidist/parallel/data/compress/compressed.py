@@ -1,6 +1,8 @@
 """DDP whose buckets travel compressed.
 
-    powersgd:4     two factors of 4 columns in place of each matrix      `power_sgd.py`
+    powersgd:4     two factors of 4 columns in place of each matrix                 `power_sgd.py`
+    topk:0.01      the largest hundredth of the elements, the others later          `top_k.py`
+    int8           every element, in 8 bits                                         `int8.py`
 
 A bucket is compressed on DDP's stream, as its gradients come: beside backward.
 """
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle
 from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket
+from minidist.parallel.data.compress.int8 import Int8
 from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
+from minidist.parallel.data.compress.top_k import TopK
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.placement import copies_of
 from minidist.parallel.replica import Remembered
@@ -38,9 +42,13 @@ class Compressed(Protocol):
 Compressor = Callable[[list[nn.Parameter], Communicator], Compressed]
 
 
-def compressor_of(compression: Compression) -> Compressor:
+def compressor_of(way: Compression) -> Compressor:
     """Return what compresses a bucket's gradients."""
-    return lambda parameters, comm: PowerSGD(parameters, comm, int(compression.argument))
+    if way.name == "powersgd":
+        return lambda parameters, comm: PowerSGD(parameters, comm, way.columns)
+    if way.name == "topk":
+        return lambda parameters, comm: TopK(parameters, way.share, way.momentum)
+    return lambda parameters, comm: Int8(parameters, comm.size)
 
 
 class GradientBucket(Bucket):
@@ -73,7 +81,8 @@ class CompressedDDP(DDP):
         How; see `Compression.read`.
 
     With `no_sync` for all microbatches but the last, a step compresses once. The update is not that
-    of a serial run, and depends on how many ranks there are.
+    of a serial run, and depends on how many ranks there are. What is kept has the scale that
+    gradients had, so the scale of a loss must not change.
     """
 
     # what is sent is smaller than the gradients, so these stay where autograd has put them

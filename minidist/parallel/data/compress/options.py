@@ -1,23 +1,30 @@
-"""How gradients are compressed, in words: `powersgd:4`."""
+"""How gradients are compressed, in words: `powersgd:4`, `topk:0.01`, `topk:0.01:0.9`, `int8`."""
 
 from dataclasses import dataclass
 
-from minidist.options import AT_LEAST_ONE, Limit, read_number
+from minidist.options import AT_LEAST_ONE, FRACTION, Limit, read_number
+
+WAYS = "powersgd:RANK, topk:SHARE, topk:SHARE:MOMENTUM or int8"
+SHARE = Limit("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A way to compress gradients, and its number.
+    """A way to compress gradients, and its numbers.
 
     Attributes
     ----------
-    name : {"powersgd"}
-    argument : int
-        Columns of the factors.
+    name : {"powersgd", "topk", "int8"}
+    columns : int
+        Of the factors of `PowerSGD`.
+    share, momentum : float
+        As for `TopK`.
     """
 
     name: str
-    argument: int
+    columns: int = 0
+    share: float = 0.0
+    momentum: float = 0.0
 
     @classmethod
     def read(cls, words: str) -> "Compression":
@@ -28,13 +35,25 @@ class Compression:
         ValueError
             It ends a sentence, such as "must be ...".
         """
-        name, _, argument = words.partition(":")
-        if name != "powersgd":
-            raise ValueError(f"must be {WAYS}")
-        return cls(name, read_number(argument, int, AT_LEAST_ONE))
+        match words.split(":"):
+            case ["powersgd", columns]:
+                return cls("powersgd", columns=read_number(columns, int, AT_LEAST_ONE))
+            case ["topk", share]:
+                return cls("topk", share=read_number(share, float, SHARE))
+            case ["topk", share, momentum]:
+                return cls(
+                    "topk",
+                    share=read_number(share, float, SHARE),
+                    momentum=read_number(momentum, float, FRACTION),
+                )
+            case ["int8"]:
+                return cls("int8")
+        raise ValueError(f"must be {WAYS}")
 
 
-WAYS = "powersgd:RANK, as in powersgd:4"
+def keeps_back(words: str) -> bool:
+    """Tell whether gradients are kept for later steps."""
+    return words not in ("", "int8")
 
 
 def _is_a_way(words: str) -> bool:
@@ -45,4 +64,7 @@ def _is_a_way(words: str) -> bool:
     return True
 
 
-COMPRESSION = Limit(f"{WAYS}, or nothing", lambda words: not words or _is_a_way(words))
+COMPRESSION = Limit(
+    f"{WAYS} (as in powersgd:4, topk:0.01, topk:0.01:0.9), or nothing",
+    lambda words: not words or _is_a_way(words),
+)

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.parallel.data.compress.flat import HALVES, wide
 from minidist.parallel.replica import Remembered
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -79,7 +78,7 @@ class PowerSGD:
         like = parameters[0]
         # columns cannot be made orthogonal in 16 bits, and a sum of them may overflow
         self.widened = like.dtype in HALVES
-        dtype = torch.float32 if self.widened else like.dtype
+        dtype = wide(parameters)
         sides = {}
         plain = []
         for place, parameter in enumerate(parameters):

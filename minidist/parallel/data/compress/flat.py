@@ -1,0 +1,29 @@
+"""Gradients of a bucket as one flat tensor, for what compresses elements and not matrices."""
+
+import torch
+from torch import Tensor, nn
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def wide(parameters: list[nn.Parameter]) -> torch.dtype:
+    """Return the dtype in which to count: float32 for 16 bits, whose sums round, and overflow."""
+    dtype = parameters[0].dtype
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def size_of(parameters: list[nn.Parameter]) -> int:
+    """Return how many elements all gradients have."""
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def joined(gradients: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return all gradients, one after the other, in a new tensor."""
+    return torch.cat([gradient.view(-1) for gradient in gradients]).to(dtype)
+
+
+def give(flat: Tensor, gradients: list[Tensor]) -> None:
+    """Put the elements of a flat tensor in the gradients' place."""
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, values in zip(gradients, torch.split(flat, sizes), strict=True):
+        gradient.copy_(values.view_as(gradient))
