@@ -89,7 +89,7 @@ class Config:
                 )
             if self.run.verify and not said[name][1].metadata["exact"]:
                 yield (
-                    f"{flag(name)} changes what is sent, so parameters are "
+                    f"{flag(name)} changes what is sent, so its parameters are "
                     f"not those of the serial run: leave out --verify, or {flag(name)}"
                 )
         if self.data.eval_text and "held_out" in changed:

@@ -65,6 +65,40 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     return numbers.reshape(rows, count)
 
 
+def pack_signs(rows: Tensor) -> Tensor:
+    """Return each row [R, n] as bytes: a bit for each sign, then the mean magnitude of each block.
+
+    n is a multiple of `BLOCK`. Returns uint8 [R, n / 8 + n / BLOCK * 4].
+    """
+    count = len(rows)
+    blocks = rows.reshape(count, -1, BLOCK)
+    magnitudes = blocks.abs()
+    means = magnitudes.mean(-1).float()
+    positive = rows >= 0
+    eights = positive.reshape(count, -1, 8)
+    weights = 1 << torch.arange(8, device=rows.device)
+    codes = (eights * weights).sum(-1)
+    parts = codes.to(torch.uint8), means.view(torch.uint8)
+    return torch.cat(parts, dim=1)
+
+
+def unpack_signs(packed: Tensor, count: int) -> Tensor:
+    """Undo `pack_signs`, as far as it can be: return float32 [R, count]."""
+    rows = len(packed)
+    codes, means = torch.split(
+        packed,
+        [count // 8, count // BLOCK * 4],
+        dim=1,
+    )
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = codes.unsqueeze(-1) >> places & 1
+    signs = 2.0 * bits - 1.0
+    blocks = signs.reshape(rows, -1, BLOCK)
+    scales = means.contiguous().view(torch.float32)
+    numbers: Tensor = blocks * scales.unsqueeze(-1)
+    return numbers.reshape(rows, count)
+
+
 def pack_float8(rows: Tensor) -> Tensor:
     """Return each row [R, n] as bytes: 8-bit floats, then a float32 scale for each `FLOAT8_BLOCK`
     of them.

@@ -43,7 +43,7 @@ class DataParallelOptions:
     compress: str = option(
         "",
         "send gradients compressed, and keep what is not sent for later: powersgd:RANK, "
-        "topk:SHARE, topk:SHARE:MOMENTUM or int8",
+        "topk:SHARE, topk:SHARE:MOMENTUM, 1bit or int8",
         COMPRESSION,
         needs=OVERLAPPED,
         exact=False,

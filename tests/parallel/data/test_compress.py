@@ -15,6 +15,7 @@ from minidist.comm import Communicator
 from minidist.parallel.data.compress import power_sgd
 from minidist.parallel.data.compress.compressed import CompressedDDP
 from minidist.parallel.data.compress.int8 import Int8
+from minidist.parallel.data.compress.one_bit import OneBit
 from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.compress.top_k import TopK
@@ -208,7 +209,49 @@ def test_kept_velocities_are_those_of_momentum() -> None:
         assert kept[1] == pytest.approx(1 + 1.9 + 2.71 + 3.439)
 
 
-# ---------------------------------------------------------------- 8 bits
+# ---------------------------------------------------------------- signs, and 8 bits
+
+
+def test_nothing_is_lost_by_signs() -> None:
+    """Neither of a rank's own gradient, nor of the sums: 5 ranks, sizes that fill no block."""
+    ranks = 5
+
+    def program(comm: Communicator) -> tuple[Tensor, Tensor]:
+        compressor = OneBit([nn.Parameter(each) for each in random_gradients(0, 0)], comm.size)
+        given = []
+        for step in range(4):
+            mine = random_gradients(step, comm.rank)
+            before = comm.traffic.bytes_sent
+            compressor.reduce(mine, comm)
+            assert comm.traffic.bytes_sent - before == compressor.sent(comm.size)
+            given.append(torch.cat([each.flatten() for each in mine]))
+        return sum(given[1:], given[0]), compressor.kept
+
+    results = minidist.run(program, ranks)
+    kept = sum((result[1] for result in results[1:]), results[0][1])
+    expected = torch.zeros_like(kept)
+    for step in range(4):
+        for rank in range(ranks):
+            expected += torch.cat([each.flatten() for each in random_gradients(step, rank)])
+    assert torch.allclose(results[0][0] + kept, expected, rtol=0, atol=1e-12)
+    assert all(torch.equal(result[0], results[0][0]) for result in results)
+
+
+def test_signs_that_are_kept_lead_where_gradients_lead() -> None:
+    """A small element beside a large one: without what is kept its steps would be as large."""
+    goal = torch.tensor([1.0, 0.001] * 128)
+
+    def program(comm: Communicator) -> Tensor:
+        weight = torch.zeros(256)
+        compressor = OneBit([nn.Parameter(weight)], comm.size)
+        for _ in range(400):
+            gradient = [(weight - goal) / comm.size]
+            compressor.reduce(gradient, comm)
+            weight = weight - 0.05 * gradient[0]
+        return weight
+
+    for weight in minidist.run(program, 2):
+        assert (weight - goal).abs().max() < 0.02
 
 
 def test_the_error_of_8_bits_does_not_grow_with_the_ranks() -> None:

@@ -131,6 +131,7 @@ def test_eight_stages_on_four_ranks_go_on_as_two_replicas(
         (2, "--pp 2 --schedule zb-v"),
         (4, "--tp 2 --compress powersgd:2"),
         (2, "--compress topk:0.1:0.5"),
+        pytest.param((3, "--compress 1bit"), marks=pytest.mark.soak),
         (4, "--pp 2 --zero 1 --schedule zb-h1 --offload memory"),
         pytest.param((4, "--tp 2 --zero 2 --precision bfloat16"), marks=pytest.mark.soak),
         pytest.param((4, "--pp 2 --tp 2 --precision bfloat16"), marks=pytest.mark.soak),

@@ -1,7 +1,7 @@
 """Gradients that travel in fewer bytes, and lose nothing for good: what is not sent is kept, and added to
 the next gradient.
 
-Each way is an algorithm on a page: read `power_sgd.py`, `top_k.py` and `int8.py`, then `compressed.py`,
-which applies them to the buckets of DDP, beside backward. `flat.py` lays gradients end to end, and
+Each way is an algorithm on a page: read `power_sgd.py`, `top_k.py`, `one_bit.py` and `int8.py`, then
+`compressed.py`, which applies them to the buckets of DDP, beside backward. `flat.py` lays gradients end to end, and
 `options.py` reads what a user asks for, `powersgd:4`.
 """

@@ -3,6 +3,7 @@
     powersgd:4     two factors of 4 columns in place of each matrix                 `power_sgd.py`
     topk:0.01      the largest hundredth of the elements, the others later          `top_k.py`
     int8           every element, in 8 bits                                         `int8.py`
+    1bit           every element's sign                                             `one_bit.py`
 
 A bucket is compressed on DDP's stream, as its gradients come: beside backward.
 """
@@ -18,6 +19,7 @@ from minidist.comm import Communicator
 from minidist.comm.stream import Handle
 from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket
 from minidist.parallel.data.compress.int8 import Int8
+from minidist.parallel.data.compress.one_bit import OneBit
 from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.compress.top_k import TopK
@@ -48,6 +50,8 @@ def compressor_of(way: Compression) -> Compressor:
         return lambda parameters, comm: PowerSGD(parameters, comm, way.columns)
     if way.name == "topk":
         return lambda parameters, comm: TopK(parameters, way.share, way.momentum)
+    if way.name == "1bit":
+        return lambda parameters, comm: OneBit(parameters, comm.size)
     return lambda parameters, comm: Int8(parameters, comm.size)
 
 

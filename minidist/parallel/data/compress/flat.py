@@ -1,7 +1,11 @@
 """Gradients of a bucket as one flat tensor, for what compresses elements and not matrices."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+
+from minidist.parallel.replica import Remembered
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -27,3 +31,11 @@ def give(flat: Tensor, gradients: list[Tensor]) -> None:
     sizes = [gradient.numel() for gradient in gradients]
     for gradient, values in zip(gradients, torch.split(flat, sizes), strict=True):
         gradient.copy_(values.view_as(gradient))
+
+
+def by_parameter(word: str, flat: Tensor, parameters: list[nn.Parameter]) -> Iterator[Remembered]:
+    """Yield what is kept of each parameter's gradient, of what is kept of all; views."""
+    sizes = [parameter.numel() for parameter in parameters]
+    parts = torch.split(flat, sizes)
+    for parameter, part in zip(parameters, parts, strict=True):
+        yield Remembered(word, parameter, part, alike=False)

@@ -1,10 +1,12 @@
-"""How gradients are compressed, in words: `powersgd:4`, `topk:0.01`, `topk:0.01:0.9`, `int8`."""
+"""How gradients are compressed, in words: `powersgd:4`, `topk:0.01`, `topk:0.01:0.9`, `1bit`,
+`int8`.
+"""
 
 from dataclasses import dataclass
 
 from minidist.options import AT_LEAST_ONE, FRACTION, Limit, read_number
 
-WAYS = "powersgd:RANK, topk:SHARE, topk:SHARE:MOMENTUM or int8"
+WAYS = "powersgd:RANK, topk:SHARE, topk:SHARE:MOMENTUM, 1bit or int8"
 SHARE = Limit("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
@@ -14,7 +16,7 @@ class Compression:
 
     Attributes
     ----------
-    name : {"powersgd", "topk", "int8"}
+    name : {"powersgd", "topk", "1bit", "int8"}
     columns : int
         Of the factors of `PowerSGD`.
     share, momentum : float
@@ -46,8 +48,8 @@ class Compression:
                     share=read_number(share, float, SHARE),
                     momentum=read_number(momentum, float, FRACTION),
                 )
-            case ["int8"]:
-                return cls("int8")
+            case ["1bit" | "int8" as name]:
+                return cls(name)
         raise ValueError(f"must be {WAYS}")
 
 

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
-from minidist.parallel.data.compress.flat import HALVES, give, joined, size_of, wide
+from minidist.parallel.data.compress.flat import (
+    HALVES,
+    by_parameter,
+    give,
+    joined,
+    size_of,
+    wide,
+)
 from minidist.parallel.replica import Remembered
 
 INDEX = torch.int32
@@ -114,12 +121,6 @@ class TopK:
 
     def remembered(self) -> Iterator[Remembered]:
         """Yield what is kept back."""
-        yield from self._by_parameter("kept back", self.kept)
+        yield from by_parameter("kept back", self.kept, self.parameters)
         if self.velocity is not None:
-            yield from self._by_parameter("velocity", self.velocity)
-
-    def _by_parameter(self, word: str, flat: Tensor) -> Iterator[Remembered]:
-        sizes = [parameter.numel() for parameter in self.parameters]
-        parts = torch.split(flat, sizes)
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            yield Remembered(word, parameter, part, alike=False)
+            yield from by_parameter("velocity", self.velocity, self.parameters)
