@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import minidist
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.memory.account import Account
 from minidist.parallel.data.compress import power_sgd
 from minidist.parallel.data.compress.compressed import CompressedDDP
 from minidist.parallel.data.compress.int8 import Int8
@@ -318,3 +319,23 @@ def test_buckets_that_are_not_full_are_sent(op: str) -> None:
         assert all(each == sums[0] for each in sums)
 
     minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("way", ["powersgd:2", "topk:0.1", "topk:0.1:0.9", "1bit", "int8"])
+def test_what_is_kept_is_counted_with_the_gradients(way: str) -> None:
+    serial = model_of()
+    whole = sum(parameter.nbytes for parameter in serial.parameters())
+    matrices = 8 * (40 * 30 + 3 * 40)
+    expected = {"powersgd:2": matrices, "topk:0.1:0.9": 2 * whole, "int8": 0}.get(way, whole)
+
+    def program(comm: Communicator) -> tuple[int, int]:
+        compression = Compression.read(way)
+        model = copy.deepcopy(serial)
+        replica = CompressedDDP(model, comm, "sum", compression=compression)
+        account = Account()
+        account.watch(replica, comm=comm)
+        before = account.sample()["gradients"]
+        gradients_of(replica, comm)
+        return before, account.sample()["gradients"] - before
+
+    assert minidist.run(program, 2) == [(expected, whole)] * 2

@@ -127,6 +127,15 @@ class CompressedDDP(DDP):
         """Return what each bucket keeps from step to step."""
         return chain.from_iterable(each.remembered() for each in self.compressed.values())
 
+    def held(self) -> dict[str, list[Tensor]]:
+        """Return this rank's tensors by category, for `Account`: what is kept back are gradients."""
+        kept = [each for each in self.remembered() if not each.alike]
+        factors = [each for each in self.remembered() if each.alike]
+        return {
+            "gradients": [each.tensor for each in kept],
+            "communication": [each.tensor for each in factors],
+        }
+
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step of any number of microbatches."""
         sent = sum(each.sent(bucket.link.size) for bucket, each in self.compressed.items())
