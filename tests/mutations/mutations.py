@@ -2047,6 +2047,73 @@ FAILURES = [
         new="each = [seconds / max(1, count) ** 0 for",
         tests=("tests/trainer/test_observed.py::test_more_rows_or_other_layers_are_no_fault",),
     ),
+    Mutation(
+        "a member that has left and waits outside counts twice",
+        "minidist/comm/membership/agreement.py",
+        old="{each for each in outside if each.member not in view.members}",
+        new="set(outside)",
+        tests=(f"{VIEWS}::test_a_view_grows_only_by_whole_replicas",),
+    ),
+    Mutation(
+        "a thread frees its process group while Python ends",
+        "minidist/comm/job/background.py",
+        old="            with self.working():\n                del self._held\n",
+        new="            pass\n",
+        tests=(
+            "tests/comm/test_background.py::"
+            "test_a_thread_that_leaves_frees_what_it_was_called_with_before_python_ends",
+        ),
+    ),
+]
+
+COMPRESS = "tests/parallel/data/test_compress.py"
+
+COMPRESSION = [
+    Mutation(
+        "PowerSGD keeps what all ranks have not sent, in place of its own",
+        "minidist/parallel/data/compress/power_sgd.py",
+        old="            own = matrix.right.T\n",
+        new="            own = matrix.right.T * comm.size\n",
+        tests=(f"{COMPRESS}::test_what_was_sent_and_what_is_kept_back_are_all_gradients",),
+    ),
+    Mutation(
+        "PowerSGD begins each step with the first factor",
+        "minidist/parallel/data/compress/power_sgd.py",
+        old="            torch.mm(whole, matrix.right, out=matrix.left)\n",
+        new="            torch.mm(whole, torch.ones_like(matrix.right), out=matrix.left)\n",
+        tests=(f"{COMPRESS}::test_the_warm_start_finds_the_best_factors",),
+    ),
+    Mutation(
+        "an index that several ranks send is the last one's",
+        "minidist/parallel/data/compress/top_k.py",
+        old="            total.index_add_(0, indices, addends)\n",
+        new="            total.index_copy_(0, indices, addends)\n",
+        tests=(f"{COMPRESS}::test_an_index_that_several_ranks_send_adds_up",),
+    ),
+    Mutation(
+        "velocities go on after they were sent",
+        "minidist/parallel/data/compress/top_k.py",
+        old="            new[chosen] = 0\n",
+        new="",
+        tests=(f"{COMPRESS}::test_kept_velocities_are_those_of_momentum",),
+    ),
+    Mutation(
+        "what rounding a sum to signs loses is lost",
+        "minidist/parallel/data/compress/one_bit.py",
+        old="        rest[comm.rank] += (mine - sent)[0]\n",
+        new="",
+        tests=(f"{COMPRESS}::test_nothing_is_lost_by_signs",),
+    ),
+    Mutation(
+        "what ranks that are gone have kept back is lost",
+        "minidist/trainer/checkpoint/remembered.py",
+        old="    for rank in itertools.count(copies.rank, copies.size):\n",
+        new="    for rank in (copies.rank,):\n",
+        tests=(
+            "tests/trainer/checkpoint/test_resume_mesh.py::"
+            "test_what_other_ranks_kept_back_is_not_lost",
+        ),
+    ),
 ]
 
 MUTATIONS = [
@@ -2064,5 +2131,5 @@ MUTATIONS = [
         *FEW_BITS,
         *UNITS,
     ),
-    *(*TRAINER, *COURSE, *REST, *FAILURES),
+    *(*TRAINER, *COURSE, *REST, *FAILURES, *COMPRESSION),
 ]

@@ -204,8 +204,10 @@ def test_kept_velocities_are_those_of_momentum() -> None:
     for given, kept in minidist.run(program, 1):
         # element 7 is sent in step 1; 6 has waited for the second step, with a velocity of 1.9 and
         # 1 more from the first
-        assert [int(each.nonzero()[0, 0]) for each in given[:2]] == [7, 6]
+        assert [int(each.nonzero()[0, 0]) for each in given] == [7, 6, 5, 7]
         assert given[0][7] == 7 and given[1][6] == pytest.approx(6 * (1 + 1.9))
+        # element 7 began again with a velocity of 7: then 13.3, and 18.97
+        assert given[3][7] == pytest.approx(7 + 13.3 + 18.97)
         # element 1 was never sent: velocities 1, 1.9, 2.71, 3.439
         assert kept[1] == pytest.approx(1 + 1.9 + 2.71 + 3.439)
 
