@@ -99,6 +99,7 @@ def prepare(
         section: saved("config", section, kind=dict)
         for section in ("model", "data", "run", "optimizer")
     }
+    before["parallel"] = saved("config", "parallel", kind=dict, default={})
     return Resumed(path, step, changed_options(before, config.sections()))
 
 
@@ -158,12 +159,17 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
         ("data", "batch"),
         ("run", "steps"),
         ("run", "precision"),
+        ("parallel", "compress"),
     ]
     names += [("optimizer", name) for name in now["optimizer"]]
     # none newer than the run
     known = [(section, name) for section, name in names if name in before[section]]
     old_and_new = [(name, before[section][name], now[section][name]) for section, name in known]
-    return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
+    return [
+        f"{name} {'none' if old == '' else old} -> {'none' if new == '' else new}"
+        for name, old, new in old_and_new
+        if old != new
+    ]
 
 
 # ---------------------------------------------------------------- somebody's Llama

@@ -116,6 +116,17 @@ def test_resuming_a_run_that_has_finished(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("step*/*")} == before
 
 
+def test_gradients_that_were_kept_back_and_are_left_out_are_named(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"--text {text} --save {tmp_path / 'run'}"
+    assert train_on(2, RUN, words, "--steps 2 --compress topk:0.1") == 0
+    capsys.readouterr()
+    assert train_on(2, RUN, words, "--steps 3 --resume") == 0
+    headline = capsys.readouterr().out.splitlines()[1]
+    assert headline.endswith("steps 2 -> 3, compress topk:0.1 -> none")
+
+
 def test_options_may_change_and_are_named(
     stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
