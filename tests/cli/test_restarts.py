@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import clean_environment, mpirun, torchrun
-from training import RUN, TINY, losses, short_text, tensors, train_on
+from training import DEADLY, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.comm.errors import LaunchError
 from minidist.comm.start import restarts
@@ -23,25 +23,6 @@ from minidist.launch.restarts import Restarts, run_until_done
 from minidist.trainer.checkpoint.store import newest
 
 STEPS = 8
-# The last rank is killed in its seventh step. By then the checkpoint of the fourth is on the disk,
-# as training waits for it before it saves the sixth.
-DEADLY = """
-import os, signal, sys, time
-from minidist.__main__ import main
-from minidist.comm.start import restarts
-from minidist.trainer.loop import Trainer
-
-plain = Trainer.step
-
-def step(self, number, batch, rate):
-    loss = plain(self, number, batch, rate)
-    if self.comm.rank == self.comm.size - 1 and number == 6 and not restarts():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return loss
-
-Trainer.step = step
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
 
 
 def words(home: Path, folder: str) -> list[str]:

@@ -8,28 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import job, succeeds
-from training import TINY, losses, tensors
+from training import DEADLY, TINY, losses, tensors
 
 STEPS = 8
 RUN = f"--precision float64 --lr 0.01 --steps {STEPS} --save-every 2 --sample 0"
-# The last rank is killed in its seventh step, in the first start.
-DEADLY = """
-import os, signal, sys
-from minidist.__main__ import main
-from minidist.comm.start import restarts
-from minidist.trainer.loop import Trainer
-
-plain = Trainer.step
-
-def step(self, number, batch, rate):
-    loss = plain(self, number, batch, rate)
-    if self.comm.rank == self.comm.size - 1 and number == 6 and not restarts():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return loss
-
-Trainer.step = step
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
 
 
 @pytest.mark.gpu

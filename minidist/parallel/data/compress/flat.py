@@ -23,14 +23,33 @@ def size_of(parameters: list[nn.Parameter]) -> int:
 
 def joined(gradients: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Return all gradients, one after the other, in a new tensor."""
-    return torch.cat([gradient.view(-1) for gradient in gradients]).to(dtype)
+    parts = [gradient.view(-1) for gradient in gradients]
+    flat = torch.cat(parts)
+    return flat.to(dtype)
 
 
 def give(flat: Tensor, gradients: list[Tensor]) -> None:
     """Put the elements of a flat tensor in the gradients' place."""
     sizes = [gradient.numel() for gradient in gradients]
-    for gradient, values in zip(gradients, torch.split(flat, sizes), strict=True):
-        gradient.copy_(values.view_as(gradient))
+    parts = torch.split(flat, sizes)
+    for gradient, values in zip(gradients, parts, strict=True):
+        shaped = values.view_as(gradient)
+        gradient.copy_(shaped)
+
+
+def overflowed(total: Tensor, gradients: list[Tensor]) -> bool:
+    """Tell whether a sum of 16-bit gradients has overflowed, on some rank; if so make all gradients
+    NaN, so that a loss scaler leaves the step out.
+    """
+    dtype = gradients[0].dtype
+    if dtype not in HALVES:
+        return False
+    finite = total.isfinite().all()
+    if finite:
+        return False
+    for gradient in gradients:
+        gradient.fill_(torch.nan)
+    return True
 
 
 def by_parameter(word: str, flat: Tensor, parameters: list[nn.Parameter]) -> Iterator[Remembered]:

@@ -25,10 +25,10 @@ from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack_signs, unpack_signs
 from minidist.parallel.data.compress.flat import (
-    HALVES,
     by_parameter,
     give,
     joined,
+    overflowed,
     size_of,
     wide,
 )
@@ -80,11 +80,9 @@ class OneBit:
         everyones = all_gather(packed, comm, counts=[1] * ranks)
         sums = unpack_signs(everyones, row)
         total = sums.view(-1)[: self.size]
-        widened = gradients[0].dtype in HALVES
-        if widened and not total.isfinite().all():
-            for gradient in gradients:
-                gradient.fill_(torch.nan)
+        if overflowed(total, gradients):
             return
+
         self.kept.copy_(rest.view(-1)[: self.size])
         give(total, gradients)
 

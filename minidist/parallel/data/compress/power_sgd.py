@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.compress.flat import HALVES, wide
+from minidist.parallel.data.compress.flat import HALVES, overflowed, wide
 from minidist.parallel.replica import Remembered
 
 
@@ -126,9 +126,7 @@ class PowerSGD:
         for matrix, whole in zip(self.matrices, wholes, strict=True):
             torch.mm(whole, matrix.right, out=matrix.left)
         all_reduce(self.first, comm)
-        if self.widened and not self.first.isfinite().all():
-            for gradient in gradients:
-                gradient.fill_(torch.nan)
+        if overflowed(self.first, gradients):
             return
 
         for place, view in self.plain:

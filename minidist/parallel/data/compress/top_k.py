@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
 from minidist.parallel.data.compress.flat import (
-    HALVES,
     by_parameter,
     give,
     joined,
+    overflowed,
     size_of,
     wide,
 )
@@ -85,12 +85,9 @@ class TopK:
         chosen = largest.indices
         values = whole[chosen]
         total = self._sum_of_all(chosen, values, comm)
-
-        widened = gradients[0].dtype in HALVES
-        if widened and not total.isfinite().all():
-            for gradient in gradients:
-                gradient.fill_(torch.nan)
+        if overflowed(total, gradients):
             return
+
         whole[chosen] = 0
         self.kept.copy_(whole)
         if velocity is not None:
