@@ -67,6 +67,23 @@ Trainer.step = step
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 
+# Member 1 gets a signal in its third step, in which all ranks have begun to send.
+DEADLY_MEMBER = """
+import os, signal, sys
+from minidist.__main__ import main
+from minidist.trainer.loop import Trainer
+
+plain = Trainer._measure
+
+def measure(self, rate):
+    if self.done == 2 and os.environ["MINIDIST_MEMBER"] == "1":
+        os.kill(os.getpid(), signal.{signal})
+    return plain(self, rate)
+
+Trainer._measure = measure
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
 
 def train_on(ranks: int, *words: str) -> int:
     """Train on threads, with the words of these strings after `TINY`; return the status that the

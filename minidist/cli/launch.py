@@ -84,10 +84,8 @@ def restarts_of(options: argparse.Namespace) -> Restarts:
             f"--spares {options.spares} would never be used: allow restarts with --max-restarts, or "
             "--replace"
         )
-    if options.replace and (options.wire == "mpi" or options.ranks_per_gpu is not None):
-        raise LaunchError(
-            "--replace starts ranks of gloo by itself: leave --wire mpi and --ranks-per-gpu out"
-        )
+    if options.replace and options.wire == "mpi":
+        raise LaunchError("--replace starts ranks of gloo or NCCL by itself: leave --wire mpi out")
     return Restarts(
         options.ranks,
         options.max_restarts,
@@ -155,7 +153,29 @@ def warn(options: argparse.Namespace, number: int, _: object = None) -> None:
 
 def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs the program as one member of a job, and its environment."""
-    return [sys.executable, "-m", RANK, *program_of(options)], environment() | limit_of(options)
+    started = options.ranks + options.spares
+    return [sys.executable, "-m", RANK, *program_of(options)], {
+        **environment(),
+        **limit_of(options),
+        **sharing(options.ranks_per_gpu, started),
+    }
+
+
+def sharing(each: int | None, ranks: int) -> dict[str, str]:
+    """Return what tells ranks that `each` of them share a GPU, if they do; LaunchError if they
+    cannot.
+    """
+    if each is None:
+        return {}
+    # here, because it imports torch
+    from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus
+
+    try:
+        # one sentence, not one from each rank
+        share_gpus(each, count_gpus(), ranks)
+    except LaunchError as error:
+        raise LaunchError(str(error).replace(f"{SHARING}=", "--ranks-per-gpu ")) from None
+    return {SHARING: str(each)}
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
@@ -180,21 +200,11 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         If there is no such file, no mpirun that fits, or the ranks cannot share GPUs as asked.
     """
     rank = ["-m", RANK, *program_of(options)]
-    extra = limit_of(options)
-    if options.ranks_per_gpu is not None:
-        if options.wire == "mpi":
-            raise LaunchError(
-                "--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out"
-            )
-        # here, because it imports torch
-        from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus
-
-        try:
-            # one sentence, not one from each rank
-            share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)
-        except LaunchError as error:
-            raise LaunchError(str(error).replace(f"{SHARING}=", "--ranks-per-gpu ")) from None
-        extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
+    if options.ranks_per_gpu is not None and options.wire == "mpi":
+        raise LaunchError(
+            "--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out"
+        )
+    extra = limit_of(options) | sharing(options.ranks_per_gpu, options.ranks)
     if options.wire == "torch" or options.ranks_per_gpu is not None:
         # torchrun puts Python in front of the ranks' program itself
         return [*torchrun(options.ranks), *rank], environment() | extra
@@ -239,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="the others go on at once, and what was lost is started alone: for train, over gloo",
+        help="the others go on at once, and what was lost is started alone: for train",
     )
     parser.add_argument(
         "--min-ranks", type=ranks, default=1, help="the fewest ranks to go on with (1)"

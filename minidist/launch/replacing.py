@@ -22,6 +22,12 @@ from minidist.launch.restarts import FINAL, Restarts
 LOOK = 0.05  # seconds between two looks
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LAST = 10.0  # seconds that members have to end once the job is done
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch ends whoever has lost its peer
+    # a rank that is lost while the others connect must not keep them
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "20",
+}
 
 
 class Launcher:
@@ -49,17 +55,21 @@ class Launcher:
             "MINIDIST_STORE": self.store.address,
             "MINIDIST_WANTED": ",".join(map(str, [*wanted, started])),
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost connection is no news here
+            "LOCAL_WORLD_SIZE": str(started),
+            **NCCL,
         }
         self.left = restarts.most
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.places: list[int] = []  # of each member on this machine: whose GPU it takes
         self.view: tuple[int, frozenset[int]] = 0, frozenset()
-        for _ in range(started):
-            self.start()
+        for place in range(started):
+            self.start(place)
 
-    def start(self) -> None:
+    def start(self, place: int) -> None:
         """Start one more member, under a new number."""
         number = len(self.processes)
-        env = self.env | {"MINIDIST_MEMBER": str(number)}
+        self.places.append(place)
+        env = self.env | {"MINIDIST_MEMBER": str(number), "LOCAL_RANK": str(place)}
         self.processes[number] = subprocess.Popen(self.command, env=env, start_new_session=True)
 
     def run(self, timeout: float | None) -> Outcome:
@@ -105,7 +115,7 @@ class Launcher:
                 self.store.claim("ended", f"{len(alive)} ranks are left")
             return set()
         self.left -= 1
-        self.start()
+        self.start(self.places[number])
         new = len(self.processes) - 1
         print(
             f"{line}; member {new} is started, {self.left} more may be", file=sys.stderr, flush=True

@@ -99,6 +99,7 @@ class Trainer:
     warned: Callable[[], bool] | None = None  # whether this rank was asked to save and leave
     awaited: Callable[[], bool] | None = None  # whether ranks wait outside to be let in
     leaves: bool = False  # whether some rank has to leave after the last step, for either reason
+    check: Callable[[], None] | None = None  # raises if a rank was lost
     recover: Callable[[], None] | None = None  # fetches what other ranks have trained, once spread
     saves: bool = False  # and whether it was asked to save before
     last: StepMetrics | None = None  # of the last step
@@ -256,19 +257,23 @@ class Trainer:
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
             loss.zero_()  # it is the same along the tensor axis
-        self.ready = self._measure(rate)
+        measured = self._measure(rate)
         # What all ranks have to know of a step goes with its loss.
         beside = [] if pipeline is None else [pipeline.busy]
         asked = [ask for ask in (self.warned, self.awaited) if ask is not None]
         beside += [float(ask()) for ask in asked]
         beside += self.meter.own_computing()
         told = torch.cat([loss.view(1), loss.new_tensor(beside)])
+        if self.check is not None:
+            told = told.cpu()  # waits for a GPU; if a rank is lost, what it has computed is rubbish
+            self.check()
+        self.ready = measured
         # who has passed this sum knows that all ranks have what they need for the update
         all_reduce(told, self.comm)
         heard = told.tolist()
         del heard[: 1 if pipeline is None else 2]
         answers = heard[: len(asked)]
-        self.meter.computed = heard[len(asked) :]
+        self.meter.hear(heard[len(asked) :])
         self.leaves = any(answers)
         self.saves = self.warned is not None and bool(answers[0])
         # all ranks come here together; on a GPU, whose kernels run later, nothing is known

@@ -13,29 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import clean_environment
-from training import RUN, TINY, losses, short_text, tensors, train_on
+from training import DEADLY_MEMBER, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.cli import launch
 from minidist.launch.jobs import Outcome, run_job
 from minidist.trainer.checkpoint.store import newest
 
 STEPS = 6
-# Member 1 gets a signal in its third step, in which all ranks have begun to send.
-DEADLY = """
-import os, signal, sys
-from minidist.__main__ import main
-from minidist.trainer.loop import Trainer
-
-plain = Trainer._measure
-
-def measure(self, rate):
-    if self.done == 2 and os.environ["MINIDIST_MEMBER"] == "1":
-        os.kill(os.getpid(), signal.{signal})
-    return plain(self, rate)
-
-Trainer._measure = measure
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
 
 
 def words(home: Path, folder: str) -> list[str]:
@@ -78,7 +62,7 @@ def check(home: Path) -> None:
 
 def test_a_killed_member_is_replaced_while_the_other_waits(tmp_path: Path) -> None:
     job = replacing(
-        tmp_path, DEADLY.format(signal="SIGKILL"), "--max-restarts", "1", "--min-ranks", "2"
+        tmp_path, DEADLY_MEMBER.format(signal="SIGKILL"), "--max-restarts", "1", "--min-ranks", "2"
     )
     assert job.returncode == 0, job.stderr
     assert "member 1 is lost (status -9); member 2 is started, 0 more may be" in job.stderr
@@ -87,7 +71,9 @@ def test_a_killed_member_is_replaced_while_the_other_waits(tmp_path: Path) -> No
 
 
 def test_a_member_that_hangs_is_ended_and_a_spare_takes_its_place(tmp_path: Path) -> None:
-    job = replacing(tmp_path, DEADLY.format(signal="SIGSTOP"), "--spares", "1", "--limit", "3")
+    job = replacing(
+        tmp_path, DEADLY_MEMBER.format(signal="SIGSTOP"), "--spares", "1", "--limit", "3"
+    )
     assert job.returncode == 0, job.stderr
     assert "member 1 hangs: it is ended" in job.stderr
     assert "view 2: 2 ranks go on after step 2" in job.stdout
@@ -148,4 +134,4 @@ def test_options_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str])
     assert launch.main(["--spares", "1", "file.py"]) == 2
     assert "allow restarts with --max-restarts, or --replace" in capsys.readouterr().err
     assert launch.main(["--replace", "--wire", "mpi", "file.py"]) == 2
-    assert "--replace starts ranks of gloo by itself" in capsys.readouterr().err
+    assert "--replace starts ranks of gloo or NCCL by itself" in capsys.readouterr().err

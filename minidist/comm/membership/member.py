@@ -99,6 +99,9 @@ class Member:
         """End the view for all its members; return the reason that was written first."""
         return self.store.claim(f"over {self.view.number}", reason)
 
+    def check(self) -> None:
+        """Raise RankFailed if a rank was lost, where nothing else says so: see `TorchMember`."""
+
     def is_over(self) -> bool:
         """Tell whether some member has ended this member's view, or is dead."""
         over = self.store.read(f"over {self.view.number}")

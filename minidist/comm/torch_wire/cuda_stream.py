@@ -4,7 +4,8 @@
     side stream                        └▶ all_reduce(bucket) ── event ─┘
 
 No thread is needed: launching queues the work on the side stream and returns before the GPU has
-begun. Waiting blocks no host thread either, it makes the waiter's stream wait for the event.
+begun. Waiting blocks no host thread either, it makes the waiter's stream wait for the event. How long it
+stood still is known only later: see `stalls.py`.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from minidist.comm.stream import Comm
+from minidist.comm.torch_wire.stalls import Stalls
 from minidist.trace.events import EventKind
 
 
@@ -26,14 +28,17 @@ class CudaJob(Generic[Comm]):
         name: str,
         result: Any,
         event: torch.cuda.Event,
+        stalls: Stalls,
     ):
         self.caller, self.name, self.result, self.event = caller, name, result, event
+        self.stalls = stalls
 
     def wait(self) -> Any:
         """Make the current stream wait until the work is done; return its result."""
         with self.caller.span(f"wait for {self.name}", EventKind.WAIT):
             current = torch.cuda.current_stream()
-            current.wait_event(self.event)
+            with self.stalls.one():
+                current.wait_event(self.event)
             for tensor in _tensors(self.result):
                 tensor.record_stream(current)
         return self.result
@@ -42,8 +47,8 @@ class CudaJob(Generic[Comm]):
 class CudaStream(Generic[Comm]):
     """A stream on the GPU. `comm` is what its work communicates on."""
 
-    def __init__(self, caller: Comm) -> None:
-        self.caller, self.comm = caller, caller.fork()
+    def __init__(self, caller: Comm, stalls: Stalls) -> None:
+        self.caller, self.comm, self.stalls = caller, caller.fork(), stalls
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob[Comm]:
@@ -60,7 +65,8 @@ class CudaStream(Generic[Comm]):
         # freed by its owner, its memory is not reused before this stream is done with it
         for tensor in _tensors(args):
             tensor.record_stream(self.stream)
-        return CudaJob(self.caller, getattr(work, "__name__", "work"), result, event)
+        name = getattr(work, "__name__", "work")
+        return CudaJob(self.caller, name, result, event, self.stalls)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

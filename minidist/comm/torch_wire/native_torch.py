@@ -5,7 +5,9 @@ broadcast, or one reduction, per shard; gather and scatter are an all-to-all in 
 receives, or sends. So does NCCL itself.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,15 +16,38 @@ import torch.distributed as dist
 from minidist.comm.buffers import Array, Chunks, dtype_name, is_tensor
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
+from minidist.comm.torch_wire.stalls import Stalls
+from minidist.comm.torch_wire.torch_request import explaining
 
 Op = dist.ReduceOp
 OPERATIONS = {"sum": Op.SUM, "max": Op.MAX, "min": Op.MIN, "prod": Op.PRODUCT}
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
+LOST = re.compile("[Cc]onnection|abort|Timed out")  # in errors of the two, if a rank is gone
+
 # torch 2.13 renamed the two
 gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def stalling(collective: Callable[..., None]) -> Callable[..., None]:
+    """Have the time that the GPU waits in a collective counted, if anybody counts, and the loss of a
+    rank told in our words.
+    """
+
+    @wraps(collective)
+    def counted(self: "NativeTorch", *args: Any) -> None:
+        try:
+            with self.stalls.one():
+                collective(self, *args)
+        except RuntimeError as error:
+            if not LOST.search(str(error)):
+                raise
+            with explaining("another rank"):
+                raise
+
+    return counted
 
 
 class NativeTorch:
@@ -31,15 +56,22 @@ class NativeTorch:
     """
 
     def __init__(
-        self, addresses: Sequence[int], groups: Groups, byte_tensor: Callable[[Any], torch.Tensor]
-    ):
-        self.addresses, (self.cpu, self.cuda), self.byte_tensor = addresses, groups, byte_tensor
+        self,
+        addresses: Sequence[int],
+        groups: Groups,
+        byte_tensor: Callable[[Any], torch.Tensor],
+        stalls: Stalls,
+    ) -> None:
+        self.addresses, (self.cpu, self.cuda) = addresses, groups
+        self.byte_tensor, self.stalls = byte_tensor, stalls
 
+    @stalling
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
         """dist.all_reduce."""
         tensor, operation = self._reducible(array), OPERATIONS[combine.op]
         dist.all_reduce(tensor, operation, self._group(tensor))
 
+    @stalling
     def reduce(
         self,
         array: Array,
@@ -55,11 +87,13 @@ class NativeTorch:
             tensor = tensor.clone()
         dist.reduce(tensor, self.addresses[root], operation, self._group(tensor))
 
+    @stalling
     def broadcast(self, array: Array, comm: Ranks, root: int) -> None:
         """dist.broadcast."""
         tensor = self.byte_tensor(array)
         dist.broadcast(tensor, self.addresses[root], self._group(tensor))
 
+    @stalling
     def reduce_scatter(
         self,
         chunks: Chunks,
@@ -83,6 +117,7 @@ class NativeTorch:
             if rank == comm.rank:
                 shard.copy_(copy)
 
+    @stalling
     def all_gather(self, chunks: Chunks, comm: Ranks) -> None:
         """dist.all_gather_single, in place; with unequal chunks one dist.broadcast each."""
         full = self.byte_tensor(chunks.whole)
@@ -113,6 +148,7 @@ class NativeTorch:
             comm,
         )
 
+    @stalling
     def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> None:
         """dist.all_to_all_single."""
         out, into = self.byte_tensor(leaving.whole), self.byte_tensor(arriving.whole)

@@ -57,6 +57,15 @@ def nccl_group(
     return group
 
 
+def abort_nccl() -> None:
+    """End all operations of NCCL that this process has begun; what they should have brought is
+    rubbish. Its groups cannot be used any more.
+    """
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if dist.get_backend(group) == "nccl":
+            group._get_backend(torch.device("cuda")).abort()
+
+
 def everyone() -> dist.ProcessGroup:
     """Return torch.distributed's group of all ranks."""
     return dist.distributed_c10d._get_default_group()

@@ -3,7 +3,9 @@
     launcher     the store, a small TCP server; it starts processes, and writes down who has ended
     process 0    enter ─▶ view 1: gloo group of 0 1 2 ─▶ a rank is lost ─▶ view 2: group of 0 2 3
 
-Each view has a gloo group of its own, which finds its ranks under a prefix of the store.
+Each view has a gloo group of its own, which finds its ranks under a prefix of the store, and if
+every member has a GPU one of NCCL. Its kernels wait on the GPU for a rank that is lost: to cut a
+view is to abort them.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import LaunchError, QuorumError
+from minidist.comm.errors import LaunchError, QuorumError, RankFailed
 from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.membership.agreement import Wanted
 from minidist.comm.membership.member import Member
 from minidist.comm.report import marked_traceback
+from minidist.comm.torch_wire.gpus import own_gpu
 from minidist.comm.torch_wire.sockets import Sockets
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.tcp_store import TcpStore
-from minidist.comm.torch_wire.torch_groups import everyone
+from minidist.comm.torch_wire.torch_groups import abort_nccl, everyone, new_group
 from minidist.comm.torch_wire.torch_wire import PATIENCE, TorchWire, communicator
 
 CONNECTING = 10.0  # seconds that ranks of a new view have to find each other
@@ -64,9 +67,12 @@ class TorchMember(Member):
 
     store: TcpStore
 
-    def __init__(self, store: TcpStore, number: int, limit: float, **options: Any) -> None:
+    def __init__(
+        self, store: TcpStore, number: int, limit: float, gpu: int | None = None, **options: Any
+    ) -> None:
         super().__init__(store, number, **options)
-        self.limit, self.sockets = limit, Sockets()
+        self.limit, self.gpu, self.sockets = limit, gpu, Sockets()
+        self.is_cut = False
         self.watchdog: Watchdog | None = None
 
     def enter(self, done: int = -1, place: int = 0) -> Communicator | None:
@@ -95,8 +101,18 @@ class TorchMember(Member):
         self.cut()
 
     def cut(self) -> None:
-        """Wake whoever waits for a message here, with an error."""
+        """Wake whoever waits for a message here: on the CPU with an error, on a GPU with rubbish in
+        its place, which `check` tells.
+        """
+        self.is_cut = True
         self.sockets.cut()
+        if self.gpu is not None:
+            abort_nccl()
+
+    def check(self) -> None:
+        """Raise RankFailed if the view was cut: what a GPU has computed since may be rubbish."""
+        if self.is_cut:
+            raise RankFailed(f"view {self.view.number} is over, as a rank was lost")
 
     def finish(self, status: int = 0) -> None:
         """Say that the job is done, and stay until the other ranks of the view are through: what
@@ -125,7 +141,11 @@ class TorchMember(Member):
                 timeout=within,
             )
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.limit + PATIENCE))
-        comm = communicator(everyone(), self.limit, ViewMailbox, self.sockets)
+        self.is_cut, cuda = False, None
+        if self.gpu is not None:
+            torch.cuda.set_device(self.gpu)
+            cuda = new_group(tuple(range(len(members))), within, "nccl")
+        comm = communicator(everyone(), self.limit, ViewMailbox, self.sockets, cuda)
         assert isinstance(comm.wire, TorchWire)
         mailbox = comm.wire.job.mailbox
         assert isinstance(mailbox, ViewMailbox)
@@ -161,21 +181,17 @@ def this_member() -> TorchMember:
     Raises
     ------
     LaunchError
-        If no launcher has, or this machine has a GPU that is not hidden.
+        If no launcher has, or members are to share GPUs and cannot.
     """
     if "MINIDIST_STORE" not in os.environ:
         raise LaunchError("no launcher has started this process as a member: see launch --replace")
-    if torch.cuda.is_available():
-        raise LaunchError(
-            "members that replace each other speak gloo, on the CPU: hide the GPUs with "
-            "CUDA_VISIBLE_DEVICES=, or let the job start again with --max-restarts alone"
-        )
     host, _, port = os.environ["MINIDIST_STORE"].rpartition(":")
     *wanted, started = map(int, os.environ["MINIDIST_WANTED"].split(","))
     return TorchMember(
         TcpStore(host, int(port)),
         int(os.environ["MINIDIST_MEMBER"]),
         time_limit(None),
+        own_gpu(),
         wanted=Wanted(*wanted),
         started=started,
     )

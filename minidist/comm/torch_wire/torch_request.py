@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
 from minidist.comm.job.background import WorkingThread
+from minidist.comm.torch_wire.stalls import Stalls
 
 BITS = 21  # of a tag: users' and the package's own (communicator.TAGS); gloo's has 31
 SIZES = (1 << 31 - BITS) - 2  # what is left names the size, and two kinds of headers
@@ -137,8 +138,10 @@ class StreamRequest:
     order.
     """
 
-    def __init__(self, works: list[dist.Work], headers: list[Header], member: int):
-        self.works, self.headers, self.member = works, headers, member
+    def __init__(
+        self, works: list[dist.Work], headers: list[Header], member: int, stalls: Stalls
+    ) -> None:
+        self.works, self.headers, self.member, self.stalls = works, headers, member, stalls
 
     def wait(self) -> None:
         """Make the current stream wait. In debug mode block the host too: reports of who waits are
@@ -147,8 +150,9 @@ class StreamRequest:
         for header in self.headers:
             header.wait()
         with explaining(f"rank {self.member}"):
-            for work in self.works:
-                work.wait()
+            with self.stalls.one():
+                for work in self.works:
+                    work.wait()
             if self.headers:
                 torch.cuda.current_stream().synchronize()
 

@@ -30,6 +30,7 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.stream import Comm, Stream
 from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.sockets import Sockets
+from minidist.comm.torch_wire.stalls import Stalls
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import (
     gather_answers,
@@ -59,6 +60,7 @@ class Job(NamedTuple):
     mailbox: StoreMailbox
     hosts: tuple[str, ...]  # of each rank of the world
     timeout: timedelta
+    stalls: Stalls  # of the stream that computes, where there is a GPU
     sockets: Sockets | None = None  # notes those of all groups, where a job outlives its ranks
 
 
@@ -129,7 +131,7 @@ class TorchWire(Wire):
         with explaining(f"rank {member}"):
             # NCCL sends nothing where nothing is sent
             works = dist.batch_isend_irecv(operations) if operations else []
-        return StreamRequest(works, headers, member)
+        return StreamRequest(works, headers, member, self.job.stalls)
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if device_name(leaving) != "cuda" or device_name(arriving) != "cuda":
@@ -198,7 +200,7 @@ class TorchWire(Wire):
             return super().stream(caller)
         from minidist.comm.torch_wire.cuda_stream import CudaStream
 
-        return CudaStream(caller)
+        return CudaStream(caller, self.job.stalls)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         on_gpu = self.cuda is not None and for_torch
@@ -210,7 +212,8 @@ class TorchWire(Wire):
     def native(self) -> Any:
         from minidist.comm.torch_wire.native_torch import NativeTorch
 
-        return NativeTorch(self.addresses, (self.cpu, self.cuda), self.byte_tensor)
+        groups = self.cpu, self.cuda
+        return NativeTorch(self.addresses, groups, self.byte_tensor, self.job.stalls)
 
     def roll_call(self, answer: Any) -> list[Any]:
         return gather_answers(self.cpu, self.rank, answer)
@@ -259,12 +262,14 @@ def communicator(
     limit: float,
     mailbox: type[StoreMailbox],
     sockets: Sockets | None = None,
+    cuda: dist.ProcessGroup | None = None,
 ) -> Communicator:
-    """Return a communicator over an existing group, which nothing guards. Collective over the
-    group.
+    """Return a communicator over an existing group, which nothing guards, and if it is one of gloo
+    perhaps over one of NCCL between the same ranks. Collective over the group.
     """
     backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-    cuda = group if backends.get("cuda") == "nccl" else None
+    if backends.get("cuda") == "nccl":
+        cuda = group
     if cuda is None and backends.get("cpu") != "gloo":
         raise ValueError(
             f"init() wraps groups of gloo or NCCL, not of {backends}: init_process_group('gloo')"
@@ -274,6 +279,6 @@ def communicator(
     cpu = group if backends.get("cpu") == "gloo" else new_group(addresses, timeout)
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
-    job = Job(mailbox(own_store(cpu, rank), rank, size), hosts, timeout, sockets)
+    job = Job(mailbox(own_store(cpu, rank), rank, size), hosts, timeout, Stalls(), sockets)
     ledger = Ledger(mark=marks.on_cpu if cuda is None else marks.on_gpu)
     return Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), ledger)

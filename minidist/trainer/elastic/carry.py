@@ -39,6 +39,8 @@ class Enters(Protocol):
 
     def lost(self, reason: str) -> None: ...
 
+    def check(self) -> None: ...
+
     def is_awaited(self) -> bool: ...
 
     def finish(self, status: int = 0) -> None: ...
@@ -147,6 +149,7 @@ class Carrier:
         and look after every step whether somebody waits outside.
         """
         trainer.recover = lambda: self._recover(trainer)
+        trainer.check = self.member.check
         # one rank looks for all
         trainer.awaited = self.member.is_awaited if trainer.comm.rank == 0 else lambda: False
         if self.newest < 0:
@@ -179,7 +182,10 @@ class Carrier:
             if each.holds(self.newest) and each.place in holders:
                 holders[each.place].append(rank)
         held = dict(tensors_of(old)) if old and standings[comm.rank].holds(self.newest) else {}
-        shapes = comm.roll_call([(name, each.dtype, each.shape) for name, each in held.items()])
+        # a step's number lies on the CPU, also beside a GPU
+        shapes = comm.roll_call(
+            [(name, each.shape, each.dtype, each.is_cuda) for name, each in held.items()]
+        )
         mine = held
         needy = [(rank, place) for rank, place in enumerate(places) if rank not in holders[place]]
         for number, (rank, place) in enumerate(needy):
@@ -189,7 +195,8 @@ class Carrier:
                     comm.send(tensor, to=rank)
             elif comm.rank == rank:
                 mine = {
-                    name: torch.empty(shape, dtype=dtype) for name, dtype, shape in shapes[source]
+                    name: torch.empty(shape, dtype=dtype, device="cuda" if on_gpu else "cpu")
+                    for name, shape, dtype, on_gpu in shapes[source]
                 }
                 for tensor in mine.values():
                     comm.recv(tensor, source=source)

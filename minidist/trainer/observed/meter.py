@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from minidist.comm import Communicator
+from minidist.comm.torch_wire.torch_wire import TorchWire
 from minidist.mesh import Mesh
 from minidist.trainer.config import Config
 from minidist.trainer.metrics import StepMetrics, known_peak
@@ -38,11 +39,13 @@ class StepMeter:
         self.peak = config.run.peak_tflops * 1e12
         if not self.peak and self.on_gpu:
             self.peak = known_peak(torch.cuda.get_device_name(device))
-        # on a GPU kernels run later: the host's time says nothing of its computing
-        self.compares = config.run.observed and not self.on_gpu
-        self.stragglers = Stragglers(mesh.layout, config.data.batch) if self.compares else None
-        self.computed: list[float] = []
         self.observed = config.run.observed
+        # on a GPU kernels run later: it notes the times itself
+        wire = self.comm.wire
+        self.stalls = wire.job.stalls if self.on_gpu and isinstance(wire, TorchWire) else None
+        self.stood = 0.0
+        self.stragglers = Stragglers(mesh.layout, config.data.batch) if self.observed else None
+        self.computed: list[float] = []
         self.sent: dict[str, int] = {}
         self.memory: dict[str, int] = {}
         self.sampled = float("-inf")
@@ -51,17 +54,29 @@ class StepMeter:
         """Begin a step."""
         self.started, self.waited = self.comm.clock(), self.comm.traffic.seconds
         self.wall = time.perf_counter()
+        if self.stalls is not None:
+            self.stalls.begin()
 
     def own_computing(self) -> list[float]:
         """Return, at this rank's place among all, the seconds that it has computed since the step
         began; nothing if nobody asks.
         """
-        if not self.compares:
+        if not self.observed:
             return []
-        waited = self.comm.traffic.seconds - self.waited
+        if self.stalls is not None:
+            computed = self.stalls.computed()
+        else:
+            waited = self.comm.traffic.seconds - self.waited
+            computed = self.comm.clock() - self.started - waited
         mine = [0.0] * self.comm.size
-        mine[self.comm.rank] = max(0.0, self.comm.clock() - self.started - waited)
+        mine[self.comm.rank] = max(0.0, computed)
         return mine
+
+    def hear(self, computed: list[float]) -> None:
+        """Take the seconds of all ranks, if anybody asked. A GPU has come so far by now."""
+        self.computed = computed
+        if self.stalls is not None:
+            self.stood = self.stalls.stood()
 
     def sample(self, sent: dict[str, int], memory: Callable[[], dict[str, int]]) -> None:
         """Note what was sent so far, by axis, and now and then what is held, by category."""
@@ -75,6 +90,7 @@ class StepMeter:
         """Return what a step has taken; `step` counts from 1, `tokens` are of the global batch."""
         seconds = time.perf_counter() - self.wall
         speed = tokens / seconds
+        waited = self.comm.traffic.seconds - self.waited if self.stalls is None else self.stood
         planned = self.planned_seconds
         return StepMetrics(
             step,
@@ -83,7 +99,7 @@ class StepMeter:
             rate,
             seconds,
             speed,
-            (self.comm.traffic.seconds - self.waited) / seconds,
+            waited / seconds,
             utilisation=self.utilisation(speed),
             planned_utilisation=self.utilisation(tokens / planned) if planned else None,
             computing=self.computing(self.computed),
