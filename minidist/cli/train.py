@@ -59,7 +59,10 @@ def main(argv: Sequence[str]) -> int:
         except LaunchError as error:
             print(f"minidist train: {error}", file=sys.stderr)
             return 2
-        return train_as(member, argv)
+        status = train_as(member, argv)
+        if member.gpu is not None:
+            member.end(status)
+        return status
     return on_all_ranks("train", lambda comm: train(argv, comm))
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -127,7 +127,16 @@ class TorchMember(Member):
                 if gone >= set(self.view.members):
                     break
                 self.store.wait()
-        self._close()
+        if self.gpu is None:
+            self._close()
+
+    def end(self, status: int) -> NoReturn:
+        """End this process, the last that a program does: NCCL's own end, which Python's would bring
+        about, waits for ranks that are gone, and between ranks that share a GPU does not come.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
     def _connect(self, members: tuple[int, ...]) -> Communicator:
         rank, place = members.index(self.number), f"view {self.view.number}"
