@@ -68,7 +68,7 @@ def test_waiting_for_another_stream_is_no_computing() -> None:
         done = beside.record_event()
     with stalls.one():
         torch.cuda.current_stream().wait_event(done)
-    computed, stood = stalls.computed(), stalls.stood()
+    computed, stood = stalls.computed(), stalls.end()
     assert 2.5 < stood / computed < 3.5
 
 

@@ -4,8 +4,8 @@
     side stream                        └▶ all_reduce(bucket) ── event ─┘
 
 No thread is needed: launching queues the work on the side stream and returns before the GPU has
-begun. Waiting blocks no host thread either, it makes the waiter's stream wait for the event. How long it
-stood still is known only later: see `stalls.py`.
+begun. Waiting blocks no host thread either, it makes the waiter's stream wait for the event. How
+long that one stood still is known only later: see `stalls.py`.
 """
 
 from collections.abc import Callable

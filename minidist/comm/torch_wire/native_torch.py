@@ -24,7 +24,9 @@ OPERATIONS = {"sum": Op.SUM, "max": Op.MAX, "min": Op.MIN, "prod": Op.PRODUCT}
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
-LOST = re.compile("[Cc]onnection|abort|Timed out")  # in errors of the two, if a rank is gone
+LOST = re.compile(
+    "onnection|roken pipe|closure|abort|Timed out"
+)  # in errors of the two, if a rank is gone
 
 # torch 2.13 renamed the two
 gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

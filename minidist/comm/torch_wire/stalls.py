@@ -13,8 +13,8 @@ import torch
 
 
 class Stalls:
-    """Notes the stalls of one stream, from `begin` on. Waits of other streams, which run beside it,
-    are none.
+    """Notes the stalls of one stream, from `begin` to `end`. Waits of other streams, which run
+    beside it, are none.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,6 @@ class Stalls:
         yield
         self.events.append((before, _note(stream)))
 
-    def stood(self) -> float:
-        """Return for how many seconds the stream has stood still since `begin`. The host must have
-        waited for the GPU to come so far.
-        """
-        return sum(_between(*pair) for pair in self.events)
-
     def computed(self) -> float:
         """Return for how many seconds the stream has not stood still since `begin`. Blocks until the
         GPU has come so far.
@@ -49,7 +43,18 @@ class Stalls:
         assert self.stream is not None, "begin() comes first"
         now = _note(self.stream)
         now.synchronize()
-        return _between(self.began, now) - self.stood()
+        return _between(self.began, now) - self._stood()
+
+    def end(self) -> float:
+        """Note no more; return for how many seconds the stream has stood still since `begin`. The
+        host must have waited for the GPU to come so far.
+        """
+        stood = self._stood()
+        self.stream, self.events = None, []
+        return stood
+
+    def _stood(self) -> float:
+        return sum(_between(*pair) for pair in self.events)
 
 
 def _note(stream: torch.cuda.Stream) -> torch.cuda.Event:

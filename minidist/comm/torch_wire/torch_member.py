@@ -116,7 +116,7 @@ class TorchMember(Member):
 
     def finish(self, status: int = 0) -> None:
         """Say that the job is done, and stay until the other ranks of the view are through: what
-        they still receive from here must not be lost.
+        they still receive from here must not be lost. On a GPU a program calls `end` at its end.
         """
         left, deadline = f"left {self.view.number}", time.monotonic() + LEAVING
         with suppress(RuntimeError):

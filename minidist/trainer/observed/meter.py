@@ -44,7 +44,8 @@ class StepMeter:
         wire = self.comm.wire
         self.stalls = wire.job.stalls if self.on_gpu and isinstance(wire, TorchWire) else None
         self.stood = 0.0
-        self.stragglers = Stragglers(mesh.layout, config.data.batch) if self.observed else None
+        compares = self.observed and (self.stalls is not None or not self.on_gpu)
+        self.stragglers = Stragglers(mesh.layout, config.data.batch) if compares else None
         self.computed: list[float] = []
         self.sent: dict[str, int] = {}
         self.memory: dict[str, int] = {}
@@ -61,7 +62,7 @@ class StepMeter:
         """Return, at this rank's place among all, the seconds that it has computed since the step
         began; nothing if nobody asks.
         """
-        if not self.observed:
+        if self.stragglers is None:
             return []
         if self.stalls is not None:
             computed = self.stalls.computed()
@@ -76,7 +77,7 @@ class StepMeter:
         """Take the seconds of all ranks, if anybody asked. A GPU has come so far by now."""
         self.computed = computed
         if self.stalls is not None:
-            self.stood = self.stalls.stood()
+            self.stood = self.stalls.end()
 
     def sample(self, sent: dict[str, int], memory: Callable[[], dict[str, int]]) -> None:
         """Note what was sent so far, by axis, and now and then what is held, by category."""
