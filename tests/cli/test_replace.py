@@ -61,12 +61,13 @@ def check(home: Path) -> None:
 
 
 def test_a_killed_member_is_replaced_while_the_other_waits(tmp_path: Path) -> None:
-    job = replacing(
-        tmp_path, DEADLY_MEMBER.format(signal="SIGKILL"), "--max-restarts", "1", "--min-ranks", "2"
-    )
+    place = "import os\nprint('place', os.environ['LOCAL_RANK'], flush=True)\n"
+    program = place + DEADLY_MEMBER.format(signal="SIGKILL")
+    job = replacing(tmp_path, program, "--max-restarts", "1", "--min-ranks", "2")
     assert job.returncode == 0, job.stderr
     assert "member 1 is lost (status -9); member 2 is started, 0 more may be" in job.stderr
     assert "view 2: 2 ranks go on after step 2" in job.stdout
+    assert "[2] place 1" in job.stdout, "it takes the lost one's place, and with it its GPU"
     check(tmp_path)
 
 
