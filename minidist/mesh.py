@@ -23,6 +23,9 @@ Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the 
 Experts divide the same dp * cp ranks in another way: `ep` neighbouring ranks share the experts,
 because tokens travel to an expert and back in every layer, and there are `edp` copies of such a
 group. (Singh et al. 2023.)
+
+Sites that only a slow wire joins are one more axis, outside of all others: `dcn` (data-center
+network). Each site trains a replica of its own, and they meet now and then: see `parallel/sites/`.
 """
 
 import math
@@ -37,7 +40,9 @@ from minidist.comm.ledger import Traffic
 
 AXES = ("dp", "pp", "cp", "tp")  # outermost first
 EXPERT_AXES = ("edp", "ep", "pp", "tp")  # the same ranks: edp * ep = dp * cp
-SIZES = (*AXES, "ep")  # what a layout is asked for
+SITES = "dcn"  # outside of all these
+ARRAYS = ((SITES, *AXES), (SITES, *EXPERT_AXES))
+SIZES = (*AXES, "ep", SITES)  # what a layout is asked for
 CARRIED = {  # along the axes inside a replica
     "tp": "activations sent along tp",
     "pp": "activations sent along pp",
@@ -59,6 +64,8 @@ class Layout:
     ep : int
         Expert parallel size. Expert groups consist of ranks of the data axes, so it must divide `dp
         * cp`.
+    dcn : int
+        Sites, each with all the axes above.
     order : tuple of str
         The axes dp, pp, cp and tp, outermost first: ranks along the last one have neighbouring
         numbers. cp stands after dp, so that the ranks of the data axes are numbered alike in every
@@ -76,6 +83,7 @@ class Layout:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    dcn: int = 1
     order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
@@ -105,30 +113,34 @@ class Layout:
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self.dp * self.pp * self.cp * self.tp
+        return self.dcn * self.dp * self.pp * self.cp * self.tp
 
     @property
     def data(self) -> int:
-        """The number of ranks of the data axis, dp and cp together: copies of each parameter."""
+        """The number of ranks of a site's data axis, dp and cp together: copies of each
+        parameter.
+        """
         return self.dp * self.cp
 
     @property
     def edp(self) -> int:
-        """The number of copies of each expert."""
+        """The number of copies of each expert in a site."""
         return self.data // self.ep
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks as an array. Its axes are `AXES`: [dp, pp, cp, tp]."""
+        """The ranks as an array. Its axes are sites, and `AXES`: [dcn, dp, pp, cp, tp]."""
         sizes = [getattr(self, axis) for axis in self.order]
-        places = [self.order.index(axis) for axis in AXES]
-        return np.arange(self.size).reshape(sizes).transpose(places)
+        places = [1 + self.order.index(axis) for axis in AXES]
+        return np.arange(self.size).reshape(self.dcn, *sizes).transpose(0, *places)
 
     @property
     def expert_ranks(self) -> Ranks:
-        """The ranks as the experts see them. Its axes are `EXPERT_AXES`: [edp, ep, pp, tp]."""
-        data_first = self.ranks.transpose(0, 2, 1, 3)  # [dp, cp, pp, tp]
-        return data_first.reshape(self.edp, self.ep, self.pp, self.tp)
+        """The ranks as the experts see them. Its axes are sites, and `EXPERT_AXES`:
+        [dcn, edp, ep, pp, tp].
+        """
+        data_first = self.ranks.transpose(0, 1, 3, 2, 4)  # [dcn, dp, cp, pp, tp]
+        return data_first.reshape(self.dcn, self.edp, self.ep, self.pp, self.tp)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an
@@ -139,7 +151,7 @@ class Layout:
                 f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}"
             )
         place = np.argwhere(self.ranks == rank)[0]
-        found = {axis: int(index) for axis, index in zip(AXES, place, strict=True)}
+        found = {axis: int(index) for axis, index in zip(ARRAYS[0], place, strict=True)}
         among_data = found["dp"] * self.cp + found["cp"]
         edp, ep = divmod(among_data, self.ep)
         return found | {"ep": ep, "edp": edp}
@@ -167,7 +179,7 @@ class Layout:
         Raises as `group`.
         """
         axes, names = _known(axes)
-        array = self.ranks if names == AXES else self.expert_ranks
+        array = self.ranks if names == ARRAYS[0] else self.expert_ranks
         # Move the asked axes to the end, so that a group becomes a row.
         inside = [names.index(axis) for axis in axes]
         last = range(-len(inside), 0)
@@ -191,7 +203,7 @@ class Layout:
         """Return the same for ranks whose nodes are known: `node_of[rank]` is a name of the rank's
         node.
         """
-        return {axis: self._link(axis, node_of) for axis in (*AXES, "ep", "edp")}
+        return {axis: self._link(axis, node_of) for axis in (SITES, *AXES, "ep", "edp")}
 
     def _link(self, axis: str, node_of: Sequence[object]) -> str:
         groups = self.groups(axis)
@@ -212,14 +224,14 @@ class Layout:
         """Raise ValueError, naming ways out, unless the layout has exactly this number of ranks."""
         if ranks == self.size:
             return
-        sizes = {axis: getattr(self, axis) for axis in AXES}
+        sizes = {axis: getattr(self, axis) for axis in (*AXES, SITES)}
         named = [axis for axis, size in sizes.items() if size > 1] or list(AXES)
         fixes = [f"mpirun -n {self.size}"]
         for axis, size in sizes.items():
             others = self.size // size
             needed = ranks // others
             data_ranks = self.data // size * needed  # if this axis is one of the data's
-            fits_experts = axis in ("pp", "tp") or data_ranks % self.ep == 0
+            fits_experts = axis not in ("dp", "cp") or data_ranks % self.ep == 0
             if ranks % others == 0 and fits_experts and len(fixes) == 1:
                 fixes.append(f"--{axis} {needed}")
         started = f"{ranks} rank was" if ranks == 1 else f"{ranks} ranks were"
@@ -228,19 +240,21 @@ class Layout:
         )
 
     def __str__(self) -> str:
-        """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks
-        for each `cp`.
+        """Return a picture: a row for each `dp` of each site, a column for each `pp`, a bracket of
+        `tp` ranks for each `cp`.
         """
-        sizes = [f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1]
+        sizes = [f"{axis}={size}" for axis in ARRAYS[0] if (size := getattr(self, axis)) > 1]
         lines = [f"{self.size} ranks: {' × '.join(sizes)}" if sizes else "1 rank"]
-        rows = [[f"pp {stage}" for stage in range(self.pp)]]
-        for replica in self.ranks:
-            rows.append(["".join(map(_bracket, stage)) for stage in replica])
-        width = max(len(cell) for row in rows[1:] for cell in row)
-        names = ["", *(f"dp {dp}" for dp in range(self.dp))]
-        for name, row in zip(names, rows, strict=True):
+        rows = {"": [f"pp {stage}" for stage in range(self.pp)]}
+        for site, replicas in enumerate(self.ranks):
+            where = f"site {site} " if self.dcn > 1 else ""
+            for dp, replica in enumerate(replicas):
+                rows[f"{where}dp {dp}"] = ["".join(map(_bracket, stage)) for stage in replica]
+        width = max(len(cell) for name, row in rows.items() if name for cell in row)
+        margin = max(8, *(len(name) + 2 for name in rows))
+        for name, row in rows.items():
             cells = [cell.ljust(width) for cell in row]
-            lines.append(name.ljust(8) + "  ".join(cells))
+            lines.append(name.ljust(margin) + "  ".join(cells))
         if self.ep > 1:
             lines.append(f"ep={self.ep}".ljust(8) + " ".join(map(_bracket, self.groups("ep"))))
         return "\n".join(line.rstrip() for line in lines)
@@ -253,10 +267,14 @@ class Mesh:
     ----------
     world : Communicator
         All ranks.
-    dp, pp, cp, tp, ep : Communicator
+    dcn, dp, pp, cp, tp, ep : Communicator
         This rank's group along that axis; this rank alone where the axis has size 1.
     data : Communicator
         Along dp and cp together: the ranks that have the same parameters, and sum their gradients.
+    rows : Communicator
+        Along dcn and dp together: the ranks that share out the rows of a batch.
+    site : Communicator
+        All ranks of this rank's site.
     coordinate : dict[str, int]
         The coordinate of this rank on every axis.
 
@@ -272,11 +290,14 @@ class Mesh:
         self.world, self.layout = comm, layout
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}
+        self.dcn = self.over(SITES)
         self.dp = self.over("dp")
         self.pp = self.over("pp")
         self.cp = self.over("cp")
         self.tp = self.over("tp")
         self.ep = self.over("ep")
+        self.rows = self.over(SITES, "dp")
+        self.site = self.over(*AXES) if layout.dcn > 1 else comm
         self.data = self.dp
         if layout.cp > 1:
             # A communicator of its own, even where dp=1 and `cp` has the same ranks: what is sent
@@ -303,23 +324,24 @@ class Mesh:
         comms = {"dp": self.data, "pp": self.pp, "cp": self.cp, "tp": self.tp}
         if self.layout.ep > 1:
             comms |= {"ep": self.over("ep", "tp"), "edp": self.over("edp")}
+        if self.layout.dcn > 1:
+            comms[SITES] = self.dcn
         return {axis: comm.traffic for axis, comm in comms.items()}
 
 
 def _known(axes: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return these axes in the order of the array that has them all, and all axes of that array."""
     asked = {axes} if isinstance(axes, str) else set(axes)
-    for names in (AXES, EXPERT_AXES):
+    for names in ARRAYS:
         if asked <= set(names):
             return tuple(axis for axis in names if axis in asked), names
-    unknown = asked - {*AXES, *EXPERT_AXES}
+    there = (SITES, *AXES, "ep", "edp")
+    unknown = asked - {*there}
     if unknown:
-        raise ValueError(
-            f"axis {min(unknown)!r} does not exist: there are {', '.join((*AXES, 'ep', 'edp'))}"
-        )
+        raise ValueError(f"axis {min(unknown)!r} does not exist: there are {', '.join(there)}")
     raise ValueError(
         f"axes {', '.join(sorted(asked))} cut the same ranks in two ways: combine ep and edp with "
-        "pp and tp only, and note that edp with ep is dp with cp"
+        "dcn, pp and tp only, and note that edp with ep is dp with cp"
     )
 
 

@@ -12,10 +12,10 @@ from ranks import mpirun
 
 from minidist import Cluster, Communicator, run
 from minidist.collectives import all_reduce
-from minidist.mesh import AXES, EXPERT_AXES, Layout, Mesh
+from minidist.mesh import ARRAYS, Layout, Mesh
 
 LAYOUTS = [
-    Layout(dp, pp, cp, tp, ep)
+    Layout(dp, pp, cp, tp, ep, dcn=1 + (dp * pp == 4))
     for dp, pp, cp, tp in itertools.product((1, 2, 3), repeat=4)
     for ep in (1, 2, 3, 4, 6, 9)
     if dp * cp % ep == 0 and dp * pp * cp * tp <= 36
@@ -24,13 +24,13 @@ LAYOUTS = [
 
 def test_the_axes_stand_in_the_order_of_the_docstring() -> None:
     layout = Layout(dp=2, pp=2, cp=1, tp=2, ep=1)
-    assert layout.size == 8 and layout.ranks.shape == (2, 2, 1, 2)
+    assert layout.size == 8 and layout.ranks.shape == (1, 2, 2, 1, 2)
     assert layout.groups("tp") == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert layout.groups("pp") == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert layout.groups("dp") == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert layout.groups("cp") == [(rank,) for rank in range(8)]
     assert layout.group("tp", 5) == (4, 5) and layout.group(("pp", "tp"), 5) == (4, 5, 6, 7)
-    assert layout.group((), 5) == (5,) and layout.group(AXES, 5) == tuple(range(8))
+    assert layout.group((), 5) == (5,) and layout.group(ARRAYS[0], 5) == tuple(range(8))
     assert layout.coordinate(6) == {"dp": 1, "pp": 1, "cp": 0, "tp": 0, "ep": 0, "edp": 1}
 
 
@@ -47,7 +47,7 @@ def test_experts_are_cut_from_the_data_axes() -> None:
 def test_groups_divide_the_ranks(layout: Layout) -> None:
     everyone = list(range(layout.size))
     coordinates = [layout.coordinate(rank) for rank in everyone]
-    for names, array in ((AXES, layout.ranks), (EXPERT_AXES, layout.expert_ranks)):
+    for names, array in zip(ARRAYS, (layout.ranks, layout.expert_ranks), strict=True):
         assert [array[tuple(here[axis] for axis in names)] for here in coordinates] == everyone
         for count in range(len(names) + 1):
             for axes in itertools.combinations(names, count):
@@ -133,11 +133,14 @@ def test_links() -> None:
     layout = Layout(dp=2, pp=2, cp=2, tp=4, ep=2)  # 32 ranks on 4 nodes of 8
     assert layout.links(Cluster.h100(4)) == {
         "dp": "across", "pp": "across", "cp": "inside", "tp": "inside", "ep": "inside", "edp": "across",
+        "dcn": "none",
     }  # fmt: skip
     assert Layout(dp=16).links(Cluster.h100(2))["dp"] == "both"
-    assert set(layout.links(Cluster.uniform(1e-6, 1e9)).values()) == {"inside"}
+    near = layout.links(Cluster.uniform(1e-6, 1e9))
+    assert near.pop("dcn") == "none" and set(near.values()) == {"inside"}
     assert Layout(tp=2).links(Cluster.ethernet(2)) == {
         "dp": "none", "pp": "none", "cp": "none", "tp": "across", "ep": "none", "edp": "none",
+        "dcn": "none",
     }  # fmt: skip
     with pytest.raises(ValueError, match="32 ranks do not fit"):
         layout.links(Cluster.h100(3))
@@ -154,10 +157,28 @@ ep=4    [0 2 8 10] [1 3 9 11] [4 6 12 14] [5 7 13 15]"""
     assert str(Layout()) == "1 rank\n        pp 0\ndp 0    [0]"
 
 
+def test_sites_are_outside_of_all_axes() -> None:
+    layout = Layout(dcn=2, dp=2, tp=2, ep=2, order=("tp", "dp", "pp", "cp"))
+    assert layout.group("dcn", 1) == (1, 5) and layout.size == 8
+    assert layout.groups("dp") == [(0, 1), (2, 3), (4, 5), (6, 7)]  # none leaves a site
+    assert layout.groups(("dcn", "edp", "ep")) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    cluster = Cluster.h100(2)
+    assert Layout(dcn=2, dp=8).links(cluster)["dcn"] == "across"
+    expected = """\
+4 ranks: dcn=2 × tp=2
+             pp 0
+site 0 dp 0  [0 1]
+site 1 dp 0  [2 3]"""
+    assert str(Layout(dcn=2, tp=2)) == expected
+    asked = "tp*dcn = 4, but 8 ranks were started: use mpirun -n 4, or --dp 2"
+    with pytest.raises(ValueError, match=re.escape(asked)):
+        Layout(dcn=2, tp=2).check(8)
+
+
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ("xp", "axis 'xp' does not exist: there are dp, pp, cp, tp"),
+        ("xp", "axis 'xp' does not exist: there are dcn, dp, pp, cp, tp"),
         (("ep", "dp"), "cut the same ranks in two ways"),
     ],
 )
@@ -265,7 +286,7 @@ def test_another_order_numbers_the_same_mesh_otherwise(order: tuple[str, ...]) -
     assert layout.group(inner, 0) == tuple(range(getattr(layout, inner)))
     for rank in range(48):
         at = layout.coordinate(rank)
-        assert layout.ranks[at["dp"], at["pp"], at["cp"], at["tp"]] == rank
+        assert layout.ranks[0, at["dp"], at["pp"], at["cp"], at["tp"]] == rank
         assert (
             layout.group("pp", rank)[at["pp"]] == rank
             and layout.group("ep", rank)[at["ep"]] == rank

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 
 from minidist.draw.table import format_sent
-from minidist.mesh import CARRIED
+from minidist.mesh import CARRIED, SITES
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
@@ -161,4 +161,9 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         if apart := trainer.parallel.replica.between_nodes():
             rows.append(("    of these to other nodes", sent["nodes"]))
             rows.append(("    the formula x steps", f"{apart[1] * len(outcome.history):,.0f}"))
+    if mesh.dcn.size > 1:
+        last = trainer.first_step + len(outcome.history)
+        said = [each.volume(trainer.first_step, last) for each in trainer.parallel.companions]
+        rows.append(("bytes sent to other sites by rank 0", sent[SITES]))
+        rows.append(("    by formula, in all meetings", f"{sum(said):,.0f}"))
     return rows

@@ -11,7 +11,8 @@
       │ 4  recomputation                        of the layers that are left, segment by segment
       │    context parallelism                  lets their attention reach the tokens of other ranks
       │    compiling                            of each layer's forward
-      ▼ 5  optimizer                            over what this rank updates: `Parallel.optimizer`
+      │ 5  optimizer                            over what this rank updates: `Parallel.optimizer`
+      ▼    sites                                an outer optimizer beside it
     Parallel.step(...)
 
 The order follows the links: the axis that sends most often is cut first, and is innermost in the
@@ -46,6 +47,7 @@ from minidist.parallel.pipeline.executor import Pipeline, Tensors
 from minidist.parallel.pipeline.stage import PipelineParallelism
 from minidist.parallel.placement import check_serial
 from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.parallel.sites.strategy import Sites
 from minidist.parallel.strategy import Facts, Loss, Parallel, Strategy
 from minidist.parallel.tensor.plan import TensorParallelism
 
@@ -59,6 +61,7 @@ ORDER: tuple[Strategy, ...] = (
     PIPELINE,
     Float8(),
     DataAxis(),
+    Sites(),
     Recomputation(),
     ContextParallelism(),
     Compiling(),

@@ -32,6 +32,7 @@ from minidist.parallel.pipeline import NAMES
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.options import PipelineOptions
 from minidist.parallel.pipeline.schedules import V_SHAPED
+from minidist.parallel.sites.options import SiteOptions
 from minidist.parallel.tensor.options import TensorParallelOptions
 
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
@@ -48,6 +49,7 @@ class RecipeError(ValueError):
 @dataclass(frozen=True)
 class Spread(
     CompileOptions,
+    SiteOptions,
     ShardingOptions,
     DataParallelOptions,
     PipelineOptions,
@@ -66,8 +68,8 @@ class Recipe(RecomputeOptions, Float8Options, AdapterOptions, Spread):
 
     Its options are those of its strategies: see `TensorParallelOptions`, `ContextParallelOptions`,
     `ExpertParallelOptions`, `PipelineOptions`, `DataParallelOptions`, `ShardingOptions`,
-    `AdapterOptions`, `Float8Options`, `RecomputeOptions` and `CompileOptions`. An option without
-    effect is refused, unless the reason is that an axis has only one rank.
+    `SiteOptions`, `AdapterOptions`, `Float8Options`, `RecomputeOptions` and `CompileOptions`. An
+    option without effect is refused, unless the reason is that an axis has only one rank.
     """
 
     supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {

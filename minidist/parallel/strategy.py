@@ -6,6 +6,7 @@
     Strategy.wanted       whether a run has it                                  about numbers alone; then
     Strategy.check        whether the model fits                                of those that the run has
     Strategy.apply        how the model is changed                              checks nothing
+    Strategy.attach       what is put beside each optimizer: a `Companion`
     Strategy.after_step   what changes with each step, beside parameters
     Strategy.state        what a checkpoint keeps of that
     Strategy.undo         how the model is as it was
@@ -18,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.collectives import broadcast
+from minidist.collectives import all_reduce, broadcast
 from minidist.mesh import Layout, Mesh
 from minidist.model.moe.balance import Load
 from minidist.parallel.clip import clip_by_global_norm
@@ -53,6 +54,27 @@ class Facts(NamedTuple):
     layers: int
     experts: int = 0
     nodes: tuple[object, ...] = ()
+
+
+class Companion(Protocol):
+    """What a strategy puts beside an optimizer. It hears of each step, and has a state."""
+
+    def beside(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return what is kept of a parameter that the optimizer updates, by its name in a
+        checkpoint: of the parameter's shape, or one number. Nothing for another optimizer's.
+        """
+
+    def begin(self) -> None:
+        """Begin anew, from what the parameters are now."""
+
+    def meets_next(self) -> bool:
+        """Tell whether ranks that train apart meet after the next step."""
+
+    def volume(self, before: int, after: int) -> float:
+        """Return the bytes that this rank sends between two numbers of steps, by formula."""
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Return this rank's tensors by category, for `Account`."""
 
 
 class Strategy:
@@ -87,6 +109,9 @@ class Strategy:
         Collective. `checked` is what `check` has returned.
         """
         raise NotImplementedError
+
+    def attach(self, parallel: Parallel, optimizer: torch.optim.Optimizer) -> None:
+        """Put something beside an optimizer that was built: see `Parallel.companions`. Collective."""
 
     def shares(self, recipe: Recipe, layout: Layout) -> dict[str, int]:
         """Return which option shares the tokens of a row out, and the number that must divide
@@ -138,6 +163,8 @@ class Parallel:
         The strategy over the data axis.
     pipeline : Pipeline or None
         None if the mesh has no pipeline.
+    companions : list of Companion
+        What strategies have put beside optimizers.
     load : Load or None
         How evenly the last step has loaded the experts of all ranks; None if the model has none.
     """
@@ -152,6 +179,7 @@ class Parallel:
     ties: list[nn.Parameter] = field(default_factory=list)
     replica: Replica = field(init=False)
     pipeline: Pipeline | None = None
+    companions: list[Companion] = field(default_factory=list)
     load: Load | None = None
 
     def __post_init__(self) -> None:
@@ -262,7 +290,29 @@ class Parallel:
         optimizer = self.replica.optimizer(kind, groups, elementwise, **options)
         if any(placement_of(parameter).block for parameter in self.model.parameters()):
             check_elementwise(optimizer, elementwise)
+        for strategy in self.applied:
+            strategy.attach(self, optimizer)
         return optimizer
+
+    def beside(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return what strategies keep of a parameter that this rank updates, beside its optimizer's
+        state, by its name in a checkpoint.
+        """
+        kept = [companion.beside(parameter) for companion in self.companions]
+        return {name: tensor for each in kept for name, tensor in each.items()}
+
+    def agreed(self, answers: list[float]) -> list[float]:
+        """Return answers of this site with those of all others added, if they meet after the next
+        step; otherwise zeros: who asks has to ask again.
+        """
+        if self.mesh.dcn.size == 1:
+            return answers
+        if not any(companion.meets_next() for companion in self.companions):
+            return [0.0] * len(answers)
+        device = next(self.model.parameters()).device
+        total = torch.tensor(answers, dtype=torch.float64, device=device)
+        all_reduce(total, self.mesh.dcn)
+        return total.tolist()
 
     def stepped(self) -> None:
         """Let parameters follow `replica.trained`, after something other than the optimizer has

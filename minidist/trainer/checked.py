@@ -19,7 +19,7 @@ import torch
 
 from minidist.comm import Communicator
 from minidist.memory.precision.mixed import check_dtype
-from minidist.mesh import AXES, SIZES, Layout, Mesh
+from minidist.mesh import AXES, SITES, SIZES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
 from minidist.parallel.apply import Fit, check_fit
@@ -72,7 +72,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
     with retold(ConfigError, ValueError, words=in_flags):
         sizes = {axis: getattr(asked, axis) for axis in SIZES}
         if not asked.dp:
-            others = math.prod(sizes[axis] for axis in AXES if axis != "dp")
+            others = math.prod(sizes[axis] for axis in (*AXES, SITES) if axis != "dp")
             sizes["dp"] = max(1, ranks // others)
         named = asked.order.split(",")
         unnamed = tuple(axis for axis in AXES if axis not in named and sizes[axis] == 1)
@@ -181,7 +181,7 @@ def _check_rows(config: Config, layout: Layout, recipe: Recipe) -> None:
 
     This comes before planning, which visits each.
     """
-    count, rows = recipe.settled(layout).microbatches, config.data.batch // layout.dp
+    count, rows = recipe.settled(layout).microbatches, config.data.batch // (layout.dcn * layout.dp)
     if layout.pp == 1 or count <= rows:
         return
     asked = (

@@ -121,6 +121,11 @@ class Config:
                 "--precision float16 these have another loss scale: use --precision bfloat16, or "
                 "--compress int8"
             )
+        if self.precision == "float16" and parallel.dcn > 1:
+            yield (
+                f"--dcn {parallel.dcn} sites would leave out steps at different times with "
+                "--precision float16: use --precision bfloat16"
+            )
         if parallel.pp > 1 and parallel.accumulate > 1:
             instead = f"with --pp {parallel.pp} say --microbatches {parallel.accumulate}"
             yield f"--accumulate {parallel.accumulate} is for runs without a pipeline: {instead}"

@@ -6,6 +6,9 @@ Each rank takes its rows of the global batch and divides its loss by the tokens 
 batch. The sum of the gradients is then that of the serial run, whatever the number of ranks and
 microbatches. In 16 bits AdamW updates float32 masters. In float16 the loss is scaled, and all ranks
 leave out a step in which a gradient overflows on any.
+
+Sites that train apart (`--dcn`) divide by their fair share of these tokens, and hear of each other
+only when they meet: what is reported in between is of the first site.
 """
 
 import contextlib
@@ -212,8 +215,10 @@ class Trainer:
         if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:
             sum_of = torch.compile(sum_of, backend=name_of(backend))
 
+        sites = self.mesh.dcn.size
+
         def loss(logits: Tensor, part: Batch) -> Tensor:
-            mean = sum_of(logits, part.targets) / part.tokens
+            mean = sum_of(logits, part.targets) * sites / part.tokens  # a site's share of them
             return scaler.scale_loss(mean) if scaler else mean
 
         carried = carried_of(self.model, self.mesh, self.recipe)
@@ -246,7 +251,7 @@ class Trainer:
         self.ready = None
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
-        weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
+        weight = self.mesh.dcn.size * (self.scaler.scale if self.scaler else 1.0) / batch.tokens
         where = [
             Where(self.config.run.seed, step, part.first_row, part.positions, weight)
             for part in parts
@@ -269,16 +274,16 @@ class Trainer:
             self.check()
         self.ready = measured
         # who has passed this sum knows that all ranks have what they need for the update
-        all_reduce(told, self.comm)
+        all_reduce(told, self.mesh.site)
         heard = told.tolist()
         del heard[: 1 if pipeline is None else 2]
-        answers = heard[: len(asked)]
+        answers = self.parallel.agreed(heard[: len(asked)])
         self.meter.hear(heard[len(asked) :])
         self.leaves = any(answers)
         self.saves = self.warned is not None and bool(answers[0])
         # all ranks come here together; on a GPU, whose kernels run later, nothing is known
         if pipeline is not None:
-            length = (self.comm.clock() - started) * self.comm.size
+            length = (self.comm.clock() - started) * self.mesh.site.size
             on_gpu = self.device.type == "cuda"
             self.bubble = None if on_gpu else max(0.0, 1 - float(told[1]) / length)
         return float(told[0]), self.update()
@@ -365,6 +370,8 @@ class Trainer:
 
     def _watch(self, account: Account) -> Account:
         account.watch(self.parallel.replica.called, self.optimizer, self.comm)
+        for companion in self.parallel.companions:
+            account.watch(optimizer=companion)
         return account
 
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:

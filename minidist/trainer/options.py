@@ -22,6 +22,7 @@ from minidist.options import (
 from minidist.parallel.layers.options import AdapterOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import STAGES
 from minidist.parallel.recipe import Spread
+from minidist.parallel.sites.options import LOCAL
 from minidist.trainer.schedule import SHAPES
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
@@ -130,6 +131,12 @@ class AxisOptions:
         1, "ranks of the axes dp and cp that share the experts", AT_LEAST_ONE, needs=EXPERTS
     )
     pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
+    dcn: int = option(
+        1,
+        "sites that a slow wire joins, each with all other axes; they train apart",
+        AT_LEAST_ONE,
+        needs=LOCAL,
+    )
     order: str = option(
         ",".join(AXES),
         "axes from the outermost, whose ranks are far apart; those of one rank may go",

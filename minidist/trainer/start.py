@@ -95,11 +95,11 @@ def start_of(run: CheckedRun, samples: Samples, held_out: Samples | None = None)
 
 def _batches(run: CheckedRun, samples: Samples) -> Batches:
     """Return this rank's rows of the text to train on."""
-    config, dp = run.config, run.mesh.dp
+    config, rows = run.config, run.mesh.rows
     sampler = DistributedSampler(
         len(samples),
-        dp.size,
-        dp.rank,
+        rows.size,
+        rows.rank,
         config.run.seed,
         batch=config.data.batch,
         lengths=samples.lengths if config.data.by_length else None,
@@ -109,14 +109,14 @@ def _batches(run: CheckedRun, samples: Samples) -> Batches:
 
 def _held_out(run: CheckedRun, samples: Samples | None) -> Batches:
     """Return this rank's rows of the text to measure on, in its order."""
-    config, dp = run.config, run.mesh.dp
+    config, rows = run.config, run.mesh.rows
     if samples is None:
         raise ConfigError(
             f"--eval-every {config.run.eval_every}: the held-out text is too short for a sequence "
             f"of {config.data.sequence} tokens: use --eval-text FILE, or a larger --held-out"
         )
     in_order = DistributedSampler(
-        len(samples), dp.size, dp.rank, batch=config.data.batch, shuffle=False
+        len(samples), rows.size, rows.rank, batch=config.data.batch, shuffle=False
     )
     return _of(run, samples, in_order)
 

@@ -212,13 +212,32 @@ class MasterWeights(Optimizer):
             twin = nn.Parameter(parameter.detach())
             twin.grad = parameter.grad
             return twin
+        twin = nn.Parameter(self._current(parameter, master))
+        twin.grad = self._widened(parameter.grad).mul_(self.factor)
+        return twin
+
+    def _current(self, parameter: Tensor, master: Tensor | None) -> Tensor:
+        """Return a master, or a new one if the parameter was overwritten since."""
         # by someone else, perhaps with the same value
         written = self.versions.get(parameter) != parameter._version
         if master is None or (written and not torch.equal(parameter, master.to(parameter))):
-            master = self._widened(parameter.detach())
-        twin = nn.Parameter(master)
-        twin.grad = self._widened(parameter.grad).mul_(self.factor)
-        return twin
+            return self._widened(parameter.detach())
+        return master
+
+    def master_of(self, parameter: Tensor) -> Tensor:
+        """Return the values that the next step will update: a parameter's own, or its master's."""
+        if self._is_own_master(parameter):
+            return parameter.detach()
+        return self._current(parameter, self.state_of(parameter).get("master"))
+
+    @torch.no_grad()
+    def overwrite(self, parameter: Tensor, values: Tensor) -> None:
+        """Let a parameter have other values, and its master the same, not rounded."""
+        parameter.copy_(values)
+        if not self._is_own_master(parameter):
+            self.versions[parameter] = parameter._version
+            master = values.to(self.place or parameter.device, wide(parameter), copy=True)
+            self._store(parameter, self.state_of(parameter) | {"master": master})
 
     # What follows decides where masters and state live. `OffloadedOptimizer` moves them.
 

@@ -100,9 +100,9 @@ class ExpertParallelism(Strategy):
         return f"ep={mesh.ep.size} ({how})" if mesh.ep.size > 1 else ""
 
     def after_step(self, parallel: Parallel) -> None:
-        """Move biases by the load that all ranks saw, and keep that to report it."""
-        world = parallel.mesh.world
-        parallel.load = rebalance(parallel.model, partial(reduce_from, comm=world))
+        """Move biases by the load that all ranks of the site saw, and keep that to report it."""
+        site = parallel.mesh.site
+        parallel.load = rebalance(parallel.model, partial(reduce_from, comm=site))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the biases of routers that are balanced by them."""

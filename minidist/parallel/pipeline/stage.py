@@ -25,6 +25,7 @@ from minidist.parallel.pipeline.check import check
 from minidist.parallel.pipeline.schedules import NAMES, plan
 from minidist.parallel.placement import Tie, record
 from minidist.parallel.recipe import ADAPTERS, Recipe, RecipeError
+from minidist.parallel.replica import Alone
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 from minidist.parallel.tensor.sequence import know_all_tokens
 
@@ -104,6 +105,7 @@ class PipelineParallelism(Strategy):
         parts = balance(recipe.costs or [1.0] * len(blocks_of(model)), checked.stages)
         parallel.stages = take_stages(model, parts, checked.stages_of(pp.rank))
         parallel.ties = tie_stages(model, tied, pp)
+        parallel.replica = Alone(model)  # of what is left
         for parameter in model.parameters():
             record(parameter, stages=pp)
         for stage, module in parallel.stages.items():

@@ -42,10 +42,11 @@ def load(path: Path, parallel: Parallel) -> None:
     What each of more ranks had for itself is added up on the ranks that there are, so nothing of it
     is lost. What ranks had alike, but cut otherwise, begins anew.
     """
-    there = restore.names(path)
+    site = site_of(parallel)
+    there = restore.names(path, site)
     found = [(each, list(_stored(name, each, parallel, there))) for name, each in _named(parallel)]
     wanted = [piece for _, parts in found for piece in parts]
-    restore.read(path, wanted)
+    restore.read(path, wanted, site)
     for each, parts in found:
         if parts:
             values = torch.stack([part.tensor for part in parts])
@@ -85,6 +86,15 @@ def _named(parallel: Parallel) -> Iterator[tuple[str, Remembered]]:
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
     for each in parallel.replica.remembered():
         yield names[each.parameter], each
+
+
+def site_of(parallel: Parallel) -> str:
+    """Return what the names of a site's pieces begin with: nothing for the first one's.
+
+    Sites have trained apart, so each saves all of its own.
+    """
+    site = parallel.mesh.dcn.rank
+    return f"site-{site}/" if site else ""
 
 
 def extent_of(parameter: Tensor) -> Extent:

@@ -71,14 +71,20 @@ def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
         raise _damaged(path / STATE, str(error)) from None
 
 
-def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Return dtype and shape of each whole tensor; CheckpointError if the index is damaged."""
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in _index(path).items()}
+def names(path: Path, site: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return dtype and shape of each whole tensor of a site (see `site_of`); CheckpointError if the
+    index is damaged.
+    """
+    return {
+        name.removeprefix(site): (tensor.dtype, tensor.shape)
+        for name, tensor in _index(path).items()
+        if name.startswith(site)
+    }
 
 
-def read(path: Path, wanted: Sequence[Piece]) -> None:
-    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them. Checksums are
-    left to `verify`.
+def read(path: Path, wanted: Sequence[Piece], site: str = "") -> None:
+    """Fill the tensors of the wanted pieces of a site (see `site_of`), in place, whatever layout
+    wrote them. Checksums are left to `verify`.
 
     Raises
     ------
@@ -86,7 +92,7 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
         If the checkpoint is damaged, or another model's. Nothing has been changed then.
     """
     stored = _index(path)
-    wanted = [piece for piece in wanted if piece.extent.count]
+    wanted = [piece._replace(name=site + piece.name) for piece in wanted if piece.extent.count]
     opened = functools.cache(lambda name: _reading(path / name, lambda file: safe_open(file, "pt")))
     for name, extent, tensor in wanted:
         here = words(tensor.dtype, extent.shape)

@@ -7,7 +7,7 @@ neither    weights drawn from --seed
 """
 
 import hashlib
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from minidist.launch.parser import flag
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, GPTConfig
 from minidist.options import NOT_NEGATIVE, POSITIVE
+from minidist.parallel.sites.options import SiteOptions
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
@@ -100,6 +101,12 @@ def prepare(
         for section in ("model", "data", "run", "optimizer")
     }
     before["parallel"] = saved("config", "parallel", kind=dict, default={})
+    sites = before["parallel"].get("dcn", 1)
+    if sites != config.parallel.dcn:
+        raise CheckpointError(
+            f"{path} has the parameters of {sites} sites, which have trained apart, not of "
+            f"{config.parallel.dcn}: use --dcn {sites}"
+        )
     return Resumed(path, step, changed_options(before, config.sections()))
 
 
@@ -160,6 +167,7 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
         ("run", "steps"),
         ("run", "precision"),
         ("parallel", "compress"),
+        *(("parallel", option.name) for option in fields(SiteOptions)),
     ]
     names += [("optimizer", name) for name in now["optimizer"]]
     # none newer than the run

@@ -29,9 +29,10 @@ from minidist.parallel.placement import (
 )
 from minidist.trainer.checkpoint import remembered, restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.checkpoint.remembered import extent_of
+from minidist.trainer.checkpoint.remembered import extent_of, site_of
 from minidist.trainer.checkpoint.store import CheckpointError
 
+BESIDE = "beside/"  # names of what strategies keep beside an optimizer's state begin with it
 MOMENT = 0.005  # seconds between two looks at a checkpoint that is being abandoned
 
 
@@ -155,6 +156,12 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
     """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and
     what the `state` of each strategy names, such as scales of fp8 and biases of routers.
     """
+    site = site_of(parallel)
+    for piece in _pieces_of_a_site(parallel, optimizer):
+        yield piece._replace(name=site + piece.name)
+
+
+def _pieces_of_a_site(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Piece]:
     # what strategies name is equal on both axes
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:
         for name, tensor in parallel.state().items():
@@ -164,7 +171,8 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Pie
         if not (counts and _first_replica(parallel, parameter)):
             continue
         yield Piece(name, extent, parameter)
-        for moment, value in optimizer.state_of(parameter).items():
+        beside = {BESIDE + word: tensor for word, tensor in parallel.beside(parameter).items()}
+        for moment, value in (optimizer.state_of(parameter) | beside).items():
             if isinstance(value, Tensor) and value.dim():
                 yield Piece(f"{name}/{moment}", extent, value)
             elif extent.count and extent.start == extent.first == 0:
@@ -184,28 +192,41 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
     CheckpointError
         If it is damaged, or another model's. Nothing has been changed then.
     """
-    there = restore.names(path)
+    site = site_of(parallel)
+    there = restore.names(path, site)
     wanted = []
     values: dict[Tensor, Tensor] = {}
     states: dict[nn.Parameter, dict[str, Any]] = {}
+    besides: list[tuple[Tensor, Tensor]] = []
     for name, extent, parameter in held(parallel):
+        beside = parallel.beside(parameter)
         values[parameter] = torch.empty(parameter.shape, dtype=parameter.dtype)
         wanted.append(Piece(name, extent, values[parameter]))
         for full, (dtype, whole) in there.items():
             if full.startswith(f"{name}/"):
                 part, shape = (extent, parameter.shape) if whole else (Extent.of(()), torch.Size())
                 moment = torch.empty(shape, dtype=dtype)
-                states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
+                word = full.removeprefix(f"{name}/")
+                if not word.startswith(BESIDE):
+                    states.setdefault(parameter, {})[word] = moment
+                elif word.removeprefix(BESIDE) in beside:
+                    besides.append((beside[word.removeprefix(BESIDE)], moment))
+                else:
+                    continue  # of an option that this run has not
                 wanted.append(Piece(full, part, moment))
     for name, tensor in parallel.state().items():
         if name in there:
             values[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
             wanted.append(Piece(name, Extent.of(tensor.shape), values[tensor]))
-    restore.read(path, wanted)
+    restore.read(path, wanted, site)
     with torch.no_grad():
         for ours, value in values.items():
             ours.copy_(value)
-    optimizer.restore(states)
+        optimizer.restore(states)
+        for companion in parallel.companions:
+            companion.begin()  # what the checkpoint lacks
+        for ours, value in besides:
+            ours.copy_(value)
     remembered.load(path, parallel)
 
 

@@ -62,6 +62,7 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         # in groups of --hsdp ranks each shard is in every group
         f"--zero {parallel.zero}": parallel.zero and not parallel.hsdp,
         f"--ep {parallel.ep}": parallel.ep > 1,
+        f"--local-steps {parallel.local_steps}": parallel.local_steps,
         f"--compress {parallel.compress}": keeps_back(parallel.compress),
         f"--offload {config.memory.offload}": config.memory.offload != "none",
         "--lora": config.adapter_rank,  # the weights beside adapters come from --init

@@ -15,7 +15,8 @@ def loss_on(
 ) -> float:
     """Return the loss per token of held-out text, without dropout. Collective.
 
-    It is the same on every layout: a sum over all tokens, divided by their number. Nothing changes
+    It is the same on every layout: a sum over all tokens, divided by their number. Sites measure
+    each on its own rows. Nothing changes
     for training: no gradient is computed, and batches to train on stay where they are. `scale` is
     what the model's loss is multiplied by.
     """
@@ -28,7 +29,7 @@ def loss_on(
         loss = parallel.evaluate([part.inputs for part in parts], parts, where)
         total += loss.double() * batch.tokens
         tokens += batch.tokens
-    total /= scale
+    total /= scale * mesh.dcn.size
     if mesh.tp.rank > 0:
         total.zero_()  # it is the same along the tensor axis
     all_reduce(total, mesh.world)

@@ -34,6 +34,7 @@ class StepMeter:
         self, config: Config, mesh: Mesh, device: torch.device, flops_per_token: float
     ) -> None:
         self.comm: Communicator = mesh.world
+        self.site = mesh.site
         self.on_gpu = device.type == "cuda"
         self.flops_per_token = flops_per_token
         self.peak = config.run.peak_tflops * 1e12
@@ -45,7 +46,9 @@ class StepMeter:
         self.stalls = wire.job.stalls if self.on_gpu and isinstance(wire, TorchWire) else None
         self.stood = 0.0
         compares = self.observed and (self.stalls is not None or not self.on_gpu)
-        self.stragglers = Stragglers(mesh.layout, config.data.batch) if compares else None
+        self.stragglers = None
+        if compares:
+            self.stragglers = Stragglers(mesh.layout, config.data.batch, mesh.dcn.rank)
         self.computed: list[float] = []
         self.sent: dict[str, int] = {}
         self.memory: dict[str, int] = {}
@@ -59,7 +62,7 @@ class StepMeter:
             self.stalls.begin()
 
     def own_computing(self) -> list[float]:
-        """Return, at this rank's place among all, the seconds that it has computed since the step
+        """Return, at this rank's place in its site, the seconds that it has computed since the step
         began; nothing if nobody asks.
         """
         if self.stragglers is None:
@@ -69,8 +72,8 @@ class StepMeter:
         else:
             waited = self.comm.traffic.seconds - self.waited
             computed = self.comm.clock() - self.started - waited
-        mine = [0.0] * self.comm.size
-        mine[self.comm.rank] = max(0.0, computed)
+        mine = [0.0] * self.site.size
+        mine[self.site.rank] = max(0.0, computed)
         return mine
 
     def hear(self, computed: list[float]) -> None:

@@ -80,12 +80,15 @@ class Stragglers:
     layout : Layout
     batch : int
         Rows of a global batch, which ranks of the data axis share.
+    site : int
+        Whose ranks are compared; sites train apart.
     """
 
-    def __init__(self, layout: Layout, batch: int) -> None:
-        places = [layout.coordinate(rank) for rank in range(layout.size)]
+    def __init__(self, layout: Layout, batch: int, site: int = 0) -> None:
+        places = [layout.coordinate(rank) for rank in range(layout.size // layout.dcn)]
         self.stages = [place["pp"] for place in places]
-        rows = [share(batch, layout.dp, place["dp"]) for place in places]
+        parts, first = layout.dcn * layout.dp, site * layout.dp
+        rows = [share(batch, parts, first + place["dp"]) for place in places]
         self.rows = [cut.stop - cut.start for cut in rows]
         self.scores: deque[list[float]] = deque(maxlen=STEPS)
 
