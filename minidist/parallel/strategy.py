@@ -302,8 +302,8 @@ class Parallel:
         return {name: tensor for each in kept for name, tensor in each.items()}
 
     def agreed(self, answers: list[float]) -> list[float]:
-        """Return answers of this site with those of all others added, if they meet after the next
-        step; otherwise zeros: who asks has to ask again.
+        """Return the sum of what all ranks have answered, if sites meet after the next step;
+        otherwise zeros: who asks has to ask again. 0 means that nobody has said yes.
         """
         if self.mesh.dcn.size == 1:
             return answers
@@ -311,7 +311,7 @@ class Parallel:
             return [0.0] * len(answers)
         device = next(self.model.parameters()).device
         total = torch.tensor(answers, dtype=torch.float64, device=device)
-        all_reduce(total, self.mesh.dcn)
+        all_reduce(total, self.mesh.world)  # so that only outer steps are counted between sites
         return total.tolist()
 
     def stepped(self) -> None:

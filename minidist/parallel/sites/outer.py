@@ -178,20 +178,17 @@ class Outer:
         return any(self._since(fragment, ahead=1) == 0 for fragment in self.fragments)
 
     @torch.no_grad()
-    def stepped(self) -> list[nn.Parameter]:
-        """Count a step of the inner optimizer; send and merge what is due. Return what has changed.
+    def stepped(self) -> None:
+        """Count a step of the inner optimizer; send and merge what is due.
 
         Collective when something is due, which it is at the same steps on all sites.
         """
         self.steps += 1
-        changed = []
         for fragment in self.fragments:
             if self._since(fragment) == 0:
                 self._send(fragment)
             if self._since(fragment) == self.meetings.delay:
                 self._merge(fragment)
-                changed += fragment.parameters
-        return changed
 
     def _since(self, fragment: Fragment, ahead: int = 0) -> int:
         """Return how many steps ago a fragment was sent, counted from now or from some steps ahead;

@@ -88,10 +88,9 @@ class Sites(Strategy):
         recipe, replica = parallel.recipe, parallel.replica
         numbers: Numbers = parallel.applied[self]
         names = {parameter: name for name, parameter in parallel.model.named_parameters()}
-        whole_of, fragment_of = {}, {}
+        fragment_of = {}
         for parameter in replica.parameters_to_reduce:
             piece, tie = replica.slice_of(parameter), placement_of(parameter).tie
-            whole_of[piece] = parameter
             # adapters, which have no name in the serial model, are one fragment
             fragment_of[piece] = numbers.get(tie.name if tie else names[parameter], 0)
         meetings = Meetings(
@@ -106,11 +105,10 @@ class Sites(Strategy):
         outer = Outer(optimizer, fragment_of, parallel.mesh.dcn, meetings)
         parallel.companions.append(outer)
 
-        def stepped(*_: object) -> None:
-            if changed := outer.stepped():
-                replica.stepped({whole_of[piece] for piece in changed})
-
-        optimizer.register_step_post_hook(stepped)
+        handle = optimizer.register_step_post_hook(lambda *_: outer.stepped())
+        # Before the hook with which ZeRO gathers what was updated: otherwise it would do so twice.
+        # (Torch has no argument for that here; where it has one, `prepend`, it does the same.)
+        optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def undo(self, parallel: Parallel) -> None:
