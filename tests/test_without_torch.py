@@ -24,7 +24,7 @@ from minidist.parallel.pipeline import (
 )
 
 for name in NAMES:
-    chunks = 2 if name == "interleaved" else 1
+    chunks = 2 if name in ("interleaved", "zb1p") else 1
     made = plan(name, 4, 8, chunks)
     check(made)
     check(with_communication(made))

@@ -7,6 +7,7 @@ from statistics import fmean, median
 from minidist.draw.table import format_sent
 from minidist.mesh import CARRIED, SITES
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
+from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
 from minidist.trainer.checkpoint.cadence import advice
@@ -88,7 +89,7 @@ def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
     ranks, m = now.ranks, now.microbatches
     if now.name not in NAMES:
         return {}
-    chunks = now.stages // ranks if now.name == "interleaved" else 1
+    chunks = now.stages // ranks if now.name in CHUNKED else 1
     tried = {
         f"--microbatches {k}": (now.name, k, chunks)
         for k in (2 * m, 4 * m, 8 * m)

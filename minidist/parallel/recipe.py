@@ -31,7 +31,7 @@ from minidist.parallel.layers.options import (
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.options import PipelineOptions
-from minidist.parallel.pipeline.schedules import V_SHAPED
+from minidist.parallel.pipeline.schedules import CHUNKED, V_SHAPED
 from minidist.parallel.sites.options import SiteOptions
 from minidist.parallel.tensor.options import TensorParallelOptions
 
@@ -99,5 +99,5 @@ class Recipe(RecomputeOptions, Float8Options, AdapterOptions, Spread):
             count = self.own_plan.microbatches
         else:
             count = self.microbatches or (2 * layout.pp if layout.pp > 1 else 1)
-        chunks = self.chunks or (2 if self.schedule in ("interleaved", *V_SHAPED) else 1)
+        chunks = self.chunks or (2 if self.schedule in (*CHUNKED, *V_SHAPED) else 1)
         return replace(self, microbatches=count, chunks=chunks)

@@ -18,6 +18,7 @@ from typing import Any
 
 from minidist.launch.parser import nearest
 from minidist.mesh import AXES
+from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.plan.device import PlanError
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.run import Setup
@@ -310,7 +311,7 @@ def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
         names = names[:1]
     found = []
     for name, chunks in product(names, options(fixed, "chunks")):
-        if (chunks > 1) == (name == "interleaved"):
+        if (chunks > 1) == (name in CHUNKED):
             found.append((name, chunks))
     return found
 

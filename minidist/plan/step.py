@@ -27,7 +27,7 @@ from minidist.plan.memory import Parts, ends_parameters, parts_of, table_paramet
 from minidist.plan.run import Setup
 
 # of the package; others are known in closed form alone
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb1p", "zb-v")
 Seconds = dict[str, float]
 
 
@@ -284,10 +284,10 @@ def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
     seconds = [stage.seconds for stage in stages]
     slowest = stages[seconds.index(max(seconds))]
     share = 1 / run.chunks
-    if run.schedule in ("zb-1p", "zb-h1"):
+    if run.schedule in ("zb-1p", "zb1p", "zb-h1"):
         # F + I - W of F + I + W, where W is half of the backward's computing
         twice_weights = slowest.backward.kinds["computing"] * max(run.layers())
-        share = 1 - twice_weights / max(seconds)
+        share *= 1 - twice_weights / max(seconds)
     elif run.schedule.startswith(("zb-2p", "zb-h2", "zb-v")):
         share = 0.02
     others = sum(seconds) - max(seconds)

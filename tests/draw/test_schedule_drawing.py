@@ -8,6 +8,7 @@ import pytest
 
 from minidist.draw.pipeline import draw_svg, draw_text
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan, simulate, with_communication
+from minidist.parallel.pipeline.schedules import CHUNKED
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,7 +24,7 @@ def boxes(svg: str) -> list[tuple[str, float, float, float, str]]:
 
 
 def sample(name: str) -> Plan:
-    return plan(name, 4, 8, 2 if name == "interleaved" else 1)
+    return plan(name, 4, 8, 2 if name in CHUNKED else 1)
 
 
 def test_1f1b_in_letters() -> None:

@@ -18,6 +18,7 @@ import minidist
 from minidist.cli.train import train
 from minidist.mesh import Layout
 from minidist.parallel.pipeline import NAMES
+from minidist.parallel.pipeline.schedules import CHUNKED, V_SHAPED
 from minidist.parallel.recipe import NO_PIPELINE, Recipe
 
 TINY = "--hidden 16 --heads 4 --sequence 16 --steps 2 --warmup 1 --lr 0.01 --sample 0 --verify"
@@ -78,7 +79,7 @@ def draw(seed: int, ranks: int) -> list[str]:
     precision = turn("precision", PRECISIONS, seed)
     if precision == "fp8" and precision not in Recipe.supported[schedule]:
         precision = "float32"
-    chunks = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
+    chunks = 2 if schedule in (*CHUNKED, *V_SHAPED) else 1
     words = [f"{TINY} --dp {layout.dp} --pp {layout.pp} --tp {layout.tp} {how} --seed {seed}"]
     words += [f"--layers {max(4, chunks * layout.pp)}", f"--batch {turn('batch', (16, 13), seed)}"]
     words += [

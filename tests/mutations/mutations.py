@@ -1102,6 +1102,20 @@ PIPELINE = [
         tests=(f"{SCHEDULES}::test_peaks",),
     ),
     Mutation(
+        "zb1p warms up as interleaved does",
+        "minidist/parallel/pipeline/schedules.py",
+        old="warm_up = (chunks - 1) * group + ranks - rank - 1",
+        new="warm_up = (chunks - 1) * group + 2 * (ranks - rank - 1)",
+        tests=(f"{SCHEDULES}::test_peaks",),
+    ),
+    Mutation(
+        "zb1p computes weight gradients at once",
+        "minidist/parallel/pipeline/schedules.py",
+        old='backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]',
+        new='backwards = [f"{step}, W" for step in backwards]',
+        tests=(f"{SCHEDULES}::test_bubble_of_zb1p",),
+    ),
+    Mutation(
         "an output is kept after its gradient has come",
         "minidist/parallel/pipeline/executor.py",
         old="        self.free_sent()  # this microbatch's output at least: its gradient is here\n",

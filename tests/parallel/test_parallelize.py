@@ -62,7 +62,15 @@ def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, chunks", [("naive", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 1), ("dualpipe-v", 1)]
+    "name, chunks",
+    [
+        ("naive", 1),
+        ("interleaved", 2),
+        ("zb1p", 2),
+        ("zb-h1", 1),
+        ("zb-v", 1),
+        ("dualpipe-v", 1),
+    ],
 )
 def test_every_schedule_under_tensor_and_sequence_parallelism(name: str, chunks: int) -> None:
     """Untied, as the deferred products of cut layers matter most where the head has its own."""
@@ -148,7 +156,7 @@ def test_every_axis_sends_what_it_should() -> None:
 
 
 @pytest.mark.parametrize("layout", [PP2, Layout(dp=2, pp=2)], ids=["pp=2", "dp=2, pp=2"])
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "zb1p", "zb-v", "dualpipe-v"])
 def test_weight_gradients_that_are_put_off_outlive_recomputation(name: str, layout: Layout) -> None:
     """A checkpoint hands the saved weight back as another tensor: its gradient has to find the
     parameter.
@@ -175,7 +183,7 @@ def test_what_is_frozen_stays_so_on_every_stage(frozen: tuple[str, ...], zero: i
         )
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "zb1p", "zb-v", "dualpipe-v"])
 def test_shared_keys_and_values_where_weight_gradients_are_put_off(name: str) -> None:
     """One key-value head on two ranks: the hook that adds up its gradients is called without one
     first.

@@ -27,6 +27,7 @@ from minidist.parallel.context.order import multiple
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.data.options import Strategy
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
+from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.parallel.recipe import ADAPTERS, Recipe
 
 DRAWS, SOAK = 16, 500
@@ -123,8 +124,8 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
     """Return a recipe, and how many stages its pipeline has."""
     microbatches = random.randint(1, 5)
     schedule: str | Plan = random.choice(NAMES)
-    chunks = random.choice((1, 2, 3)) if schedule == "interleaved" and layout.pp > 1 else 1
-    if schedule == "interleaved" and random.random() < 0.8:
+    chunks = random.choice((1, 2, 3)) if schedule in CHUNKED and layout.pp > 1 else 1
+    if schedule in CHUNKED and random.random() < 0.8:
         microbatches = layout.pp * random.choice((1, 2))
     if layout.pp > 1 and random.random() < 0.3:
         schedule, chunks = draw_plan(random, layout.pp, microbatches), 1

@@ -1,7 +1,8 @@
-"""`--plan FILE` reads what torch's own schedules write, and runs it."""
+"""`--plan FILE` reads what torch's own schedules write, and runs it; and our zb1p is torch's."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ranks import clean_environment
 from training import train_on
 
 from minidist.launch.jobs import run_job
-from minidist.parallel.pipeline import Kind, ScheduleError, check, read_plan
+from minidist.parallel.pipeline import Kind, ScheduleError, check, plan, read_plan
 
 NAMES = {  # and the stages of rank 0, of four
     "Interleaved1F1B": (0, 2),
@@ -33,6 +34,34 @@ for name, numbers in {NAMES}.items():
     for format in ("compute_only", "compute_comms"):
         if format == "compute_only" or name == "Interleaved1F1B":
             made._dump_csv(sys.argv[1] + "/" + name + "." + format + ".csv", format)
+"""
+
+
+SIZES = [(p, v, m) for p in range(1, 6) for v in (1, 2, 3) for m in (1, 2, 3, 4, 6, 8, 9, 11, 15)]
+# The words of each rank in torch's plan, or why it refuses the number of microbatches.
+ZERO_BUBBLE = f"""
+import json
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleavedZeroBubble
+from torch.testing._internal.distributed.fake_pg import FakeStore
+found, size = [], 0
+for p, v, m in {SIZES}:
+    if p != size:
+        if size:
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=p)
+        size = p
+    stages = [PipelineStage(nn.Linear(4, 4), c * p, p * v, torch.device("cpu")) for c in range(v)]
+    try:
+        made = ScheduleInterleavedZeroBubble(stages, m, loss_fn=nn.MSELoss())
+    except ValueError as error:
+        found.append(str(error))
+        continue
+    rows = [made.pipeline_order[rank] for rank in range(p)]
+    found.append([[str(action) for action in row if action is not None] for row in rows])
+print(json.dumps(found))
 """
 
 
@@ -64,6 +93,23 @@ def test_a_plan_of_torch_is_read_checked_and_trains_like_one_rank(name: str, dum
     assert (
         train_on(2, f"--pp 2 --plan {file} --layers 4 --steps 3 --dropout 0.1 --tied --verify") == 0
     )
+
+
+def test_zb1p_is_torchs_action_by_action_and_refuses_the_same_sizes() -> None:
+    command = [sys.executable, "-c", ZERO_BUBBLE]
+    job = run_job(command, env=clean_environment(), timeout=100, capture=True)
+    assert job.returncode == 0, job.stderr
+    refused = 0
+    for (p, v, m), found in zip(SIZES, json.loads(job.stdout), strict=True):
+        if isinstance(found, str):
+            refused += 1
+            assert "multiple of the number of rounds" in found
+            with pytest.raises(ValueError, match=r"zb1p takes microbatches in [0-9]+ equal groups"):
+                plan("zb1p", p, m, v)
+        else:
+            ours = plan("zb1p", p, m, v).actions
+            assert [[str(action) for action in row] for row in ours] == found, (p, v, m)
+    assert 10 < refused < len(SIZES) / 4
 
 
 def test_spaces_and_commas_mean_the_same() -> None:

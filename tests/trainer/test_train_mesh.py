@@ -69,6 +69,7 @@ REPEATED = [  # in soak: each option stands in another mesh as well
         pytest.param(3, "--pp 3 --tied --dropout 0.1", marks=pytest.mark.soak),
         (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
         (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
+        (4, "--pp 2 --layers 7 --schedule zb1p --chunks 3 --microbatches 3 --tied --dropout 0.1"),
         (8, "--pp 2 --tp 2 --sp --schedule dualpipe-v --zero 1 --tied --dropout 0.1 --steps 4"),
         (4, "--pp 2 --plan {plan} --dropout 0.1 --tied"),
         pytest.param(
@@ -255,6 +256,11 @@ MISTAKES = [
     ),
     (
         2,
+        "--pp 2 --layers 4 --schedule zb1p --microbatches 5",
+        "zb1p takes microbatches in 2 equal groups of at least 2, one for each rank, but there are",
+    ),
+    (
+        2,
         "--pp 2 --plan {cycle}",
         "--plan .*: deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1",
     ),
@@ -334,7 +340,7 @@ MISTAKES = [
     (
         2,
         "--pp 2 --chunks 2",
-        "--chunks 2 is for runs with --schedule interleaved: add that, or leave",
+        "--chunks 2 is for runs with --schedule interleaved or zb1p: add that, or leave",
     ),
     (
         2,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from minidist.options import NOT_NEGATIVE, Needs, one_of, option
 from minidist.parallel.pipeline.actions import Plan
-from minidist.parallel.pipeline.schedules import NAMES
+from minidist.parallel.pipeline.schedules import CHUNKED, NAMES
 
 STAGES = Needs("--pp RANKS", "pp", lambda ranks: ranks > 1)
-INTERLEAVED = Needs("--schedule interleaved", "schedule", lambda name: name == "interleaved")
+INTERLEAVED = Needs(f"--schedule {' or '.join(CHUNKED)}", "schedule", lambda name: name in CHUNKED)
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PipelineOptions:
     schedule : str or Plan
         The name of a schedule, or your own plan without sends and receives.
     chunks : int
-        Stages a rank, for the interleaved schedule. 0: 2 for that schedule, else 1.
+        Stages a rank, for interleaved and zb1p. 0: 2 for these two, else 1.
     microbatches : int
         Microbatches of a step, on each rank of the data axis; without a pipeline, gradients
         accumulate over them. 0: those of your own plan, two for each stage of a pipeline, or 1
@@ -34,7 +34,7 @@ class PipelineOptions:
         "1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES), needs=STAGES, kind=str
     )
     chunks: int = option(
-        0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE, needs=INTERLEAVED
+        0, "stages a rank, of interleaved and zb1p; 0: 2", NOT_NEGATIVE, needs=INTERLEAVED
     )
     microbatches: int = option(
         0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE, needs=STAGES

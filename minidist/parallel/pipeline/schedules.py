@@ -11,6 +11,8 @@ The others split the backward, so that weight gradients fill the bubble:
                   W, the gradients of the weights: nobody waits for them, so they come where a rank
                   would idle.
 
+    zb-h1 does so to 1f1b, and zb1p to interleaved; zb-v and dualpipe-v place their stages in a V.
+
     V placement, 3 ranks      stage 0  1  2 ╮
                               stage 5  4  3 ╯     the first rank holds the last stage too, and has its gradient at once
                               rank  0  1  2
@@ -22,7 +24,6 @@ as there. (Qi et al. 2023, "Zero bubble pipeline parallelism". DualPipeV: DeepSe
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan
 
@@ -111,18 +112,21 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
     turns = [step // ranks % chunks for step in range(microbatches * chunks)]
     forwards = [f"F {chunk}" for chunk in turns]
     backwards = [f"B {chunks - 1 - chunk}" for chunk in turns]
-    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(turns))
-    pairs = zip(forwards[warm_up:], backwards, strict=False)
-    steps = (
-        forwards[:warm_up]
-        + [each for pair in pairs for each in pair]
-        + backwards[len(turns) - warm_up :]
-    )
-    return row_of(
-        {str(chunk): chunk * ranks + rank for chunk in range(chunks)},
-        microbatches,
-        (1, ", ".join(steps)),
-    )
+    warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
+    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
+    return row_of(stages, microbatches, in_turn(forwards, backwards, warm_up))
+
+
+def in_turn(forwards: list[str], backwards: list[str], warm_up: int) -> tuple[int, str]:
+    """Return a part of a row: `warm_up` forwards, then one forward and one backward in turn, then
+    the backwards that are left.
+    """
+    warm_up = min(warm_up, len(forwards))
+    steps = forwards[:warm_up]
+    for pair in zip(forwards[warm_up:], backwards, strict=False):
+        steps += pair
+    steps += backwards[len(forwards) - warm_up :]
+    return 1, ", ".join(steps)
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
@@ -141,6 +145,42 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
         (rank, "F mine, I mine"),
         in_turn,
     )
+
+
+def zb1p(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
+    """interleaved with W put off by `rank` microbatches, as in zb-h1: with one chunk it is zb-h1.
+
+    A rank waits only for the rank behind it, not for a whole round trip, so neighbouring ranks
+    differ by one forward in their warm-up, where interleaved has two. With p microbatches or more
+    in each group, rank r idles (p-1)(F + I - W) of a stage, which is 1/v of its layers, if W is the
+    shortest of the three. In groups of p it holds at most p v - r microbatches of one stage, and of
+    r + 1 more what W needs. (DeepSeek's tables and torch's `ScheduleInterleavedZeroBubble` call it
+    ZB1P; Qi et al. 2023, section 2.1, for one chunk.)
+
+    Raises
+    ------
+    ValueError
+        If `microbatches` is no multiple of the number of groups, which is as often as p fits into
+        it.
+    """
+    groups = max(1, microbatches // ranks)
+    if microbatches % groups:
+        below = microbatches - microbatches % groups
+        above = min(below + groups, (groups + 1) * ranks)
+        raise ValueError(
+            f"zb1p takes microbatches in {groups} equal groups of at least {ranks}, one for each "
+            f"rank, but there are {microbatches}: make it {below} or {above}, or use zb-h1"
+        )
+    group = microbatches // groups
+    # the chunk of each forward
+    turns = [step // group % chunks for step in range(microbatches * chunks)]
+    forwards = [f"F {chunk}" for chunk in turns]
+    backwards = [f"I {chunks - 1 - chunk}" for chunk in turns]
+    # from backward number `rank` on, W of the one that is owed longest
+    backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]
+    warm_up = (chunks - 1) * group + ranks - rank - 1
+    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
+    return row_of(stages, microbatches, in_turn(forwards, backwards, warm_up))
 
 
 def zb_v(rank: int, ranks: int, microbatches: int) -> Row:
@@ -198,7 +238,8 @@ SCHEDULES: dict[str, Callable[[int, int, int], Row]] = {
     "dualpipe-v": dualpipe_v,
 }
 V_SHAPED = ("zb-v", "dualpipe-v")
-NAMES = (*SCHEDULES, "interleaved")
+CHUNKED: dict[str, Callable[[int, int, int, int], Row]] = {"interleaved": interleaved, "zb1p": zb1p}
+NAMES = (*SCHEDULES, *CHUNKED)
 
 
 def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
@@ -209,14 +250,14 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
     name : str
         One of `NAMES`.
     chunks : int
-        Stages a rank, for interleaved. zb-v and dualpipe-v always have two, one on the way down and
-        one on the way up; the others have one.
+        Stages a rank, for interleaved and zb1p. zb-v and dualpipe-v always have two, one on the way
+        down and one on the way up; the others have one.
 
     Raises
     ------
     ValueError
         For an unknown name, for less than one rank, microbatch or chunk, for chunks that the
-        schedule does not have, or for a number of microbatches that interleaved cannot group.
+        schedule does not have, or for a number of microbatches that it cannot group.
     """
     if name not in NAMES:
         raise ValueError(f"there is no schedule {name!r}: choose one of {', '.join(NAMES)}")
@@ -224,12 +265,14 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
         if value < 1:
             raise ValueError(f"{what}={value}, but a schedule needs at least 1")
     offered = 2 if name in V_SHAPED else 1
-    if name != "interleaved" and chunks not in (1, offered):
+    if name not in CHUNKED and chunks not in (1, offered):
         raise ValueError(
             f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved"
         )
     down = tuple(range(ranks))
-    schedule = partial(interleaved, chunks=chunks) if name == "interleaved" else SCHEDULES[name]
-    rows = [schedule(rank, ranks, microbatches) for rank in down]
+    if name in CHUNKED:
+        rows = [CHUNKED[name](rank, ranks, microbatches, chunks) for rank in down]
+    else:
+        rows = [SCHEDULES[name](rank, ranks, microbatches) for rank in down]
     rank_of = down + down[::-1] if name in V_SHAPED else down * chunks
     return Plan(name, ranks, len(rank_of), microbatches, rank_of, tuple(map(tuple, rows)))

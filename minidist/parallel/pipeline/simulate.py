@@ -16,6 +16,7 @@ tests compare the plans with them:
     gpipe, 1f1b  (p - 1) / (m + p - 1)       (p - 1) / m
     interleaved  (p - 1) / (v m + p - 1)     (p - 1) / (v m)
     zb-h1        idle time of a rank: (p - 1)(F + I - W), from m = p on
+    zb1p         the same, but of stages that have 1/v of the layers
 """
 
 import math

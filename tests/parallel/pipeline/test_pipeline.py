@@ -93,6 +93,7 @@ SCHEDULES = (
     ("1f1b", 1),
     ("interleaved", 2),
     ("zb-h1", 1),
+    ("zb1p", 2),
     ("zb-v", 2),
     ("dualpipe-v", 2),
 )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -29,18 +30,26 @@ from minidist.parallel.pipeline import (
 )
 from minidist.parallel.pipeline.errors import grid
 from minidist.parallel.pipeline.order import execution_order
+from minidist.parallel.pipeline.schedules import CHUNKED
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
 SIZES = [
     (ranks, microbatches) for ranks in range(1, 8) for microbatches in (1, 2, 3, 4, 5, 7, 8, 12, 13)
 ]
+UNGROUPED = ((2, 1), (2, 3), (3, 2), (3, 8), (4, 3), (4, 5), (4, 10), (5, 9), (7, 13))
 
 
 def all_plans() -> list[Plan]:
-    plans = [plan(name, p, m) for name in NAMES if name != "interleaved" for p, m in SIZES]
-    return plans + [
-        plan("interleaved", p, p * k, v) for p in range(1, 7) for k in (1, 2, 3) for v in (1, 2, 3)
+    plans = [plan(name, p, m) for name in NAMES if name not in CHUNKED for p, m in SIZES]
+    plans += [
+        plan(name, p, p * k, v)
+        for name in CHUNKED
+        for p in range(1, 7)
+        for k in (1, 2, 3)
+        for v in (1, 2, 3)
     ]
+    # fewer microbatches than ranks, and groups of more than there are ranks
+    return plans + [plan("zb1p", p, m, v) for p, m in UNGROUPED for v in (1, 2, 3)]
 
 
 PLANS = all_plans()
@@ -193,6 +202,27 @@ def test_bubble_of_zb_h1() -> None:
                 assert idle == pytest.approx([(p - 1) * (forward + input - weight)] * p, abs=1e-9)
 
 
+def test_bubble_of_zb1p() -> None:
+    """That of zb-h1, of stages with 1/v of the layers; and less than interleaved has."""
+    draw = random.Random(0)
+    sizes = [(p, p * k) for p in range(1, 7) for k in (1, 2, 5)]
+    sizes += [(p, m) for p, m in UNGROUPED if m >= p]
+    for (p, m), v in product(sizes, (1, 2, 3, 4)):
+        forward, input = draw.random(), draw.random()
+        weight = draw.random() * min(forward, input)
+        idle = simulate(plan("zb1p", p, m, v), forward, input=input, weight=weight).idle
+        assert idle == pytest.approx([(p - 1) * (forward + input - weight)] * p, abs=1e-9)
+        if m % p == 0 and p > 1:
+            other = plan("interleaved", p, m, v)
+            assert idle[0] < simulate(other, forward, input + weight).idle[0]
+
+
+def test_zb1p_with_one_chunk_is_zb_h1() -> None:
+    for p, m in SIZES:
+        if m < p or m % (m // p) == 0:
+            assert plan("zb1p", p, m) == plan("zb-h1", p, m)
+
+
 @pytest.mark.parametrize(("name", "enough"), [("zb-v", -1), ("dualpipe-v", 0)])
 def test_v_shaped_schedules_idle_only_before_their_first_and_after_their_last_action(
     name: str, enough: int
@@ -224,6 +254,9 @@ def test_peaks() -> None:
         assert peak_deferred(plan("1f1b", p, m)) == (0,) * p
     for p, v in ((2, 2), (4, 2), (3, 4)):
         assert max(peak_activations(plan("interleaved", p, 4 * p, v))) == p * (v + 1) - 1
+        split = plan("zb1p", p, 4 * p, v)
+        assert list(peak_activations(split)) == [p * v - rank for rank in range(p)]
+        assert list(peak_deferred(split)) == [rank + 1 for rank in range(p)]
 
 
 def test_a_timeline_by_hand() -> None:
@@ -351,6 +384,12 @@ def test_64_stages_and_512_microbatches_within_5_seconds() -> None:
             "groups of 4, one for each rank, but there are 6: make it 4 or 8",
         ),
         (("interleaved", 4, 3, 2), "but there are 3: make it 4, or use 1f1b"),
+        (
+            ("zb1p", 4, 9, 2),
+            "zb1p takes microbatches in 2 equal groups of at least 4, one for each rank, but "
+            "there are 9: make it 8 or 10, or use zb-h1",
+        ),
+        (("zb1p", 3, 10, 1), "but there are 10: make it 9 or 12, or use zb-h1"),
         (("gpipe", 4, 4, 2), "gpipe has 1 chunk a rank, not 2"),
         (("zb-v", 4, 4, 3), "zb-v has 2 chunks a rank, not 3"),
     ],
