@@ -112,6 +112,7 @@ def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0
+    state += max(4, bytes) * config.parallel.outer_copies
     shares = config.parallel.tp * config.parallel.pp
     trained: float = count
     if rank := config.adapter_rank:

@@ -23,6 +23,7 @@ KINDS = {
     Kind.INPUTS: ("backward for inputs", (204, 121, 167)),
     Kind.WEIGHTS: ("backward for weights", (230, 159, 0)),
     Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
+    Kind.UPDATE: ("update of the weights", (240, 228, 66)),
 }
 MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # a wider drawing is scaled down to this, without labels
 # pixels

@@ -2130,6 +2130,70 @@ COMPRESSION = [
     ),
 ]
 
+# ---------------------------------------------------------------- slow wires and old weights
+
+SITES = "tests/parallel/sites/test_sites.py::"
+STALE = "tests/parallel/stale/test_stale.py::"
+
+OLD_WEIGHTS = [
+    Mutation(
+        "sites climb: after minus before",
+        "minidist/parallel/sites/outer.py",
+        old="torch.sub(fragment.shared, fragment.change, out=fragment.change)",
+        new="torch.sub(fragment.change, fragment.shared, out=fragment.change)",
+        tests=(f"{SITES}test_plain_steps_that_meet_each_time_are_data_parallelism",),
+    ),
+    Mutation(
+        "the outer step is plain momentum, not Nesterov's",
+        "minidist/parallel/sites/outer.py",
+        old="step = step.add(fragment.velocity, alpha=meetings.momentum)",
+        new="step = fragment.velocity.clone()",
+        tests=(f"{SITES}test_meeting_each_time_with_momentum_is_nesterov_of_the_mean_gradient",),
+    ),
+    Mutation(
+        "an outer step is taken on the rounded weights",
+        "minidist/parallel/sites/outer.py",
+        old="            return self.optimizer.master_of(parameter)\n",
+        new="            return parameter.detach()\n",
+        tests=(f"{SITES}test_the_outer_step_is_taken_on_masters",),
+    ),
+    Mutation(
+        "what is not sent of an outer step is forgotten",
+        "minidist/parallel/sites/sparse.py",
+        old="        self.error.copy_(kept)\n",
+        new="        self.error.zero_()\n",
+        tests=(f"{SITES}test_a_sparse_step_loses_nothing_for_good",),
+    ),
+    Mutation(
+        "a site divides by all tokens, not by its share",
+        "minidist/trainer/loop.py",
+        old="mean = sum_of(logits, part.targets) * sites / part.tokens",
+        new="mean = sum_of(logits, part.targets) / part.tokens",
+        tests=(f"{SITES}test_sites_report_their_share_of_the_serial_loss",),
+    ),
+    Mutation(
+        "a backward uses newer weights than its forward",
+        "minidist/parallel/stale/pipeline.py",
+        old="                parameter.data = parameter.data.clone()\n",
+        new="                pass\n",
+        tests=(f"{STALE}test_pipedream_is_sgd_with_the_delay_of_each_stage",),
+    ),
+    Mutation(
+        "versions are kept for ever",
+        "minidist/parallel/stale/pipeline.py",
+        old="        users[used] -= self.plan.batch\n",
+        new="",
+        tests=(f"{STALE}test_versions_are_as_many_as_the_table_says",),
+    ),
+    Mutation(
+        "a worker takes a version that is one too new",
+        "minidist/parallel/stale/server.py",
+        old="        take(max(0, step - stale))\n",
+        new="        take(max(0, step - stale + (stale > 0)))\n",
+        tests=(f"{STALE}test_a_stale_server_is_sgd_with_a_delay",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
     *(
@@ -2145,5 +2209,5 @@ MUTATIONS = [
         *FEW_BITS,
         *UNITS,
     ),
-    *(*TRAINER, *COURSE, *REST, *FAILURES, *COMPRESSION),
+    *(*TRAINER, *COURSE, *REST, *FAILURES, *COMPRESSION, *OLD_WEIGHTS),
 ]

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     SEND_GRADIENT = "SEND_B"
     RECEIVE_GRADIENT = "RECV_B"
     REDUCE = "R"  # sum the gradients of a stage over the data axis
+    UPDATE = "U"  # step the optimizer of a stage, in a plan of many batches
 
 
 class Flow(NamedTuple):
@@ -54,7 +55,7 @@ FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
 
 WORD = re.compile(
-    rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))"
+    rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS, Kind.UPDATE))})(\d{{1,9}}))"
 )
 
 
@@ -75,6 +76,7 @@ class Action(NamedTuple):
         stage 1.
     microbatch : int
         Counted from 0. A reduction covers all microbatches: its number is 0, and is not written.
+        An update has the number of the last microbatch whose gradient it uses.
     """
 
     kind: Kind
@@ -96,7 +98,7 @@ class Action(NamedTuple):
 
         It may not exist.
 
-        Raises KeyError for what passes nothing on: `W` and `R`.
+        Raises KeyError for what passes nothing on: `W`, `R` and `U`.
         """
         flow = FLOWS[self.kind]
         return self.stage + (-flow.step if self.kind == flow.receive else flow.step)
@@ -123,6 +125,9 @@ class Plan:
         The rank that holds each stage.
     actions : tuple of tuples of Action
         For each rank, in its order.
+    batch : int
+        Microbatches whose gradients an update uses, in a plan that has updates (see
+        `parallel/stale/`); otherwise 0: the plan is one step, and the update comes after it.
 
     Raises
     ------
@@ -136,6 +141,7 @@ class Plan:
     microbatches: int
     rank_of: tuple[int, ...]
     actions: tuple[tuple[Action, ...], ...]
+    batch: int = 0
 
     def __post_init__(self) -> None:
         if len(self.rank_of) != self.stages or len(self.actions) != self.ranks:

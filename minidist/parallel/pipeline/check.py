@@ -7,6 +7,7 @@ An error is one sentence, and a grid with the failing cell in brackets (`errors.
     placement    an action stands on the rank that has its stage, and a message goes to another rank
     order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
     reductions   none, or one for each stage, after all backwards of its rank
+    updates      none, or one for each stage and batch, after its backwards and before those of the next
     deadlock     when all ranks run their lists, with rendezvous for messages (`order.py`), none gets stuck
 """
 
@@ -36,6 +37,7 @@ def check(plan: Plan) -> None:
     for stage in range(plan.stages):
         for microbatch in range(plan.microbatches):
             _check_coverage(plan, stage, microbatch, seen)
+    _check_updates(plan)
     expected = [end for action in seen for end in plan.message(action) if plan.communicates]
     expected += [Action(Kind.REDUCE, stage) for stage in range(plan.stages) if plan.reduces]
     for action in expected:
@@ -67,6 +69,31 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
             fault = f"{action} is needless: stage {other} is on the same rank {cell[0]}"
     if fault:
         raise ScheduleError(fault, plan.actions, [cell])
+
+
+def _check_updates(plan: Plan) -> None:
+    """Check that each batch updates each stage once, with its own gradients and no others."""
+    for rank, row in enumerate(plan.actions):
+        for stage in plan.stages_of(rank):
+            used = 0  # microbatches whose gradients updates have used
+            summed = 0  # and those that have run backward
+            for position, action in enumerate(row):
+                if action.stage == stage and action.kind in (Kind.BACKWARD, Kind.WEIGHTS):
+                    summed += 1
+                if action.stage == stage and action.kind == Kind.UPDATE:
+                    used += plan.batch
+                    if not plan.batch or summed != used or action.microbatch + 1 != used:
+                        fault = (
+                            f"{action} stands behind {summed} backwards of stage {stage}, but an "
+                            f"update uses the gradients of {plan.batch} microbatches, up to its own"
+                        )
+                        raise ScheduleError(fault, plan.actions, [(rank, position)])
+            if plan.batch and used != plan.microbatches:
+                fault = (
+                    f"stage {stage} is updated with {used} of {plan.microbatches} microbatches: an "
+                    f"update is missing, after every {plan.batch}"
+                )
+                raise ScheduleError(fault, plan.actions, [(rank, len(row))])
 
 
 def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, Cell]) -> None:

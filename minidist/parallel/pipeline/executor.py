@@ -165,6 +165,14 @@ class Pipeline:
         run.finish()
         return run.total
 
+    def forward(self, action: Action, *arguments: Any) -> Any:
+        """Run a stage on a microbatch."""
+        return self.stages[action.stage](*arguments)
+
+    def update(self, action: Action) -> None:
+        """Step the optimizer of a stage."""
+        raise NotImplementedError(f"{action}: only plans of many batches have updates")
+
     @cached_property
     def forward_alone(self) -> Plan:
         """What is left of the plan in evaluation: its forwards in their order, and their
@@ -218,7 +226,7 @@ class Run:
             inputs = differentiable(entering)
             self.entered[stage, microbatch] = tuple(x.requires_grad_() for x in inputs)
         more = [several[microbatch] for several in self.arguments]
-        y = self.pipeline.stages[stage](*entering, *more)
+        y = self.pipeline.forward(action, *entering, *more)
         last = stage + 1 == self.pipeline.plan.stages
         leaving = self.lose(action, y) if last else self.pass_on(action, y)
         self.left[stage, microbatch] = [
@@ -327,6 +335,10 @@ class Run:
             self.finish()
             self.pipeline.replica.synchronize()
 
+    def update(self, action: Action) -> None:
+        """Step the optimizer of a stage."""
+        self.pipeline.update(action)
+
     def finish(self) -> None:
         """Wait until everything has been sent."""
         for request, _ in self.sending:
@@ -343,6 +355,7 @@ DO: Mapping[Kind, Callable[[Run, Action], None]] = {
     Kind.RECEIVE_OUTPUT: Run.receive,
     Kind.RECEIVE_GRADIENT: Run.receive,
     Kind.REDUCE: Run.reduce,
+    Kind.UPDATE: Run.update,
 }
 """How a rank carries out an action of each kind."""
 

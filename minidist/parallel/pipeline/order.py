@@ -30,7 +30,7 @@ def needs(action: Action, plan: Plan) -> list[Action]:
     kind, stage, microbatch = action
     if kind == Kind.REDUCE:
         return [each.key for each in plan.actions[plan.rank_of[stage]] if each.kind in BACKWARDS]
-    if kind == Kind.WEIGHTS:
+    if kind in (Kind.WEIGHTS, Kind.UPDATE):
         return [Action(Kind.BACKWARD, stage, microbatch)]
     flow = FLOWS[kind]
     if action.communicates:

@@ -96,10 +96,12 @@ def simulate(
     weight: Cost = 1.0,
     latency: float = 0.0,
     reduce: Cost = 0.0,
+    update: Cost = 0.0,
 ) -> Timeline:
     """Run the plan on a clock.
 
-    `forward`, `backward`, `input`, `weight` and `reduce` are the times of F, B, I, W and R.
+    `forward`, `backward`, `input`, `weight`, `reduce` and `update` are the times of F, B, I, W, R
+    and U.
 
     A time may be one for all stages, or one for each. Times may have any unit. By default a
     reduction takes none, because most of it hides behind the backward before it. Sends and receives
@@ -120,6 +122,7 @@ def simulate(
         Kind.INPUTS: ("input", input),
         Kind.WEIGHTS: ("weight", weight),
         Kind.REDUCE: ("reduce", reduce),
+        Kind.UPDATE: ("update", update),
     }
     costs = {kind: _times(name, cost, plan.stages) for kind, (name, cost) in given.items()}
     _times("latency", latency, 1)

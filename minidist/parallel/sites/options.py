@@ -58,3 +58,12 @@ class SiteOptions:
         SHARE,
         needs=LOCAL,
     )
+
+    @property
+    def outer_copies(self) -> int:
+        """How many numbers are kept for each parameter: what sites share, what travels, the
+        momentum, and what was not sent.
+        """
+        if not self.local_steps:
+            return 0
+        return 2 + (self.outer_momentum > 0) + (self.outer_topk > 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from training import RUN, same_bits, short_text, tensors, train_on
+from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
 from minidist.comm import Communicator
@@ -23,6 +23,11 @@ from minidist.parallel.sites.outer import Meetings, Outer
 from minidist.parallel.sites.plain import PlainDiLoCo
 from minidist.parallel.sites.sparse import CHUNK, DECAY, SparseStep
 from minidist.parallel.strategy import Parallel
+from minidist.trainer.checked import check_run, layout_of
+from minidist.trainer.corpus.text import read_corpus
+from minidist.trainer.flags import parse
+from minidist.trainer.loop import Trainer
+from minidist.trainer.start import start_of
 
 SITES, ROWS, LR = 3, 7, 0.1
 
@@ -352,9 +357,31 @@ def test_a_site_is_spread_as_any_model(
     ours, theirs = tensors(tmp_path / last), tensors(two_ranks / last)
     assert ours.keys() == theirs.keys()
     assert any(name.startswith("site-1/") for name in ours)
+    assert any("beside/outer change" in name for name in ours)
     for name, whole in theirs.items():
         size = whole.double().abs().max().clamp(min=1e-9)
         assert float((ours[name].double() - whole).abs().max() / size) <= 1e-9, name
+
+
+def test_sites_report_their_share_of_the_serial_loss(text: Path) -> None:
+    """Rows of unequal length: a site divides by half of all tokens, not by its own."""
+    asked = f"--dp 1 --by-length --text {text} --batch 7 --steps 1 --precision float64"
+
+    def first_losses(sites: int, words: str) -> list[float]:
+        config = parse([*TINY, *asked.split(), *words.split()])
+        tokenizer, samples, *_ = read_corpus(config.data)
+
+        def program(comm: Communicator) -> float:
+            mesh = Mesh(comm, layout_of(config, sites))
+            run = check_run(config, mesh, tokenizer.vocabulary)
+            return Trainer(run, start_of(run, samples)).run().history[0].loss
+
+        return minidist.run(program, sites)
+
+    (serial,) = first_losses(1, "")
+    first, second = first_losses(2, "--dcn 2 --local-steps 1")
+    assert (first + second) / 2 == pytest.approx(serial, rel=1e-12)
+    assert abs(first - second) > 1e-3
 
 
 @pytest.mark.parametrize("how", [STREAMING, SPARSE])
