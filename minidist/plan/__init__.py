@@ -9,6 +9,7 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
     run.py                               a run: model, machine, layout and software
     step.py, traffic.py, memory.py       the seconds of its step, the bytes it sends, the bytes of a GPU
     search.py, cost.py                   which layout, and what the run costs
+    sites/                               several such machines that a slow wire joins
 
 The tables beside them have the numbers with their sources: `constants.toml` those of all
 predictions, `devices.toml` those of a card (with the speed that its links reach), `clusters.toml`

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.runnable import offers
-from minidist.draw.plan import draw_plan
+from minidist.draw.plan import draw_plan, draw_sites
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
@@ -28,6 +28,7 @@ from minidist.plan.model import model
 from minidist.plan.published import check
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
+from minidist.plan.sites.ways import Wire
 from minidist.trainer.files import retold
 
 KNOWN: dict[str, Any] = {
@@ -70,9 +71,10 @@ def main(argv: Sequence[str]) -> int:
             asked.policy or "spare",
             asked.repair,
             asked=bool(asked.policy or asked.mtbf),
+            wire=wire_of(asked.sites),
         )
         if asked.picture:
-            picture(asked, [each.found for each in offered])
+            picture(asked, [each.found for each in offered], bill)
         found = (offered, refused, bill)
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
     except BrokenPipeError:
@@ -102,11 +104,20 @@ def check_picture(file: str) -> None:
         import matplotlib.figure  # noqa: F401
 
 
-def picture(asked: argparse.Namespace, shown: Sequence[Found]) -> None:
-    """Draw the layouts that are shown."""
+def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> None:
+    """Draw the layouts that are shown, or with several sites what joins them."""
     run = shown[0].run
     title = f"{asked.model} on {run.machine.total:,} GPUs of {run.machine.name}, "
     title += f"{run.batch:,} sequences of {run.sequence:,} tokens a step"
+    if bill.wire is not None:
+        draw_sites(
+            shown[0],
+            bill.wire,
+            bill.tokens,
+            asked.picture,
+            f"{bill.wire.sites} sites, each {title}",
+        )
+        return
     draw_plan(
         names=[name_of(each.run) for each in shown],
         bytes=[each.bytes for each in shown],
@@ -156,6 +167,8 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help="hours between two failures of the job; 0: from the GPUs",
     )
+    sites = "so many of this cluster, and the bytes/s between them: 2@125e6"
+    found.add_argument("--sites", default="", metavar="NUMBER@BYTES", help=sites)
     found.add_argument(
         "--policy",
         choices=POLICIES,
@@ -182,6 +195,21 @@ def amount(text: str) -> float:
         return read_number(text[:-1] if unit else text, float) * (unit or 1)
     except ValueError as error:
         raise PlanError(f"{shown(text)} {error}: write 1.4T, 500M or 1e12") from None
+
+
+def wire_of(text: str) -> Wire | None:
+    """Return what joins several sites, as 2@125e6 says it; None if nothing is said."""
+    if not text:
+        return None
+    sites, at, bandwidth = text.partition("@")
+    allowed = ranges("sites")
+    with retold(PlanError, ValueError, before=f"--sites {shown(text)} is not like 2@125e6: "):
+        if not at:
+            raise ValueError("it names no bytes/s")
+        return Wire(
+            read_number(sites, int, allowed["number"][1]),
+            read_number(bandwidth, float, allowed["bandwidth"][1]),
+        )
 
 
 def fields_of(words: Iterable[str]) -> dict[str, Any]:
@@ -212,6 +240,7 @@ def setup(asked: argparse.Namespace) -> Setup:
             f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger "
             "batch"
         )
+    wire_of(asked.sites)
     if asked.picture:
         check_picture(asked.picture)
     where, bits8 = (
