@@ -26,7 +26,8 @@ FROZEN = """
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
-    --dp --tp --cp --ep --pp --order --sp --cp-comm --cp-order --ep-comm --ep-fp8 --schedule --chunks --microbatches
+    --dp --tp --cp --ep --pp --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
+    --schedule --chunks --microbatches --offload-stages
     --strategy --bucket-mib --compress --zero --hsdp --zeropp --compile --plan --accumulate
     --recompute --offload --offload-folder
     --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
