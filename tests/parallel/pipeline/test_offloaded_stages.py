@@ -108,7 +108,11 @@ def test_a_link_that_is_slower_than_was_said_makes_the_step_longer() -> None:
     for each in PLANS:
         leaving = with_offload(each, 1.0)
         if leaving.offloads:
-            assert simulate(leaving, transfer=30.0).length > simulate(each).length
+            before, late = simulate(each), simulate(leaving, transfer=30.0)
+            assert late.length > before.length
+            # and not only because the last copy ends late
+            starts = [[start for _, start, _ in late.spans(rank)] for rank in range(each.ranks)]
+            assert any(start != [*then] for start, then in zip(starts, before.start, strict=True))
 
 
 def test_by_hand() -> None:

@@ -44,14 +44,14 @@ class Port:
             return self.worker.submit(job, *arguments).result
         job(*arguments)
         done = self.stream.record_event()
-        return lambda: torch.cuda.current_stream().wait_event(done)
+        return lambda: torch.cuda.current_stream(self.stream.device).wait_event(done)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy what the computing so far has left in `source`."""
         if self.stream is None:
             target.copy_(source)
             return
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
         for tensor in (target, source):
