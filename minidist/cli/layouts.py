@@ -48,7 +48,9 @@ def layouts(config: Config, ranks: int) -> dict[str, Config]:
         )
         asked = replace(config.parallel, dp=dp, pp=pp, cp=1, tp=tp, sp=False)
         if pp == 1:
-            asked = replace(asked, schedule="1f1b", microbatches=0, chunks=0, plan="")
+            asked = replace(
+                asked, schedule="1f1b", microbatches=0, chunks=0, plan="", offload_stages=0.0
+            )
         found[name] = replace(config, parallel=asked)
         if tp > 1 and pp > 1:
             found[f"{name}, sequence parallel"] = replace(

@@ -32,7 +32,9 @@ def stages(config: Config, ranks: int) -> dict[str, Config]:
     """Return the variants: the same run under each strategy."""
 
     def stage(zero: int, hsdp: int = 0, recompute: str = "none") -> Config:
-        parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp, zeropp=False)
+        parallel = replace(
+            config.parallel, strategy="ddp", zero=zero, hsdp=hsdp, zeropp=False, offload_stages=0.0
+        )
         return replace(
             config, parallel=parallel, memory=replace(config.memory, recompute=recompute)
         )

@@ -5,6 +5,8 @@ rank 0  F0 F1 F2 ............B0--- F3 B1--- ...B2--- ...B3---
 rank 1  ...F0 F1 ......B0--- F2 B1--- F3 B2--- ...B3--- ......     the dots are the bubble
 rank 2  ......F0 B0--- F1 B1--- F2 B2--- F3 B3--- ............
 
+In the SVG, copies of weights to the host and back are thin bars at the feet of the boxes.
+
 (Huang et al. 2019, figure 2; Narayanan et al. 2021, figures 3 and 4; Qi et al. 2023, figures 2 and
 3.)
 """
@@ -23,11 +25,14 @@ KINDS = {
     Kind.INPUTS: ("backward for inputs", (204, 121, 167)),
     Kind.WEIGHTS: ("backward for weights", (230, 159, 0)),
     Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
-    Kind.UPDATE: ("update of the weights", (240, 228, 66)),
+    Kind.UPDATE: ("update of the weights", (120, 120, 120)),
+    Kind.OFFLOAD: ("weights to the host", (86, 180, 233)),
+    Kind.FETCH: ("weights back", (240, 228, 66)),
 }
 MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # a wider drawing is scaled down to this, without labels
 # pixels
 ROW = 26  # height of a row
+BAR = 4  # height of a copy, below it
 STEP = 32  # from row to row
 LEFT, TOP = 62, 12  # margins
 DIGIT = 7  # width
@@ -42,8 +47,8 @@ def draw_text(timeline: Timeline) -> str:
     """
     plan = timeline.plan
     longest = 0
-    for row in plan.actions:
-        for action in row:
+    for rank in range(plan.ranks):
+        for action, _, _ in timeline.spans(rank):
             longest = max(longest, len(_label(action, plan)))
     room = longest + 1
     scale = min(room / _shortest(timeline), MOST_COLUMNS / (timeline.length or 1.0))
@@ -90,6 +95,10 @@ def draw_svg(timeline: Timeline) -> str:
         for action, start, end in timeline.spans(rank):
             box = _box(action, LEFT + start * scale, LEFT + end * scale, top, chunks)
             parts.append(f"<g><title>{action}: {start:g} to {end:g}</title>{box}</g>")
+        for action, start, end in timeline.transfers(rank):
+            if end > start:
+                bar = _bar(action, LEFT + start * scale, LEFT + end * scale, top, chunks)
+                parts.append(f"<g><title>{action}: {start:g} to {end:g}</title>{bar}</g>")
     parts.append(
         f'<path class="line" fill="none" d="M{LEFT} {bottom + 4}H{right:.1f}m-6 -3l6 3l-6 3"/>'
     )
@@ -120,6 +129,15 @@ def _box(action: Action, left: float, right: float, top: int, chunks: list[int])
     return box
 
 
+def _bar(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
+    """Return one copy of a stage's weights, below the boxes that are computed meanwhile."""
+    fill, _ = _colours(action.kind, chunks.index(action.stage), len(chunks))
+    return (
+        f'<rect x="{left:.1f}" y="{top + ROW}" width="{right - left:.1f}" height="{BAR}" '
+        f'fill="{fill}"/>'
+    )
+
+
 def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
     """Return the colours of a box and of its number. Later chunks of a rank are lighter."""
     light = 0.65 * chunk / max(chunks - 1, 1)
@@ -133,7 +151,8 @@ def _legend(timeline: Timeline, y: int) -> str:
     plan = timeline.plan
     used = set()
     for rank in range(plan.ranks):
-        used |= {action.kind for action, start, end in timeline.spans(rank) if end > start}
+        spans = timeline.spans(rank) + timeline.transfers(rank)
+        used |= {action.kind for action, start, end in spans if end > start}
     chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
     x = LEFT
     parts = []

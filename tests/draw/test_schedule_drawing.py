@@ -7,7 +7,15 @@ from xml.etree import ElementTree
 import pytest
 
 from minidist.draw.pipeline import draw_svg, draw_text
-from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan, simulate, with_communication
+from minidist.parallel.pipeline import (
+    NAMES,
+    Plan,
+    plan,
+    read_plan,
+    simulate,
+    with_communication,
+    with_offload,
+)
 from minidist.parallel.pipeline.schedules import CHUNKED
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,6 +64,21 @@ def test_a_reduction_that_takes_time_is_drawn_and_one_that_hides_is_not() -> Non
         "0R: 9 to 11",
         "1R: 7 to 9",
     ]
+
+
+def test_copies_to_the_host_are_bars_below_the_boxes_and_not_in_the_letters() -> None:
+    before = plan("interleaved", 2, 4, 2)
+    leaving = with_offload(before, 0.5)
+    priced = simulate(leaving, transfer=0.5)
+    assert draw_text(priced) == draw_text(simulate(before))
+    found = {title.split(":")[0]: box for title, *box in boxes(draw_svg(priced))}
+    copies = [a for row in leaving.actions for a in row if a.kind in ("OFF", "FETCH")]
+    drawn = [a for a in copies if a.kind == "FETCH" or a.microbatch == 0]  # others take no time
+    assert drawn and found.keys() & set(map(str, copies)) == set(map(str, drawn))
+    tops = {found[str(a)][1] - found[f"{a.stage}F0"][1] for a in drawn}
+    assert tops == {26.0}  # the height of a row
+    assert "weights to the host" in draw_svg(priced)
+    assert "weights" not in draw_svg(simulate(leaving))
 
 
 def test_uneven_costs_keep_all_labels() -> None:

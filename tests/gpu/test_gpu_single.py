@@ -17,6 +17,7 @@ from training import batches_of
 
 from minidist.memory.precision.fp8 import Float8Linear, scales_of, update_scales
 from minidist.memory.recompute.segments import recompute
+from minidist.parallel.pipeline.offload.host import HostMemory
 from minidist.trainer.batches import Batches, ReadAhead
 from minidist.trainer.corpus.text import sequences
 
@@ -87,3 +88,34 @@ def test_pinned_batches_arrive_on_the_device() -> None:
                 there.targets.cpu(), plain.targets
             )
             assert there.tokens == plain.tokens
+
+
+@pytest.mark.gpu
+def test_weights_that_leave_are_gone_meanwhile_and_come_back_for_backward() -> None:
+    """Twice: with a copy to the host, and with the one of before. Another stage computes meanwhile."""
+    stages = {number: nn.Linear(2048, 2048, device=DEVICE) for number in range(2)}
+    x = torch.randn(64, 2048, generator=seeded(3)).to(DEVICE)
+    stages[0](x).square().sum().backward()
+    expected = gradients(stages[0])
+    stages[0].zero_grad()
+    size = sum(p.nbytes for p in stages[0].parameters())
+    host = HostMemory(stages, [0])
+    assert host.port is not None
+    host.begin()
+    for time in range(2):
+        y = stages[0](x)
+        before = 0 if CPU else torch.cuda.memory_allocated()
+        host.offload(0, copy=time == 0)
+        with torch.no_grad():
+            other = stages[1](x)
+        host.port.worker.submit(lambda: None).result()
+        assert all(p.untyped_storage().nbytes() == 0 for p in stages[0].parameters())
+        if not CPU:
+            torch.cuda.synchronize()
+            assert torch.cuda.memory_allocated() <= before + other.nbytes - size
+        host.fetch(0)
+        host.ready(0)
+        y.square().sum().backward()
+        assert same_bits(gradients(stages[0]), expected)
+        stages[0].zero_grad()
+    host.finish()

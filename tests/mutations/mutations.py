@@ -618,6 +618,7 @@ AXES = "tests/parallel/test_axes.py"
 ADJOINT = "tests/parallel/test_adjoint.py"
 SCHEDULES = "tests/parallel/pipeline/test_schedules.py"
 PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
+OFFLOADED = "tests/parallel/pipeline/test_offloaded_stages.py"
 
 DATA = [
     Mutation(
@@ -1114,6 +1115,55 @@ PIPELINE = [
         old='backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]',
         new='backwards = [f"{step}, W" for step in backwards]',
         tests=(f"{SCHEDULES}::test_bubble_of_zb1p",),
+    ),
+    Mutation(
+        "a copy to the host takes no time on the clock",
+        "minidist/parallel/pipeline/simulate.py",
+        old="            port[rank] = end\n",
+        new="            port[rank] = moment\n",
+        tests=(f"{OFFLOADED}::test_by_hand",),
+    ),
+    Mutation(
+        "a stage computes on the clock before its weights are back",
+        "minidist/parallel/pipeline/simulate.py",
+        old="moment = max(moment, back[stage])",
+        new="pass",
+        tests=(f"{OFFLOADED}::test_a_link_that_is_slower_than_was_said_makes_the_step_longer",),
+    ),
+    Mutation(
+        "nobody asks whether a stage computes while its weights are away",
+        "minidist/parallel/pipeline/check.py",
+        old="if kind in COMPUTING and away:",
+        new="if kind == Kind.FORWARD and away:",
+        tests=(f"{OFFLOADED}::test_what_the_checker_says",),
+    ),
+    Mutation(
+        "weights come back as soon as they have left",
+        "minidist/parallel/pipeline/offload/pauses.py",
+        old="range(pause.last, pause.first, -1)",
+        new="range(pause.first + 1, pause.last + 1)",
+        tests=(f"{OFFLOADED}::test_by_hand",),
+    ),
+    Mutation(
+        "weights that come back count as changed",
+        "minidist/parallel/pipeline/offload/host.py",
+        old="port.copy(parameter.data, kept.data)",
+        new="port.copy(parameter.detach(), kept.data)",
+        tests=(f"{OFFLOADED}::test_no_bit_changes",),
+    ),
+    Mutation(
+        "weights are copied, and stay",
+        "minidist/parallel/pipeline/offload/host.py",
+        old="            parameter.untyped_storage().resize_(0)\n",
+        new="",
+        tests=(f"{OFFLOADED}::test_the_bytes_are_those_of_the_stages_that_are_there",),
+    ),
+    Mutation(
+        "a stage does not wait for its weights",
+        "minidist/parallel/pipeline/offload/host.py",
+        old="            weights.coming()\n",
+        new="",
+        tests=(f"{OFFLOADED}::test_computing_goes_on_beside_a_copy_and_waits_where_it_needs_it",),
     ),
     Mutation(
         "an output is kept after its gradient has come",

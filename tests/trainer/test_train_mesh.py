@@ -70,6 +70,10 @@ REPEATED = [  # in soak: each option stands in another mesh as well
         (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
         (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
         (4, "--pp 2 --layers 7 --schedule zb1p --chunks 3 --microbatches 3 --tied --dropout 0.1"),
+        (
+            4,
+            "--pp 2 --layers 6 --schedule zb1p --chunks 3 --offload-stages 0.5 --tied --dropout 0.1",
+        ),
         (8, "--pp 2 --tp 2 --sp --schedule dualpipe-v --zero 1 --tied --dropout 0.1 --steps 4"),
         (4, "--pp 2 --plan {plan} --dropout 0.1 --tied"),
         pytest.param(
@@ -254,6 +258,17 @@ MISTAKES = [
         "--pp 4 --layers 8 --schedule interleaved --microbatches 6",
         "interleaved takes microbatches in groups of 4, one for each",
     ),
+    (
+        4,
+        "--pp 2 --schedule interleaved --offload-stages 1 --zero 1",
+        "--offload-stages 1 does not go with ZeRO 1, which keeps weights of several stages in one",
+    ),
+    (
+        2,
+        "--pp 2 --offload-stages 1",
+        "--offload-stages 1 is for ranks with several stages, of which all but one wait: use the",
+    ),
+    (2, "--offload-stages 1", "--offload-stages 1.0 is for runs with --pp RANKS: add that, or"),
     (
         2,
         "--pp 2 --layers 4 --schedule zb1p --microbatches 5",

@@ -3,13 +3,15 @@ data.
 
 Read `plain.py`, one page: 1F1B by hand. Then read what works for any schedule:
 
-plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
+plan("1f1b", 4, 8) ─▶ check ─▶ with_offload ─▶ with_communication ─▶ executor.py
+                   │           (if wanted)
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
 
 `actions.py` and `schedules.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows
 what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages and reductions, and
 `executor.py` runs them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here
-imports torch. `options.py` has what a user can ask for.
+imports torch. `options.py` has what a user can ask for. The folder `offload/` lets the weights of
+stages that wait leave for host memory.
 
 To add a kind of action, or to change one, name it in `actions.py` (`Kind`). `order.py` says what it waits for
 (`needs`), `check.py` how often a plan has it, `simulate.py` what it costs, `executor.py` how it is
@@ -22,6 +24,7 @@ from minidist.parallel.pipeline.actions import Action, Kind, Plan, read_plan
 from minidist.parallel.pipeline.check import check
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.errors import ScheduleError
+from minidist.parallel.pipeline.offload.pauses import with_offload
 from minidist.parallel.pipeline.schedules import NAMES, plan
 from minidist.parallel.pipeline.simulate import Timeline, peak_activations, peak_deferred, simulate
 
@@ -39,4 +42,5 @@ __all__ = [
     "read_plan",
     "simulate",
     "with_communication",
+    "with_offload",
 ]

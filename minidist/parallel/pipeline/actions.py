@@ -36,6 +36,8 @@ class Kind(StrEnum):
     RECEIVE_GRADIENT = "RECV_B"
     REDUCE = "R"  # sum the gradients of a stage over the data axis
     UPDATE = "U"  # step the optimizer of a stage, in a plan of many batches
+    OFFLOAD = "OFF"  # let the weights of a stage that waits leave for host memory
+    FETCH = "FETCH"  # bring them back
 
 
 class Flow(NamedTuple):
@@ -53,11 +55,11 @@ FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {
     Kind.INPUTS: GRADIENTS
 }
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
+COMPUTING = (Kind.FORWARD, *BACKWARDS)
+TRANSFERS = (Kind.OFFLOAD, Kind.FETCH)
 
-WORD = re.compile(
-    rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS, Kind.UPDATE))})(\d{{1,9}}))"
-)
-
+NUMBERED = "|".join((*FLOWS, Kind.WEIGHTS, Kind.UPDATE, *TRANSFERS))
+WORD = re.compile(rf"(\d{{1,9}})(?:({Kind.REDUCE})|({NUMBERED})(\d{{1,9}}))")
 
 OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")  # torch's: actions that it runs side by side
 # and those that it adds to a plan before it runs
@@ -77,6 +79,7 @@ class Action(NamedTuple):
     microbatch : int
         Counted from 0. A reduction covers all microbatches: its number is 0, and is not written.
         An update has the number of the last microbatch whose gradient it uses.
+        `OFF` and `FETCH` have none either: they count how often the stage has left before.
     """
 
     kind: Kind
@@ -98,7 +101,7 @@ class Action(NamedTuple):
 
         It may not exist.
 
-        Raises KeyError for what passes nothing on: `W`, `R` and `U`.
+        Raises KeyError for what passes nothing on: `W`, `R`, `U`, `OFF` and `FETCH`.
         """
         flow = FLOWS[self.kind]
         return self.stage + (-flow.step if self.kind == flow.receive else flow.step)
@@ -162,6 +165,11 @@ class Plan:
     def reduces(self) -> bool:
         """Whether gradients are reduced over the data axis."""
         return any(action.kind == Kind.REDUCE for row in self.actions for action in row)
+
+    @cached_property
+    def offloads(self) -> bool:
+        """Whether weights of stages that wait leave for host memory."""
+        return any(action.kind == Kind.OFFLOAD for row in self.actions for action in row)
 
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages that a rank holds, in order: its chunks."""
@@ -242,6 +250,8 @@ def read_plan(text: str, name: str = "text") -> Plan:
         raise ScheduleError(
             f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, []
         )
-    microbatches = 1 + max(action.microbatch for row in found for action in row)
+    microbatches = 1 + max(
+        (each.microbatch for row in found for each in row if each.kind not in TRANSFERS), default=0
+    )
     rank_of = tuple(holders[stage] for stage in range(gap))
     return Plan(name, len(rows), gap, microbatches, rank_of, tuple(map(tuple, found)))

@@ -8,10 +8,11 @@ An error is one sentence, and a grid with the failing cell in brackets (`errors.
     order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
     reductions   none, or one for each stage, after all backwards of its rank
     updates      none, or one for each stage and batch, after its backwards and before those of the next
+    transfers    OFF and FETCH of a stage in turn, nothing computed between them, and all back at the end
     deadlock     when all ranks run their lists, with rendezvous for messages (`order.py`), none gets stuck
 """
 
-from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, COMPUTING, TRANSFERS, Action, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 from minidist.parallel.pipeline.order import execution_order
 
@@ -34,6 +35,7 @@ def check(plan: Plan) -> None:
             if action in seen:
                 raise ScheduleError(f"{action} stands twice", plan.actions, [cell, seen[action]])
             seen[action] = cell
+        _check_transfers(plan, rank)
     for stage in range(plan.stages):
         for microbatch in range(plan.microbatches):
             _check_coverage(plan, stage, microbatch, seen)
@@ -51,7 +53,8 @@ def check(plan: Plan) -> None:
 def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
     """Check that an action exists in this plan, and stands where it belongs."""
     fault = None
-    if not (0 <= action.stage < plan.stages and 0 <= action.microbatch < plan.microbatches):
+    counted = action.kind in TRANSFERS or 0 <= action.microbatch < plan.microbatches
+    if not (0 <= action.stage < plan.stages and counted):
         fault = (
             f"{action} is not of the plan's {plan.stages} stages and {plan.microbatches} "
             "microbatches"
@@ -94,6 +97,40 @@ def _check_updates(plan: Plan) -> None:
                     f"update is missing, after every {plan.batch}"
                 )
                 raise ScheduleError(fault, plan.actions, [(rank, len(row))])
+
+
+def _check_transfers(plan: Plan, rank: int) -> None:
+    """Check that the weights of each stage are there when the rank computes with them, and when it
+    is done.
+    """
+    times = dict.fromkeys(plan.stages_of(rank), 0)  # that a stage has come back
+    left: dict[int, Cell] = {}  # where the `OFF` of those stands that are away
+    for position, action in enumerate(plan.actions[rank]):
+        kind, stage, number = action
+        away = stage in left
+        back = Action(Kind.FETCH, stage, times[stage])
+        fault = None
+        if kind in COMPUTING and away:
+            fault = f"{action} stands before {back}, but needs the weights that it brings back"
+        elif kind == Kind.OFFLOAD and away:
+            fault = f"{action} stands before {back}, so these weights are away already"
+        elif kind == Kind.FETCH and not away:
+            fault = f"{action} stands where no weights of stage {stage} are away"
+        elif kind in TRANSFERS and number != times[stage]:
+            fault = f"{action} should be {action._replace(microbatch=times[stage])}"
+            fault += f": stage {stage} has come back {times[stage]} times before"
+        if fault:
+            raise ScheduleError(fault, plan.actions, [(rank, position)])
+        if kind == Kind.OFFLOAD:
+            left[stage] = (rank, position)
+        elif kind == Kind.FETCH:
+            del left[stage]
+            times[stage] += 1
+    for stage, cell in left.items():
+        missing = Action(Kind.FETCH, stage, times[stage])
+        raise ScheduleError(
+            f"{missing} is missing: the step ends without these weights", plan.actions, [cell]
+        )
 
 
 def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, Cell]) -> None:

@@ -11,6 +11,8 @@ frozen stages, a parameter that the first and the last stage share, and a data a
     2B0        backward             `Run.backward`, from the gradient that stage 3 has sent
     2I0, 2W0   -                    the same in two: for the input now, for the weights later (Qi et al. 2023)
     2R         -                    with the last R of a rank, gradients become their sums over the data axis
+    2OFF0      -                    the weights of a stage that waits begin to leave for host memory (`HostMemory`)
+    2FETCH0    -                    they begin to come back; the stage's next action waits for them
 
 The plan says everything else: this file knows no schedule, only what each kind of action does
 (`DO`). Each tensor that goes from stage to
@@ -30,8 +32,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from minidist.comm import Communicator
-from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, COMPUTING, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.communicate import with_communication
+from minidist.parallel.pipeline.offload.host import HostMemory
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import sum_tied
 from minidist.parallel.replica import Alone, Replica, no_loss
@@ -70,7 +73,7 @@ class Pipeline:
     ------
     ValueError
         If these are not the stages that the plan gives this rank; if the plan has reductions, but
-        there is no `replica`, or the other way round.
+        there is no `replica`, or the other way round; if weights are to leave that cannot.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Pipeline:
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
+        mine_leaving = {a.stage for a in plan.actions[comm.rank] if a.kind == Kind.OFFLOAD}
+        self.host = HostMemory(self.stages, sorted(mine_leaving))
         # seconds of the last step in which this rank computed or reduced; in the others it was idle
         self.busy = 0.0
         put_off = any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions)
@@ -141,12 +146,16 @@ class Pipeline:
         backwards = [
             at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces
         ]
-        for at, action in enumerate(actions):
-            # The last backward reduces gradients over the data axis; or each backward, if they are
-            # not kept whole.
-            reduces = at == max(backwards, default=-1) or not self.replica.whole_gradients
-            with nullcontext() if reduces else self.replica.no_sync():
-                run.do(action)
+        self.host.begin()
+        try:
+            for at, action in enumerate(actions):
+                # The last backward reduces gradients over the data axis; or each backward, if they
+                # are not kept whole.
+                reduces = at == max(backwards, default=-1) or not self.replica.whole_gradients
+                with nullcontext() if reduces else self.replica.no_sync():
+                    run.do(action)
+        finally:
+            self.host.finish()  # an error leaves no parameter without its values
         run.finish()
         self.busy = run.busy
         for parameter in self.tied:
@@ -211,6 +220,8 @@ class Run:
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
+        if action.kind in COMPUTING:
+            self.pipeline.host.ready(action.stage)
         comm, started = self.pipeline.comm, self.pipeline.comm.clock()
         # a reduction has spans of its own
         with nullcontext() if action.kind == Kind.REDUCE else comm.span(str(action)):
@@ -339,6 +350,17 @@ class Run:
         """Step the optimizer of a stage."""
         self.pipeline.update(action)
 
+    def offload(self, action: Action) -> None:
+        """Let the weights of a stage that waits leave.
+
+        They do not change within a step, so the first copy is good for all of it.
+        """
+        self.pipeline.host.offload(action.stage, copy=action.microbatch == 0)
+
+    def fetch(self, action: Action) -> None:
+        """Begin to bring them back."""
+        self.pipeline.host.fetch(action.stage)
+
     def finish(self) -> None:
         """Wait until everything has been sent."""
         for request, _ in self.sending:
@@ -356,6 +378,8 @@ DO: Mapping[Kind, Callable[[Run, Action], None]] = {
     Kind.RECEIVE_GRADIENT: Run.receive,
     Kind.REDUCE: Run.reduce,
     Kind.UPDATE: Run.update,
+    Kind.OFFLOAD: Run.offload,
+    Kind.FETCH: Run.fetch,
 }
 """How a rank carries out an action of each kind."""
 

@@ -25,6 +25,11 @@ class PipelineOptions:
         Microbatches of a step, on each rank of the data axis; without a pipeline, gradients
         accumulate over them. 0: those of your own plan, two for each stage of a pipeline, or 1
         without one.
+    offload_stages : float
+        Let the weights of a stage leave for host memory while it waits, if the rank has several
+        stages: how long one such copy takes, as a multiple of a stage's forward. 0: they stay.
+        For weights of b bytes an element, t tokens in a microbatch, a link of w bytes a second and
+        a device of f operations a second it is about b f / (2 t w); see `with_offload`.
     costs : sequence of float, optional
         The cost of each layer, by which the pipeline is cut; by default all cost the same. See
         `balance`.
@@ -38,5 +43,12 @@ class PipelineOptions:
     )
     microbatches: int = option(
         0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE, needs=STAGES
+    )
+    offload_stages: float = option(
+        0.0,
+        "let weights of stages that wait leave for host memory: how many of a stage's forwards a "
+        "copy takes; 0: they stay",
+        NOT_NEGATIVE,
+        needs=STAGES,
     )
     costs: Sequence[float] | None = option(None, "the cost of each layer", flag=False)

@@ -16,7 +16,7 @@ Cost: O(1) per action.
 
 from collections import defaultdict, deque
 
-from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, TRANSFERS, Action, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 
 
@@ -32,6 +32,8 @@ def needs(action: Action, plan: Plan) -> list[Action]:
         return [each.key for each in plan.actions[plan.rank_of[stage]] if each.kind in BACKWARDS]
     if kind in (Kind.WEIGHTS, Kind.UPDATE):
         return [Action(Kind.BACKWARD, stage, microbatch)]
+    if kind in TRANSFERS:
+        return []  # they wait for each other alone, which stand on the same rank
     flow = FLOWS[kind]
     if action.communicates:
         return (

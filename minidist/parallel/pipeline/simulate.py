@@ -3,6 +3,11 @@
     start(action) = max(end of the rank's action before, end of each action it needs, + latency if
     on another rank)
 
+A rank's port to the host works beside its computing. It makes one copy at a time:
+
+    start(copy) = max(end of the rank's action before, end of its copy before)
+    start(action) >= end of the FETCH of its stage before
+
 An idle share is easily misquoted, so there are two, by name:
 
     bubble   idle / (ranks * length of the step)          how much of the machine's time is lost
@@ -20,16 +25,16 @@ tests compare the plans with them:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import sub
 
-from minidist.parallel.pipeline.actions import Action, Kind, Plan
+from minidist.parallel.pipeline.actions import COMPUTING, TRANSFERS, Action, Kind, Plan
 from minidist.parallel.pipeline.order import execution_order, needs
 
 Cost = float | Sequence[float]  # of every stage, or of each
+Span = tuple[Action, float, float]  # with its start and its end
 
 
 @dataclass(frozen=True)
@@ -48,27 +53,31 @@ class Timeline:
     start: tuple[tuple[float, ...], ...]
     end: tuple[tuple[float, ...], ...]
 
-    def spans(self, rank: int) -> list[tuple[Action, float, float]]:
-        """Return a rank's actions in order, each with its start and its end."""
-        return [
-            *zip(
-                self.plan.actions[rank],
-                self.start[rank],
-                self.end[rank],
-                strict=True,
-            )
-        ]
+    def spans(self, rank: int) -> list[Span]:
+        """Return a rank's actions in order, each with its start and its end; without those of its
+        port to the host.
+        """
+        return [span for span in self._all(rank) if span[0].kind not in TRANSFERS]
+
+    def transfers(self, rank: int) -> list[Span]:
+        """Return the copies that a rank's port to the host makes, each with its start and its
+        end.
+        """
+        return [span for span in self._all(rank) if span[0].kind in TRANSFERS]
+
+    def _all(self, rank: int) -> Iterator[Span]:
+        return zip(self.plan.actions[rank], self.start[rank], self.end[rank], strict=True)
 
     @cached_property
     def length(self) -> float:
         """How long the step takes: from time 0 until the last rank is done."""
-        return max((row[-1] for row in self.end if row), default=0.0)
+        return max((max(row) for row in self.end if row), default=0.0)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """How long each rank computes or reduces."""
-        rows = zip(self.start, self.end, strict=True)
-        return tuple(math.fsum(map(sub, ends, starts)) for starts, ends in rows)
+        rows = map(self.spans, range(self.plan.ranks))
+        return tuple(math.fsum(end - start for _, start, end in row) for row in rows)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -97,11 +106,15 @@ def simulate(
     latency: float = 0.0,
     reduce: Cost = 0.0,
     update: Cost = 0.0,
+    transfer: Cost = 0.0,
 ) -> Timeline:
     """Run the plan on a clock.
 
     `forward`, `backward`, `input`, `weight`, `reduce` and `update` are the times of F, B, I, W, R
     and U.
+
+    `transfer` is that of a copy of a stage's weights to the host or back: of each FETCH, and of the
+    first OFF of each stage. Weights do not change within a step, so a later OFF copies nothing.
 
     A time may be one for all stages, or one for each. Times may have any unit. By default a
     reduction takes none, because most of it hides behind the backward before it. Sends and receives
@@ -123,25 +136,45 @@ def simulate(
         Kind.WEIGHTS: ("weight", weight),
         Kind.REDUCE: ("reduce", reduce),
         Kind.UPDATE: ("update", update),
+        Kind.FETCH: ("transfer", transfer),
     }
-    costs = {kind: _times(name, cost, plan.stages) for kind, (name, cost) in given.items()}
-    _times("latency", latency, 1)
+    costs = {kind: times_of(name, cost, plan.stages) for kind, (name, cost) in given.items()}
+    costs[Kind.OFFLOAD] = costs[Kind.FETCH]
+    times_of("latency", latency, 1)
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
     done: dict[Action, float] = {}
+    clock = [0.0] * plan.ranks  # when a rank has done what it has computed so far
+    port = [0.0] * plan.ranks  # the same of its port to the host
+    back = [0.0] * plan.stages  # when the weights of a stage were last brought back
     for rank, position in execution_order(plan):
         action = plan.actions[rank][position]
-        moment = ends[rank][-1] if ends[rank] else 0.0
+        kind, stage, number = action
+        cost = costs[kind][stage]
+        moment = clock[rank]
         for key in needs(action, plan):
             here = plan.rank_of[key.stage] == rank
             moment = max(moment, done[key] + (0.0 if here else latency))
+        if kind in TRANSFERS:
+            moment = max(moment, port[rank])
+            end = moment + cost
+            if kind == Kind.FETCH:
+                back[stage] = end
+            elif number > 0:
+                end = moment  # the copy of the first time is still right
+            port[rank] = end
+        else:
+            if kind in COMPUTING:
+                moment = max(moment, back[stage])
+            end = moment + cost
+            clock[rank] = end
         starts[rank].append(moment)
-        ends[rank].append(moment + costs[action.kind][action.stage])
-        done[action.key] = ends[rank][-1]
+        ends[rank].append(end)
+        done[action.key] = end
     return Timeline(plan, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 
-def _times(name: str, cost: Cost, stages: int) -> Sequence[float]:
+def times_of(name: str, cost: Cost, stages: int) -> Sequence[float]:
     """Return the cost of each stage. Raises ValueError unless they are times."""
     times = cost if isinstance(cost, Sequence) else [cost] * stages
     if not all(0 <= time < math.inf for time in times):

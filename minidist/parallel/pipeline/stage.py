@@ -22,6 +22,7 @@ from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.check import check
+from minidist.parallel.pipeline.offload.pauses import with_offload
 from minidist.parallel.pipeline.schedules import NAMES, plan
 from minidist.parallel.placement import Tie, record
 from minidist.parallel.recipe import ADAPTERS, Recipe, RecipeError
@@ -63,6 +64,7 @@ class PipelineParallelism(Strategy):
                 f"{stages} stages need at least as many layers, but the model has {facts.layers}: "
                 f"use fewer ranks in the pipeline, or {stages} layers"
             )
+        yield from self._faults_of_offload(recipe, layout)
         if recipe.costs is not None and len(recipe.costs) != facts.layers:
             yield (
                 f"costs= names {len(recipe.costs)} costs, but the model has {facts.layers} layers: give "
@@ -84,6 +86,32 @@ class PipelineParallelism(Strategy):
                     f"{name}={getattr(recipe, name)} does not go with {row}: use the schedule "
                     "gpipe or 1f1b"
                 )
+
+    def _faults_of_offload(self, recipe: Recipe, layout: Layout) -> Iterator[str]:
+        """Yield a sentence for each reason for which weights cannot leave while their stage
+        waits.
+        """
+        own = recipe.own_plan
+        asked = f"offload_stages={recipe.offload_stages:g}"
+        if recipe.offload_stages < 0:
+            yield f"{asked}, but a copy takes no negative time"
+        if own and own.offloads:
+            if recipe.offload_stages:
+                yield f"{asked}, but the plan has its OFF and FETCH already: leave it out"
+            asked = "a plan with OFF and FETCH"
+        elif not recipe.offload_stages:
+            return
+        stages = own.stages if own else layout.pp * recipe.settled(layout).chunks
+        if layout.pp == 1 or stages == layout.pp:
+            yield (
+                f"{asked} is for ranks with several stages, of which all but one wait: use the "
+                "schedule interleaved, zb1p, zb-v or dualpipe-v"
+            )
+        if recipe.zero:
+            yield (
+                f"{asked} does not go with ZeRO {recipe.zero}, which keeps weights of several stages "
+                "in one buffer that cannot be freed in part: use ZeRO 0"
+            )
 
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
         """The pipeline axis has several ranks."""
@@ -119,16 +147,27 @@ def plan_of(recipe: Recipe, ranks: int) -> Plan:
     Raises
     ------
     RecipeError
-        If there is no plan for these numbers of ranks and microbatches, or your own plan has a
-        fault.
+        If there is no plan for these numbers of ranks and microbatches, if your own plan has a
+        fault, or if no stage waits for long enough to let its weights leave.
     """
     try:
         if recipe.own_plan:
             check(recipe.own_plan)
-            return recipe.own_plan
-        return plan(str(recipe.schedule), ranks, recipe.microbatches, recipe.chunks)
+            made = recipe.own_plan
+        else:
+            made = plan(str(recipe.schedule), ranks, recipe.microbatches, recipe.chunks)
+        if not recipe.offload_stages:
+            return made
+        leaving = with_offload(made, recipe.offload_stages)
     except ValueError as error:
         raise RecipeError(str(error)) from None
+    if not leaving.offloads:
+        raise RecipeError(
+            f"offload_stages={recipe.offload_stages:g}, but no stage waits for as long as weights "
+            "take to leave and to come back: use more chunks or more tokens in a microbatch, so "
+            "that a copy takes fewer forwards, or leave it out"
+        )
+    return leaving
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
