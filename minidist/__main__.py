@@ -15,6 +15,7 @@ COMMANDS = {
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
     "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in "
     "pairs",
+    "losses": "the same run in ways that change the numbers: compressed, in sites, stale",
     "picture": "draw what train and stages have measured: losses, and bytes by stage",
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",

@@ -8,6 +8,7 @@
       │ 2  pipeline                             leaves the layers of this rank's stages
       │    products in 8 bits                   of the layers that are left
       │ 3  data parallelism or ZeRO             reduces the gradients of what is left, or shards it
+      │    autocast                             around the forward of each stage
       │ 4  recomputation                        of the layers that are left, segment by segment
       │    context parallelism                  lets their attention reach the tokens of other ranks
       │    compiling                            of each layer's forward
@@ -37,6 +38,7 @@ from minidist.parallel.context.context_parallel import ContextParallelism
 from minidist.parallel.data_axis import DataAxis, EqualValues
 from minidist.parallel.expert.expert_parallel import ExpertParallelism
 from minidist.parallel.layers.adapters import Adapters
+from minidist.parallel.layers.autocast import Autocast
 from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.layers.compiled import Compiling
 from minidist.parallel.layers.float8 import Float8
@@ -62,6 +64,7 @@ ORDER: tuple[Strategy, ...] = (
     Float8(),
     DataAxis(),
     Sites(),
+    Autocast(),
     Recomputation(),
     ContextParallelism(),
     Compiling(),

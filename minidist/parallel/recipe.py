@@ -24,6 +24,7 @@ from minidist.parallel.data.options import DataParallelOptions, ShardingOptions
 from minidist.parallel.expert.options import ExpertParallelOptions
 from minidist.parallel.layers.options import (
     AdapterOptions,
+    AutocastOptions,
     CompileOptions,
     Float8Options,
     RecomputeOptions,
@@ -63,12 +64,12 @@ class Spread(
 
 
 @dataclass(frozen=True)
-class Recipe(RecomputeOptions, Float8Options, AdapterOptions, Spread):
+class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, Spread):
     """How a model is spread over a mesh, and what each rank does with its layers.
 
     Its options are those of its strategies: see `TensorParallelOptions`, `ContextParallelOptions`,
     `ExpertParallelOptions`, `PipelineOptions`, `DataParallelOptions`, `ShardingOptions`,
-    `SiteOptions`, `AdapterOptions`, `Float8Options`, `RecomputeOptions` and `CompileOptions`. An
+    `SiteOptions`, `AdapterOptions`, `Float8Options`, `AutocastOptions`, `RecomputeOptions` and `CompileOptions`. An
     option without effect is refused, unless the reason is that an axis has only one rank.
     """
 

@@ -23,6 +23,7 @@ from minidist.mesh import AXES, SITES, SIZES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
 from minidist.parallel.apply import Fit, check_fit
+from minidist.parallel.layers.autocast import DTYPES
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
@@ -114,7 +115,8 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
     """
     with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
-        check_dtype(config.dtype, device_of(mesh.world))
+        computing = DTYPES[config.autocast] if config.autocast else config.dtype
+        check_dtype(computing, device_of(mesh.world))
     sizes, recipe = sizes_of(config, vocabulary), recipe_of(config, mesh.layout)
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
@@ -165,6 +167,7 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
     said |= {
         "lora": config.adapter_rank,
         "fp8": config.precision == "fp8",
+        "autocast": config.autocast,
         "allocate": shard_memory(config),
     }
     if config.parallel.plan:

@@ -115,16 +115,16 @@ class Config:
                 "has sequences"
             )
             yield f"{cuts}: use at most --accumulate {batch}"
-        if self.precision == "float16" and keeps_back(parallel.compress):
+        if self.scales_loss and keeps_back(parallel.compress):
             yield (
                 f"--compress {parallel.compress} keeps gradients for later steps, and with "
-                "--precision float16 these have another loss scale: use --precision bfloat16, or "
+                f"--precision {self.precision} these have another loss scale: use --precision bfloat16, or "
                 "--compress int8"
             )
-        if self.precision == "float16" and parallel.dcn > 1:
+        if self.scales_loss and parallel.dcn > 1:
             yield (
                 f"--dcn {parallel.dcn} sites would leave out steps at different times with "
-                "--precision float16: use --precision bfloat16"
+                f"--precision {self.precision}: use --precision bfloat16"
             )
         if parallel.pp > 1 and parallel.accumulate > 1:
             instead = f"with --pp {parallel.pp} say --microbatches {parallel.accumulate}"
@@ -156,12 +156,23 @@ class Config:
     def dtype(self) -> torch.dtype:
         """The dtype of parameters and activations.
 
-        With fp8 it is float32: only operands of products have 8 bits.
+        With fp8 it is float32, as only operands of products have 8 bits; and with autocast, which
+        narrows them as well.
         """
-        found: torch.dtype = getattr(
-            torch, "float32" if self.precision == "fp8" else self.precision
-        )
+        wide = self.precision == "fp8" or self.autocast
+        found: torch.dtype = getattr(torch, "float32" if wide else self.precision)
         return found
+
+    @property
+    def autocast(self) -> str:
+        """The dtype of products under autocast; empty: there is none."""
+        before, _, dtype = self.precision.partition("autocast-")
+        return "" if before else dtype
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients pass through float16, in which small ones would vanish."""
+        return "float16" in (self.precision, self.autocast)
 
     @property
     def adapter_rank(self) -> int:
@@ -210,7 +221,7 @@ class Config:
         return found
 
 
-ELSEWHERE = {"fp8": "precision fp8"}
+ELSEWHERE = {"fp8": "precision fp8", "autocast": "precision autocast"}
 """Names of `Recipe` that are not those of flags."""
 
 

@@ -25,7 +25,10 @@ from minidist.parallel.recipe import Spread
 from minidist.parallel.sites.options import LOCAL
 from minidist.trainer.schedule import SHAPES
 
-PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
+PRECISIONS = (
+    *("float32", "float64", "bfloat16", "float16", "fp8"),
+    *("autocast-bfloat16", "autocast-float16"),
+)
 OFFLOADS = ("none", "memory", "disk")
 
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)

@@ -83,7 +83,7 @@ def start_of(run: CheckedRun, samples: Samples, held_out: Samples | None = None)
         model,
         _batches(run, samples),
         _held_out(run, held_out) if config.run.eval_every else None,
-        LossScaler(comm) if config.dtype == torch.float16 else None,
+        LossScaler(comm) if config.scales_loss else None,
         fingerprint(model) if recipe.lora else "",
         origin_of(config),
     )

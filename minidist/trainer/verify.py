@@ -35,6 +35,8 @@ NORM_TOLERANCE = {
     "bfloat16": 2.0**-6,
     "float16": 2.0**-9,
     "fp8": 2.0**-4,
+    "autocast-bfloat16": 2.0**-6,
+    "autocast-float16": 2.0**-9,
 }
 
 

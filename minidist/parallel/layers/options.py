@@ -57,6 +57,20 @@ class Float8Options:
 
 
 @dataclass(frozen=True)
+class AutocastOptions:
+    """torch's autocast.
+
+    Attributes
+    ----------
+    autocast : str
+        The dtype of products, bfloat16 or float16, while parameters stay in float32; see
+        `Autocast`. On the command line this is a precision. Empty: none.
+    """
+
+    autocast: str = option("", "the dtype of products under autocast", flag=False)
+
+
+@dataclass(frozen=True)
 class RecomputeOptions:
     """What backward computes again.
 

@@ -11,7 +11,7 @@ accumulation fusion.) Zero-bubble schedules put the products off: nobody waits f
 fill the time in which a rank would idle. (Qi et al. 2023.)
 
 If a weight has hooks, such as data parallelism's, its gradient comes from autograd, which runs the
-hooks.
+hooks. So it does under autocast, whose products see 16-bit copies of weights.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply
+from minidist.model.attention import at_autocast
 from minidist.model.moe.experts import (
     Counts,
     Experts,
@@ -66,6 +67,8 @@ class Product:
         Tell whether this was done.
         """
         weight = self.weight
+        if not weight.is_leaf:
+            return False  # a copy in another dtype, of which autograd knows the origin
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight._grad is None or hooked or weight._grad.dtype != self.x.dtype:
             return False
@@ -125,7 +128,7 @@ def multiply(
     weight = layer.weight
     if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
         return nn.functional.linear(x, weight, bias)
-    y: Tensor = Multiply.apply(x, weight, owner, None)  # type: ignore[no-untyped-call]
+    y: Tensor = Multiply.apply(*at_autocast(x, weight), owner, None)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 
@@ -135,7 +138,7 @@ def multiply_grouped(
     """Return what `grouped` does. The owner computes the gradient of `weight` [E, O, I]."""
     if not torch.is_grad_enabled() or not weight.requires_grad or not rows.requires_grad:
         return grouped(rows, weight, counts)
-    return Multiply.apply(rows, weight, owner, counts)  # type: ignore[no-any-return, no-untyped-call]
+    return Multiply.apply(*at_autocast(rows, weight), owner, counts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Multiply(torch.autograd.Function):
