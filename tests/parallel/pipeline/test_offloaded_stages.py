@@ -144,6 +144,25 @@ def test_weights_are_copied_to_the_host_once_a_step() -> None:
         assert again > 0 or each.microbatches < 4
 
 
+@pytest.mark.parametrize(
+    ("name", "chunks", "most"), (("interleaved", 4, 3), ("interleaved", 2, 2), ("zb-v", 2, 1))
+)
+def test_stages_that_are_there_at_the_peak_of_activations(
+    name: str, chunks: int, most: int
+) -> None:
+    """As `docs/combinations.md` has it."""
+    leaving = with_offload(plan(name, 4, 16, chunks), 1.0)
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}
+    for rank, row in enumerate(leaving.actions):
+        waiting, here = 0, len(leaving.stages_of(rank))
+        held: dict[int, int] = {}  # most stages, by how many activations there are
+        for action in row:
+            waiting += change.get(action.kind, 0)
+            here += (action.kind == Kind.FETCH) - (action.kind == Kind.OFFLOAD)
+            held[waiting] = max(here, held.get(waiting, 0))
+        assert held[max(held)] == most
+
+
 def test_messages_and_reductions_go_around_the_copies() -> None:
     for each in PLANS:
         leaving = with_offload(each, 0.5)
