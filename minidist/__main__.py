@@ -31,7 +31,10 @@ ELSEWHERE = {  # in rooms of their own
     "course": "minidist.course.course",
     "grade": "minidist.course.grade",
     "health": "minidist.launch.health",
+    "layouts": "minidist.cli.variants.layouts",
+    "losses": "minidist.cli.variants.losses",
     "plan": "minidist.cli.plan.command",
+    "stages": "minidist.cli.variants.stages",
 }
 
 

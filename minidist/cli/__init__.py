@@ -2,8 +2,8 @@
 
 Read `train.py`. `train_checks.py` checks the machine's files and memory before any work (all other
 checks of options are in `trainer/`); `together.py` makes the ranks start and stop as one;
-`summary.py` writes what is printed at the end, `profile.py` what torch's profiler saw. `stages.py`
-and `layouts.py` run several variants of a run and compare them, with `compare.py`, and `picture.py`
-draws what was found. `plan/` asks the planner. `export.py`, `launch.py` and `doctor.py` stand
+`summary.py` writes what is printed at the end, `profile.py` what torch's profiler saw. `variants/`
+runs several variants of a run and compares them, and `picture.py` draws what was found. `plan/`
+asks the planner. `export.py`, `launch.py` and `doctor.py` stand
 alone. The commands `bench`, `grade` and `course` are in `bench/` and `course/`.
 """

@@ -11,8 +11,8 @@ from training import TINY, metrics, train_on
 
 import minidist
 from minidist.__main__ import main
-from minidist.cli.compare import compare
-from minidist.cli.stages import stages
+from minidist.cli.variants.compare import compare
+from minidist.cli.variants.stages import stages
 
 
 @pytest.fixture(scope="module")

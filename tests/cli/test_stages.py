@@ -14,10 +14,10 @@ from ranks import mpirun
 from training import PROGRAM, TINY
 
 import minidist
-from minidist.cli.compare import Variants, compare
-from minidist.cli.layouts import layouts
-from minidist.cli.stages import stages
 from minidist.cli.together import stopping_together
+from minidist.cli.variants.compare import Variants, compare
+from minidist.cli.variants.layouts import layouts
+from minidist.cli.variants.stages import stages
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 COLUMNS = (

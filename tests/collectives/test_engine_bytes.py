@@ -63,8 +63,8 @@ COUNTS = """
 
 REPORTS = """
     import sys
-    from minidist.cli.compare import compare
-    from minidist.cli.stages import stages
+    from minidist.cli.variants.compare import compare
+    from minidist.cli.variants.stages import stages
     from minidist.cli.train import train
     from training import TINY
 

@@ -1772,7 +1772,7 @@ REST = [
     ),
     Mutation(
         "a table of variants shows the rank that held the least",
-        "minidist/cli/compare.py",
+        "minidist/cli/variants/compare.py",
         old="category: max(peak[category] for peak in peaks) for category",
         new="category: min(peak[category] for peak in peaks) for category",
         tests=("tests/cli/test_stages.py::test_of_unequal_stages_the_larger_is_shown",),

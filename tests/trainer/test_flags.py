@@ -202,7 +202,11 @@ def test_arguments_become_flags_and_other_words_stay(told: str, in_words_of_flag
          "leave --bucket-mib out"),
         ("--seed 9223372036854775808", "--seed: '9223372036854775808' is too large; see --help"),
         ("--strategy zero", "--strategy zero cannot be: it must be one of ddp, naive, server"),
-        ("--precision int8", "--precision int8 cannot be: it must be one of float32, float64, bfloat16, float16, fp8"),
+        (
+            "--precision int8",
+            "--precision int8 cannot be: it must be one of float32, float64, bfloat16, float16, fp8, "
+            "autocast-bfloat16, autocast-float16",
+        ),
         ("--recompute half", '--recompute half cannot be: it must be one of none, full, selective, sqrt, "every K" '
          "(blocks)"),
         ("--recompute 'every 0'", '--recompute every 0 cannot be: it must be one of none, full, selective, sqrt, '

@@ -11,7 +11,7 @@ step. A site sends through one wire. With w seconds on the wire, of which h hide
 
     seconds of a step = seconds inside a site + max(0, w - h) / steps from one meeting to the next
 
-What is not exact changes the numbers, not only the time: `docs/old_weights.md` has losses after
+What is not exact changes the numbers, not only the time: `docs/slow-wires.md` has losses after
 equal tokens.
 """
 

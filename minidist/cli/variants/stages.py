@@ -10,7 +10,7 @@ ZeRO-1
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minidist.cli import compare
+from minidist.cli.variants import compare
 from minidist.trainer.checked import layout_of
 from minidist.trainer.config import Config
 

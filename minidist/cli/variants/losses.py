@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minidist.cli.compare import writable
 from minidist.cli.together import on_all_ranks, stopping_together, together
+from minidist.cli.variants.compare import writable
 from minidist.comm import Communicator, run
 from minidist.draw.table import aligned, format_bytes
 from minidist.mesh import Layout, Mesh
@@ -101,13 +101,15 @@ def compare(argv: Sequence[str], comm: Communicator) -> int:
     corpus = together(comm, lambda: read_corpus(config.data))
     rows = []
     for name, way in ways.items():
-        found = [one_run(comm, with_seed(way, seed), corpus) for seed in range(SEEDS)]
-        rows.append(Row(name, [loss for loss, _ in found], found[0][1]))
-        tell(comm, rows[-1])
+        found = []
+        for seed in range(SEEDS):
+            found.append(one_run(comm, with_seed(way, seed), corpus))
+        rows.append(told(comm, name, found))
     for name, stale in STALE.items():
-        found = [stale_run(comm, with_seed(config, seed), corpus, stale) for seed in range(SEEDS)]
-        rows.append(Row(name, [loss for loss, _ in found], found[0][1]))
-        tell(comm, rows[-1])
+        found = []
+        for seed in range(SEEDS):
+            found.append(stale_run(comm, with_seed(config, seed), corpus, stale))
+        rows.append(told(comm, name, found))
     if comm.rank == 0:
         print(f"\n{table(rows)}", flush=True)
         if metrics is not None:
@@ -116,11 +118,14 @@ def compare(argv: Sequence[str], comm: Communicator) -> int:
     return 0
 
 
-def tell(comm: Communicator, row: Row) -> None:
-    """Say on rank 0 that a way is done."""
+def told(comm: Communicator, name: str, found: Sequence[tuple[float, float]]) -> Row:
+    """Return the row of a way of which all seeds are done; say so on rank 0."""
+    losses = [loss for loss, _ in found]
     if comm.rank == 0:
-        losses = ", ".join(f"{loss:.4f}" for loss in row.losses)
-        print(f"{row.name:<16} {losses}", flush=True)
+        words = ", ".join(f"{loss:.4f}" for loss in losses)
+        print(f"{name:<16} {words}", flush=True)
+    _, sent = found[0]
+    return Row(name, losses, sent)
 
 
 def ways_of(config: Config, ranks: int) -> dict[str, Config]:
@@ -150,8 +155,12 @@ def one_run(comm: Communicator, config: Config, corpus: Corpus) -> tuple[float, 
     checked = together(comm, lambda: check_run(config, mesh, corpus.tokenizer.vocabulary))
     trainer = together(comm, lambda: Trainer(checked, start_of(checked, corpus.samples)))
     outcome = together(comm, trainer.run)
-    sent = sum(float(both.sum()) for both in outcome.sent.values())
-    measured = held_out_loss(outcome.model, config, corpus) if comm.rank == 0 else 0.0
+    sent = 0.0
+    for both in outcome.sent.values():
+        sent += float(both.sum())
+    measured = 0.0
+    if comm.rank == 0:
+        measured = held_out_loss(outcome.model, config, corpus)
     answers: list[tuple[float, float]] = comm.roll_call((measured, sent))
     return answers[0]
 
@@ -197,19 +206,14 @@ def held_out_loss(model: GPT, config: Config, corpus: Corpus) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text."""
+    usual = fmean(rows[0].losses)
     lines = []
     for row in rows:
-        spread = max(row.losses) - min(row.losses)
         mean = fmean(row.losses)
-        beyond = mean - fmean(rows[0].losses)
-        lines.append(
-            (
-                row.name,
-                f"{mean:.4f}",
-                f"{spread:.4f}",
-                f"{beyond:+.4f}",
-                format_bytes(int(row.sent)),
-            )
-        )
+        spread = max(row.losses) - min(row.losses)
+        beyond = mean - usual
+        sent = format_bytes(int(row.sent))
+        figures = f"{mean:.4f}", f"{spread:.4f}", f"{beyond:+.4f}"
+        lines.append((row.name, *figures, sent))
     heads = ("", "held-out loss", "spread", "beside DDP", "a rank sends")
     return f"{aligned(heads, lines)}\n{NOTE}"

@@ -12,7 +12,7 @@ dp=2 pp=2
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minidist.cli import compare
+from minidist.cli.variants import compare
 from minidist.trainer.config import Config, ConfigError
 
 
