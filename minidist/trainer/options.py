@@ -50,6 +50,9 @@ class ModelOptions:
     heads: int = option(4, "attention heads")
     key_value_heads: int = option(0, "heads of keys and values; 0: as many as heads")
     intermediate: int = option(0, "channels inside the MLP; 0: 8/3 of hidden")
+    attention_window: int = option(
+        0, "tokens that a token attends to, itself and those before it; 0: all", NOT_NEGATIVE
+    )
     dropout: float = option(0.0, "probability of dropping an element, in training")
     tied: bool = option(False, "let the head reuse the embedding's matrix")
     experts: int = option(0, "experts in place of each MLP; 0: none", NOT_NEGATIVE)

@@ -577,6 +577,27 @@ MESH_AND_MODEL = [
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
     ),
     Mutation(
+        "a window is masked, and all keys before it computed",
+        "minidist/model/seen.py",
+        old="left = int(begins.min()) if len(begins) else top",
+        new="left = 0",
+        tests=("tests/model/test_seen.py::test_what_no_query_of_a_band_sees_is_not_computed",),
+    ),
+    Mutation(
+        "a window is a token too wide",
+        "minidist/model/seen.py",
+        old="first = positions - (window or time) + 1",
+        new="first = positions - (window or time)",
+        tests=("tests/model/test_seen.py::test_a_window_is_softmax_with_its_mask[5]",),
+    ),
+    Mutation(
+        "packed documents are rotated by their positions in the row",
+        "minidist/model/gpt.py",
+        old="self.rotary(where.in_document(positions), x.dtype)",
+        new="self.rotary(positions, x.dtype)",
+        tests=("tests/model/test_seen.py::test_positions_begin_again_at_each_document",),
+    ),
+    Mutation(
         "dropout's mask depends on where a token is in this rank's part",
         "minidist/model/dropout.py",
         old="token_key = child(row_key[:, None], where.position_numbers(time, device))",
@@ -1849,6 +1870,16 @@ CONTEXT = [
         tests=(f"{FLASH}::test_it_is_softmax_attention",),
     ),
     Mutation(
+        "tiles that a window does not see are computed and masked",
+        "minidist/parallel/context/flash.py",
+        old="if blocks is None or blocks[top // tile][left // tile]:",
+        new="if True:",
+        tests=(
+            f"{FLASH}::test_a_window_is_softmax_with_its_mask_and_leaves_tiles_out[7]",
+            f"{FLASH}::test_blocks_of_ones_own_choice_are_the_only_ones_computed",
+        ),
+    ),
+    Mutation(
         "torch's kernel gets rows that are scattered in memory",
         "minidist/parallel/context/flash.py",
         old="return x if x.stride(-1) == 1 else x.contiguous()",
@@ -1872,6 +1903,7 @@ CONTEXT = [
 ]
 
 ACROSS = "tests/parallel/context/test_context_parallel.py"
+IN_SIGHT = "tests/parallel/context/test_in_sight.py"
 CONTEXT += [
     Mutation(
         "partial results merge with the weights of each other",
@@ -1886,6 +1918,23 @@ CONTEXT += [
         old="Meeting(slice(1, None), slice(-1), causal=True)",
         new="Meeting(slice(1, None), slice(1, None), causal=True)",
         tests=(f"{ACROSS}::test_parity",),
+    ),
+    Mutation(
+        "all keys of a rank travel, seen or not",
+        "minidist/parallel/context/order.py",
+        old="return change.cumsum(0)[:-1].nonzero().flatten()",
+        new="return torch.arange(len(keys))",
+        tests=(
+            f"{IN_SIGHT}::test_bytes_and_messages_are_those_of_the_tokens_that_are_seen",
+            f"{IN_SIGHT}::test_documents_that_end_where_a_rank_does_send_nothing",
+        ),
+    ),
+    Mutation(
+        "gradients of the keys that another rank saw are lost",
+        "minidist/parallel/context/in_sight.py",
+        old="            total.index_add_(-2, places.to(total.device), arrive())\n",
+        new="            arrive()\n",
+        tests=(f"{IN_SIGHT}::test_parity",),
     ),
     Mutation(
         "the next block travels only before this one is met",
