@@ -168,6 +168,17 @@ def among(first: Tensor, queries: Tensor, keys: Tensor) -> Seen:
     return Seen(begins, ends.expand_as(begins).contiguous())
 
 
+def in_documents(cu_seqlens: Tensor, window: int = 0) -> Seen:
+    """Return the mask of a row of documents, each of which attends to itself alone.
+
+    It is the same for all rows; see `beginnings`.
+    """
+    documents = beginnings(cu_seqlens)[None]
+    time = documents.shape[1]
+    places = torch.arange(time)
+    return among(first_seen(time, window, documents), places, places)
+
+
 def banded_attention(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> Tensor:
     """Return causal attention in which each query sees the positions from `first` [b, T] on.
 

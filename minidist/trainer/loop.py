@@ -248,7 +248,14 @@ class Trainer:
         parts = batch.microbatches(self.recipe.microbatches)
         weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
         where = [
-            Where(self.config.run.seed, step, part.first_row, part.positions, weight)
+            Where(
+                self.config.run.seed,
+                step,
+                part.first_row,
+                part.positions,
+                weight,
+                part.documents,
+            )
             for part in parts
         ]
         pipeline = self.parallel.pipeline

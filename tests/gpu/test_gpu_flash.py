@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jobs import CPU, DEVICE
 from torch import Tensor
 
-from minidist.model.seen import Seen, among, beginnings, first_seen
+from minidist.model.seen import Seen, among, beginnings, first_seen, in_documents
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import attend, attend_backward, flash_attention
 
@@ -110,7 +110,8 @@ def masks(time: int, batch: int) -> dict[str, Seen]:
         "documents": first_seen(time, 0, documents),
         "documents and a window": first_seen(time, 1 + time // 7, documents),
     }
-    return {name: among(each, places, places) for name, each in first.items()}
+    found = {name: among(each, places, places) for name, each in first.items()}
+    return found | {"cu_seqlens": in_documents(torch.tensor([0, time // 2, time]))}
 
 
 def seen_step(drawn: list[Tensor], seen: Seen, dtype: torch.dtype, kernel: bool) -> list[Tensor]:

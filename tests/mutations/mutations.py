@@ -1395,6 +1395,7 @@ MEMORY = [
 STORE = "tests/trainer/checkpoint/test_store.py"
 PIECES = "tests/trainer/checkpoint/test_pieces.py"
 CHECKPOINT = "tests/trainer/checkpoint/test_checkpoint.py"
+PACKED = "tests/trainer/test_packed.py"
 RATE = "tests/trainer/test_schedule.py"
 MEASURED = "tests/trainer/test_evaluation.py::test_every_layout_measures_the_serial_number_and_trains_as_if_it_did_not"
 
@@ -1458,6 +1459,37 @@ TRAINER = [
         tests=(
             "tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",
         ),
+    ),
+    Mutation(
+        "packed documents attend to those before them in their row",
+        "minidist/trainer/corpus/packed.py",
+        old="rows.documents[place, begin:end] = begin",
+        new="rows.documents[place, begin:end] = 0",
+        tests=(
+            f"{PACKED}::test_packed_rows_train_as_their_documents_one_by_one",
+            f"{PACKED}::test_what_is_measured_is_the_loss_of_each_document_alone",
+        ),
+    ),
+    Mutation(
+        "the end of a packed document predicts the beginning of the next",
+        "minidist/trainer/corpus/packed.py",
+        old="                end = begin + size - 1\n",
+        new="                end = begin + size\n",
+        tests=(f"{PACKED}::test_rows_hold_documents_side_by_side_and_no_target_crosses_a_border",),
+    ),
+    Mutation(
+        "each document is packed into the first row that has just opened",
+        "minidist/trainer/corpus/packed.py",
+        old="fits = bisect_left(rooms, size)",
+        new="fits = len(rooms) - 1 if rooms and rooms[-1] >= size else len(rooms)",
+        tests=(f"{PACKED}::test_a_document_goes_where_it_leaves_the_least_room",),
+    ),
+    Mutation(
+        "every microbatch has the documents of the first rows",
+        "minidist/trainer/batches.py",
+        old="None if self.documents is None else self.documents[cut]",
+        new="None if self.documents is None else self.documents[: cut.stop - cut.start]",
+        tests=(f"{PACKED}::test_ranks_and_microbatches_have_the_documents_of_their_rows",),
     ),
     Mutation(
         "what was in memory is lost when the tokens go into a file",

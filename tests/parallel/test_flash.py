@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from minidist.memory.account import Account
 from minidist.model.config import attended_pairs
-from minidist.model.seen import Seen, among, beginnings, causal, first_seen
+from minidist.model.seen import Seen, among, beginnings, causal, first_seen, in_documents
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import (
     attend,
@@ -320,8 +320,7 @@ def test_packed_documents_are_softmax_inside_each_and_leave_tiles_out() -> None:
         seen = among(first_seen(150, window, documents), places, places)
         for ours, right in zip(*seen_by_page(draw(4, 2, 150, 150, 16), seen), strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
-    halves = beginnings(torch.tensor([0, 64, 128]))[None]
-    seen = among(first_seen(128, 0, halves), torch.arange(128), torch.arange(128))
+    seen = in_documents(torch.tensor([0, 64, 128]))  # cu_seqlens
     assert len(list(flash.tiles(128, 128, False, seen=seen))) == 2 * 3  # of 4 * 5 / 2
 
 
