@@ -32,6 +32,7 @@ from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_
 from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
 from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
 from minidist.trainer.config import Config
+from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
 from minidist.trainer.elastic.carry import Carrier, Enters
@@ -245,13 +246,13 @@ def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:
     )
 
 
-def headline(trainer: Trainer, samples: Samples) -> str:
+def headline(trainer: Trainer, samples: Samples | Packed) -> str:
     """Say what is about to be trained, on which text and ranks."""
     comm, config = trainer.comm, trainer.config
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     line = (
         f"{trainer.model.config.parameter_count:,} parameters in {config.precision}, "
-        f"{len(samples):,} samples of up to {config.data.sequence} tokens; {ranks} on the "
+        f"{samples.words(config.data.sequence)}; {ranks} on the "
         f"{comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.start.resumed

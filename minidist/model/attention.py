@@ -4,24 +4,34 @@
     key [B, H_kv, T, d]     ─┼▶                                                                    ─▶ [B, H, T, d]
     value [B, H_kv, T, d]   ─┘    torch's own choice   everywhere else
 
-No kernel holds the T x T weights, or copies of shared keys (Dao et al. 2022, FlashAttention).
+No kernel holds the T x T weights, or copies of shared keys (Dao et al. 2022, FlashAttention). With
+a window, or documents that are packed into a row, a query does not see all keys before it: `seen.py`
+leaves out those that no query of a band sees.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minidist.model.seen import banded_attention, first_seen
+
 DEVICES = "cuda"  # where the rule is asked
 CUDNN = 91501  # older ones were wrong where 128 does not divide T (pytorch#169849)
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the same and earlier positions.
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None
+) -> Tensor:
+    """Attend to the same and earlier positions, of the same document where `documents` [B, T] says
+    where each token's begins.
 
     Head h of `query` reads key-value head h // (H / H_kv).
     """
+    if documents is not None:
+        return banded_attention(query, key, value, first_seen(query.shape[2], 0, documents))
     if query.device.type == DEVICES:
         q, k, v = at_autocast(query, key, value)
         if cudnn_is_fastest(capability(), q.dtype, q.shape[3], q.shape[2]):
@@ -33,6 +43,22 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return outputs[0]
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Causal attention in which a token sees itself and the `window` - 1 tokens before it."""
+
+    window: int
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
+        """Attend as `causal_attention`, within the window."""
+        time = query.shape[2]
+        if self.window >= time:  # it sees all
+            return causal_attention(query, key, value, documents)
+        return banded_attention(query, key, value, first_seen(time, self.window, documents))
 
 
 def at_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

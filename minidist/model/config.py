@@ -25,6 +25,9 @@ class GPTConfig:
         The largest number of tokens (T) in a sequence.
     rope_theta, norm_epsilon : float
         Base of the rotary wavelengths; the number that keeps the norm of a zero vector finite.
+    attention_window : int
+        A token attends to itself and the attention_window - 1 tokens before it (Jiang et al. 2023);
+        0: to all before it.
     dropout : float
         Probability, in training, of zeroing an element that a layer adds to the residual stream.
     tied : bool
@@ -63,6 +66,7 @@ class GPTConfig:
     sequence: int = 256
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
+    attention_window: int = 0
     dropout: float = 0.0
     tied: bool = False
     experts: int = 0
@@ -81,7 +85,14 @@ class GPTConfig:
             ("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"), 1
         )
         smallest |= dict.fromkeys(
-            ("key_value_heads", "intermediate", "experts", "shared_experts"), 0
+            (
+                "key_value_heads",
+                "intermediate",
+                "attention_window",
+                "experts",
+                "shared_experts",
+            ),
+            0,
         )
         for name, least in smallest.items():  # a JSON file may hold a float or a string
             if type(value := getattr(self, name)) is not int or value < least:
@@ -130,8 +141,8 @@ class GPTConfig:
         6N + 12 * layers * hidden * T: forward multiplies and adds each parameter once, backward
         twice. The same holds for each pair of query and key, and each pair of weight and value. By
         convention causal attention is not discounted, and recomputation is not counted. N leaves
-        out an untied embedding, which is looked up, not multiplied, and all experts but k.
-        (Chowdhery et al. 2022, PaLM, appendix B.)
+        out an untied embedding, which is looked up, not multiplied, and all experts but k. With a
+        window of W tokens, T is at most W. (Chowdhery et al. 2022, PaLM, appendix B.)
 
         Parameters
         ----------
@@ -139,7 +150,9 @@ class GPTConfig:
             Tokens T per sequence; 0 means the longest sequence of the model.
         """
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
-        attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
+        time = sequence or self.sequence
+        attended = min(time, self.attention_window or time)
+        attention = 12 * self.layers * self.hidden * attended
         return 6 * (self._count(self.top_k) - looked_up) + attention
 
     def check_learns(self) -> None:
@@ -215,6 +228,15 @@ class GPTConfig:
                 f"balance_rate={self.balance_rate} is for balance='aux' or 'bias': choose one, or "
                 "leave it out."
             )
+
+
+def attended_pairs(time: int, window: int = 0) -> int:
+    """Return how many pairs of query and key causal attention computes over `time` tokens.
+
+    They are T (T + 1)/2, and T W - W (W - 1)/2 with a window of W: the first W queries see fewer.
+    """
+    width = min(time, window or time)
+    return time * width - width * (width - 1) // 2
 
 
 def _round_up(value: float, multiple: int) -> int:

@@ -45,6 +45,10 @@ class Where:
     positions : int or Tensor
         Position of the first token in its whole sequence; or an int64 tensor [T] with the position
         of each.
+    documents : Tensor, optional
+        Where the document of each token begins, int64 [B, T] on the CPU, for *all* T positions of
+        the whole sequences. A token then attends to its own document alone, and is rotated by its
+        position there. Dropout goes by `positions`, which no two tokens of a row share.
     weight : float
         What the loss of a token is multiplied by before losses are summed: a layer's own losses get
         the same factor.
@@ -55,6 +59,7 @@ class Where:
     rows: int | Tensor = 0
     positions: int | Tensor = 0
     weight: float = 1.0
+    documents: Tensor | None = None
 
     def row_numbers(self, count: int, device: torch.device) -> Tensor:
         """Return the global rows of this rank's `count` sequences, int64 [B]."""
@@ -63,6 +68,15 @@ class Where:
     def position_numbers(self, count: int, device: torch.device) -> Tensor:
         """Return the global positions of this rank's `count` tokens, int64 [T]."""
         return _numbers("positions", self.positions, count, device)
+
+    def in_document(self, positions: Tensor) -> Tensor:
+        """Return where tokens at these positions [T] are in their documents: [B, 1, T], for all
+        heads alike; without documents the positions themselves.
+        """
+        if self.documents is None:
+            return positions
+        begin = self.documents[:, positions.cpu()].to(positions.device)
+        return (positions - begin).unsqueeze(1)
 
 
 ORIGIN = Where()

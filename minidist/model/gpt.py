@@ -26,18 +26,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.model.attention import causal_attention
+from minidist.model.attention import SlidingWindow, causal_attention
 from minidist.model.config import GPTConfig
 from minidist.model.dropout import ORIGIN, Dropout, Where
 from minidist.model.mlp import MLP, linear
 from minidist.model.moe.routed import MoE
 
 Rotary: TypeAlias = tuple[Tensor, Tensor]
-"""Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
+"""Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels; [B, 1,
+T, d/2] if positions differ from row to row.
+"""
 
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend: TypeAlias = Callable[..., Tensor]
 """Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to the output of each head [B, H, T,
-d].
+d]. Where rows have several documents, it is also given where that of each token begins [B, T].
 """
 
 
@@ -102,7 +104,7 @@ class GPT(nn.Module):
             raise ValueError(f"{time} tokens in a row, but the model was made for {most}: {fix}")
         x: Tensor = self.embedding(tokens)  # [B, T, D]
         positions = where.position_numbers(time, x.device)
-        rotary = self.rotary(positions, x.dtype)
+        rotary = self.rotary(where.in_document(positions), x.dtype)
         for layer in self.layers:
             x = layer(x, rotary, where)
         normed = self.norm(x)
@@ -110,7 +112,7 @@ class GPT(nn.Module):
         return logits
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """Return the rotary table of this model at `positions` [T]."""
+        """Return the rotary table of this model at `positions`, [T] or [B, 1, T]."""
         config = self.config
         return rotary_table(positions, config.head_dim, config.rope_theta, dtype)
 
@@ -182,7 +184,7 @@ class Layer(nn.Module):
         """
         # No names for what dropout reads: it would live as long as they do.
         attended: Tensor = x + self.attention_dropout(
-            self.attention(self.attention_norm(x), rotary), where
+            self.attention(self.attention_norm(x), rotary, where.documents), where
         )
         mapped: Tensor = attended + self.mlp_dropout(
             self.mlp(self.mlp_norm(attended), where), where
@@ -205,18 +207,20 @@ class Attention(nn.Module):
         self.key = linear(config.hidden, key_channels)
         self.value = linear(config.hidden, key_channels)
         self.output = linear(query_channels, config.hidden)
-        self.attend: Attend = causal_attention
+        window = config.attention_window
+        self.attend: Attend = SlidingWindow(window) if window else causal_attention
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Let each position of `x` [B, T, D] attend to itself and to earlier positions; return [B,
-        T, D].
+    def forward(self, x: Tensor, rotary: Rotary, documents: Tensor | None = None) -> Tensor:
+        """Let each position of `x` [B, T, D] attend to itself and to earlier positions, of its
+        document alone if `documents` [B, T] says where it begins; return [B, T, D].
         """
         query = self.split_heads(self.query(x))  # [B, H, T, d]
         key = self.split_heads(self.key(x))  # [B, H_kv, T, d]
         value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
         query = rotate(query, rotary)
         key = rotate(key, rotary)
-        found = self.attend(query, key, value)  # [B, H, T, d]
+        packed = () if documents is None else (documents,)
+        found = self.attend(query, key, value, *packed)  # [B, H, T, d]
         side_by_side = found.transpose(1, 2).flatten(2)  # [B, T, H * d]
         mixed: Tensor = self.output(side_by_side)  # [B, T, D]
         return mixed
@@ -250,13 +254,13 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
-    """Return cosines and sines of position * theta^(-2i/head_dim), both [T, head_dim/2].
+    """Return cosines and sines of position * theta^(-2i/head_dim), both [..., T, head_dim/2].
 
     The angles are float64: in float32 the angle of position 100,000 can be off by 0.004.
     """
     channels = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
     frequencies = theta ** (-channels / head_dim)
-    angles = torch.outer(positions.to(torch.float64), frequencies)
+    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

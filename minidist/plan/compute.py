@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from minidist.model.config import attended_pairs
 from minidist.plan.device import Constants, Device
 from minidist.plan.model import Model, Product
 
@@ -128,14 +129,18 @@ def attention(share: Share, back: bool) -> float:
     if blocks < 8 * device.units:
         waves = -(-blocks // device.units)
         full = blocks / (waves * device.units)
-    # the causal half of all pairs; inside a window nearly all count
-    pairs = heads * share.sequence * attended / share.cp
-    if attended == share.sequence:
-        pairs *= 0.5
+    pairs = heads * pairs_of(share.sequence, attended) / share.cp
     seconds: float = 4 * pairs * model.head_dim / (device.peak * speed * full)
     if back:
         seconds = 2.5 * seconds / known["backward_attention"]
     return seconds + known["launch"]
+
+
+def pairs_of(sequence: int, attended: int) -> float:
+    """Return the pairs of query and key of a head: the causal half of all, or those in a window."""
+    if attended == sequence:
+        return 0.5 * sequence * sequence
+    return attended_pairs(sequence, attended)
 
 
 def unfused_attention(share: Share, back: bool, heads: int, attended: int) -> float:

@@ -25,6 +25,7 @@ from minidist.plan.compute import Layer, head, layer
 from minidist.plan.links import Group
 from minidist.plan.memory import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.run import Setup
+from minidist.plan.traffic import tokens_seen
 
 # of the package; others are known in closed form alone
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb1p", "zb-v")
@@ -140,9 +141,14 @@ def context(run: Setup, one: Layer) -> tuple[float, float]:
     share, model = run.share, run.model
     keys = share.tokens * 2 * model.kv * model.head_dim // run.tp
     hops = run.cp - 1
-    circling = hops * run.network.send(keys * share.width, run.group("cp"))
     # backward their gradients circle, too: in 32 bits, and one hop more, home
     gradients = 4 / share.width * run.cp / hops
+    if 0 < model.window < run.sequence:
+        # directly to the ranks that see them, and gradients directly home
+        keys = int(keys * tokens_seen(run.cp, run.sequence, model.window) / run.sequence)
+        hops = 1
+        gradients = 4 / share.width
+    circling = hops * run.network.send(keys * share.width, run.group("cp"))
     circling_back = circling * (1 + gradients)
     waiting = max(0.0, circling - one.attention)
     waiting_back = max(0.0, circling_back - one.attention_back)

@@ -6,7 +6,8 @@ count them.
            Recomputing stops before the last of a layer. The loss takes three 32-bit numbers a token; with sequence
            parallelism the norms' gradients are reduced, too
     pp     activations and their gradients across each border of two stages, by each tp rank unless sp has cut them
-    cp     a ring of keys and values, forward and backward; their gradients go round in 32 bits, and home
+    cp     a ring of keys and values, forward and backward; their gradients go round in 32 bits, and home. With a
+           window only those that another rank sees, in zigzag order, and their gradients back
     ep     four exchanges of the rows that tokens send to their experts, if those have equal loads
     dp     gradients, over dp and cp: 2 (P - 1) of each byte. ZeRO 1 and 2 send half of it as parameters. ZeRO 3
            gathers parameters twice a microbatch, but those outside the layers once
@@ -15,6 +16,8 @@ These are messages of more than 32 KiB: smaller ones take fewer rounds for more 
 (`collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
 section 7; Korthikanti et al. 2022, section 4.2.)
 """
+
+from functools import cache
 
 from minidist.plan.run import Setup
 
@@ -64,11 +67,36 @@ def along_context(run: Setup) -> float:
     width = run.software.width
     keys = run.share.tokens * 2 * model.kv * model.head_dim * width
     rounds = 3 if run.recompute == "full" else 2
+    if 0 < model.window < run.sequence:
+        # a share of what a rank has, of the mean rank
+        seen = keys * tokens_seen(run.cp, run.sequence, model.window) / run.sequence
+        sent = seen * (rounds + 4 / width)
+        return model.layers * microbatches_of_all(run) * sent
     hops = rounds * (run.cp - 1)
     # gradients go in 32 bits, and one hop more: home
     hops_of_gradients = run.cp * 4 / width
     sent = keys * (hops + hops_of_gradients)
     return model.layers * microbatches_of_all(run) * sent
+
+
+@cache
+def tokens_seen(ranks: int, sequence: int, window: int) -> int:
+    """Return how many tokens all ranks send in zigzag order, if each goes to every other rank that
+    sees it.
+
+    A rank has two of the 2 P chunks of the sequence. The first query of chunk k sees the window - 1
+    tokens before it: so of chunk j, those that the chunks between them leave, the last ones.
+    """
+    chunk = sequence // (2 * ranks)
+    total = 0
+    for j in range(2 * ranks):
+        for rank in range(ranks):
+            pair = (rank, 2 * ranks - 1 - rank)
+            later = [k for k in pair if k > j]
+            if j not in pair and later:
+                left = window - 1 - (min(later) - j - 1) * chunk
+                total += min(chunk, max(0, left))
+    return total
 
 
 def along_experts(run: Setup) -> float:

@@ -20,6 +20,7 @@ import torch
 
 from minidist.comm.job.background import BackgroundThread
 from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
+from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Samples, TextError
 
 Columns: TypeAlias = Callable[[int], torch.Tensor]
@@ -41,6 +42,9 @@ class Batch(NamedTuple):
     tokens : int
         Targets that count in the *global* batch, on all ranks: what the sum of the losses is
         divided by.
+    documents : tensor [b, T of the whole sequence], optional
+        Where the document of each token begins, if rows have several. It stays on the CPU, where who
+        sees whom is decided.
     """
 
     inputs: torch.Tensor
@@ -48,6 +52,7 @@ class Batch(NamedTuple):
     first_row: int
     tokens: int
     positions: int | torch.Tensor = 0
+    documents: torch.Tensor | None = None
 
     def microbatches(self, count: int) -> "list[Batch]":
         """Cut the rows into `count` microbatches, for gradient accumulation or a pipeline.
@@ -59,7 +64,10 @@ class Batch(NamedTuple):
 
     def _rows(self, cut: slice) -> "Batch":
         return self._replace(
-            inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start
+            inputs=self.inputs[cut],
+            targets=self.targets[cut],
+            first_row=self.first_row + cut.start,
+            documents=None if self.documents is None else self.documents[cut],
         )
 
     def pin_memory(self) -> "Batch":
@@ -83,8 +91,8 @@ class Batches:
 
     Parameters
     ----------
-    samples : Samples
-        From `sequences` or `documents`; the same on every rank.
+    samples : Samples or Packed
+        From `sequences` or `documents`, packed or not; the same on every rank.
     sampler : DistributedSampler
         Deals these samples out to the ranks.
     multiple : int
@@ -97,7 +105,7 @@ class Batches:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Samples | Packed,
         sampler: DistributedSampler,
         multiple: int = 1,
         columns: Columns | None = None,
@@ -148,12 +156,11 @@ class Batches:
         lengths = self.samples.lengths[whole]  # [rows of the global batch]
         # The width, too, is that of the global batch: every rank sees the shapes of the serial run.
         width = -(-(int(lengths.max()) - 1) // self.multiple) * self.multiple
-        # [b, T + 1]
-        rows = torch.from_numpy(self.samples.rows(whole[mine], width + 1, padding=IGNORED))
-        # Which token pads the inputs does not matter: attention is causal, so no real position sees
-        # it.
-        inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
+        rows = self.samples.filled(whole[mine], width, IGNORED)
+        inputs, targets = torch.from_numpy(rows.inputs), torch.from_numpy(rows.targets)
         batch = Batch(inputs, targets, mine.start, tokens=int(lengths.sum()) - len(whole))
+        if rows.documents is not None:
+            batch = batch._replace(documents=torch.from_numpy(rows.documents))
         if self.columns is None:
             return batch
         positions = self.columns(width)  # of tokens whose targets are beside them already

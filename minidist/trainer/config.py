@@ -95,6 +95,15 @@ class Config:
         if self.data.eval_text and "held_out" in changed:
             both = f"--held-out {self.data.held_out} and --eval-text both say what to measure on"
             yield f"{both}: leave one of them out"
+        if self.data.pack and self.data.by_length:
+            yield (
+                "--pack and --by-length both say which paragraphs go together: leave one of them out"
+            )
+        if self.data.pack and self.model.experts:
+            yield (
+                f"--pack packs paragraphs into rows, of which --experts {self.model.experts} would be "
+                "balanced over all and their padding: leave one of them out"
+            )
         yield from self._faults_of_parallel_options()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")

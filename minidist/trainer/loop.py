@@ -7,8 +7,7 @@ batch. The sum of the gradients is then that of the serial run, whatever the num
 microbatches. In 16 bits AdamW updates float32 masters. In float16 the loss is scaled, and all ranks
 leave out a step in which a gradient overflows on any.
 
-Sites that train apart (`--dcn`) divide by their fair share of these tokens, and hear of each other
-only when they meet: what is reported in between is of the first site.
+Sites (`--dcn`) divide by their fair share of the tokens, and hear of each other only when they meet.
 """
 
 import contextlib
@@ -253,7 +252,14 @@ class Trainer:
         parts = batch.microbatches(self.recipe.microbatches)
         weight = self.mesh.dcn.size * (self.scaler.scale if self.scaler else 1.0) / batch.tokens
         where = [
-            Where(self.config.run.seed, step, part.first_row, part.positions, weight)
+            Where(
+                self.config.run.seed,
+                step,
+                part.first_row,
+                part.positions,
+                weight,
+                part.documents,
+            )
             for part in parts
         ]
         pipeline = self.parallel.pipeline

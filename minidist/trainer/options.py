@@ -54,6 +54,9 @@ class ModelOptions:
     heads: int = option(4, "attention heads")
     key_value_heads: int = option(0, "heads of keys and values; 0: as many as heads")
     intermediate: int = option(0, "channels inside the MLP; 0: 8/3 of hidden")
+    attention_window: int = option(
+        0, "tokens that a token attends to, itself and those before it; 0: all", NOT_NEGATIVE
+    )
     dropout: float = option(0.0, "probability of dropping an element, in training")
     tied: bool = option(False, "let the head reuse the embedding's matrix")
     experts: int = option(0, "experts in place of each MLP; 0: none", NOT_NEGATIVE)
@@ -91,10 +94,18 @@ class DataOptions:
     sequence: int = option(128, "tokens a sequence", AT_LEAST_ONE)
     batch: int = option(16, "sequences a step, over all ranks", AT_LEAST_ONE)
     by_length: bool = option(False, "train on paragraphs, those of similar length together")
+    pack: bool = option(
+        False, "train on paragraphs, several in a row, each of which attends to itself alone"
+    )
     held_out: float = option(0.05, "fraction of the text kept for measuring", FRACTION)
     eval_text: tuple[str, ...] = option(
         (), "files to measure on, as those of --text, in place of its end"
     )
+
+    @property
+    def by_document(self) -> bool:
+        """Whether the text is cut where a paragraph ends."""
+        return self.by_length or self.pack
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from minidist.trainer.checkpoint.resume import (
     prepare,
 )
 from minidist.trainer.config import ConfigError
+from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Samples
 
 
@@ -63,7 +64,9 @@ class Start:
     resumed: Resumed | None = None
 
 
-def start_of(run: CheckedRun, samples: Samples, held_out: Samples | None = None) -> Start:
+def start_of(
+    run: CheckedRun, samples: Samples | Packed, held_out: Samples | Packed | None = None
+) -> Start:
     """Read and draw what a run starts from.
 
     Raises
@@ -93,7 +96,7 @@ def start_of(run: CheckedRun, samples: Samples, held_out: Samples | None = None)
     return start
 
 
-def _batches(run: CheckedRun, samples: Samples) -> Batches:
+def _batches(run: CheckedRun, samples: Samples | Packed) -> Batches:
     """Return this rank's rows of the text to train on."""
     config, rows = run.config, run.mesh.rows
     sampler = DistributedSampler(
@@ -107,7 +110,7 @@ def _batches(run: CheckedRun, samples: Samples) -> Batches:
     return _of(run, samples, sampler)
 
 
-def _held_out(run: CheckedRun, samples: Samples | None) -> Batches:
+def _held_out(run: CheckedRun, samples: Samples | Packed | None) -> Batches:
     """Return this rank's rows of the text to measure on, in its order."""
     config, rows = run.config, run.mesh.rows
     if samples is None:
@@ -121,7 +124,7 @@ def _held_out(run: CheckedRun, samples: Samples | None) -> Batches:
     return _of(run, samples, in_order)
 
 
-def _of(run: CheckedRun, samples: Samples, sampler: DistributedSampler) -> Batches:
+def _of(run: CheckedRun, samples: Samples | Packed, sampler: DistributedSampler) -> Batches:
     multiple = math.prod(run.fit.shares(run.mesh.layout).values())
     return Batches(samples, sampler, multiple, columns_of(run.fit.recipe, run.mesh))
 

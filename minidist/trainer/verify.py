@@ -22,6 +22,7 @@ from minidist.comm import Communicator, run
 from minidist.mesh import Layout, Mesh
 from minidist.trainer.checked import check_run
 from minidist.trainer.config import Config
+from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Samples
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
@@ -49,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def serial_run(
-    config: Config, samples: Samples, vocabulary: int, metrics: Path | None = None
+    config: Config, samples: Samples | Packed, vocabulary: int, metrics: Path | None = None
 ) -> Outcome:
     """Train on one rank from the first step on, without a strategy; return what came of it.
 
@@ -68,7 +69,11 @@ def serial_run(
 
 
 def compare(
-    config: Config, samples: Samples, vocabulary: int, ours: Outcome, metrics: Path | None = None
+    config: Config,
+    samples: Samples | Packed,
+    vocabulary: int,
+    ours: Outcome,
+    metrics: Path | None = None,
 ) -> Verdict:
     """Repeat the run serially, in float64 first, and compare. One rank calls this.
 

@@ -26,7 +26,11 @@ from minidist.trainer.start import start_of
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"), [(ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]]
+    ("ranks", "words"),
+    [
+        *((ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]),
+        (2, "--cp 2 --attention-window 9"),
+    ],
 )
 def test_a_run_sends_what_is_predicted_for_it(ranks: int, words: str) -> None:
     config = parse(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jobs import CPU, DEVICE
 from torch import Tensor
 
+from minidist.model.seen import Seen, among, beginnings, first_seen, in_documents
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import attend, attend_backward, flash_attention
 
@@ -79,7 +80,7 @@ def test_the_kernels_are_as_right_as_torchs(
     shapes.
     """
     if INTERPRETED:
-        from minidist.parallel.context import flash_triton
+        from minidist.parallel.context.kernels import flash_triton
 
         tiles = (
             {16: (32, 64), 64: (64, 32), 128: (128, 64)}[size] if max(lengths) < 500 else (256, 256)
@@ -95,6 +96,84 @@ def test_the_kernels_are_as_right_as_torchs(
             # some of torch's are 0 by chance
             limit = 2 * float((other - right).norm()) + 2e-6 * float(like.norm())
             assert float((mine - right).norm()) <= limit
+
+
+def masks(time: int, batch: int) -> dict[str, Seen]:
+    """Return windows and documents, the same for all sequences and not."""
+    places = torch.arange(time)
+    ends = [[0, time // 3, time // 3, time], [0, time - 1, time], [0, time]]
+    documents = torch.stack([beginnings(torch.tensor(ends[row % 3])) for row in range(batch)])
+    first = {
+        "window": first_seen(time, 1 + time // 5),
+        "one token": first_seen(time, 1),
+        "as wide as the sequence": first_seen(time, time),
+        "documents": first_seen(time, 0, documents),
+        "documents and a window": first_seen(time, 1 + time // 7, documents),
+    }
+    found = {name: among(each, places, places) for name, each in first.items()}
+    return found | {"cu_seqlens": in_documents(torch.tensor([0, time // 2, time]))}
+
+
+def seen_step(drawn: list[Tensor], seen: Seen, dtype: torch.dtype, kernel: bool) -> list[Tensor]:
+    """Return output and gradients by the kernels, or by softmax with the mask written out."""
+    *leaves, gradient = (x.to(dtype).detach().requires_grad_() for x in drawn)
+    if kernel:
+        output, _ = flash_attention(*leaves, False, seen)
+    else:
+        query, key, value = leaves
+        mask = seen.mask(slice(0, query.shape[2]), slice(0, key.shape[2])).to(DEVICE)
+        bias = torch.zeros(mask.shape, dtype=dtype, device=DEVICE).masked_fill(~mask, -math.inf)
+        output = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias.unsqueeze(1), enable_gqa=True
+        )
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+@pytest.mark.parametrize("time", [1, 65, 130, *([] if INTERPRETED else [1025])])
+def test_windows_and_documents_are_as_right_as_torchs_mask(time: int, dtype: torch.dtype) -> None:
+    drawn = [x.to(dtype) for x in draw(time, time, 64)]
+    for name, seen in masks(time, len(drawn[0])).items():
+        exact = seen_step(drawn, seen, torch.float64, kernel=False)
+        theirs, ours = (seen_step(drawn, seen, dtype, kernel) for kernel in (False, True))
+        for right, other, mine, like in zip(exact, theirs, ours, drawn, strict=False):
+            limit = 2 * float((other - right).norm()) + 2e-6 * float(like.norm())
+            assert float((mine - right).norm()) <= limit, name
+
+
+@pytest.mark.gpu
+def test_queries_that_see_none_of_these_keys_get_0_and_no_nan() -> None:
+    """As from another rank: the window of some queries begins behind these keys, or ends before."""
+    keys, every = torch.arange(40, 90), torch.arange(150)
+    seen = among(first_seen(150, 20), every, keys)
+    *drawn, gradient = (x.requires_grad_() for x in draw(150, 50, 64))
+    output, lse = flash_attention(*drawn, False, seen)
+    some = (seen.first < seen.end)[0].to(DEVICE)
+    assert not output[:, :, ~some].any() and (lse[:, :, ~some] == -math.inf).all()
+    assert lse[:, :, some].isfinite().all()
+    found = torch.autograd.grad(output, drawn, gradient)
+    assert all(x.isfinite().all() for x in found) and not found[0][:, :, ~some].any()
+
+
+@pytest.mark.gpu
+def test_a_window_takes_the_time_of_what_is_seen() -> None:
+    """A sixteenth of the keys in at most a third of the time, if tiles are left out."""
+    if CPU:
+        pytest.skip("the interpreter's time says nothing")
+    drawn = [x.half() for x in draw(8192, 8192, 64)]
+    places = torch.arange(8192)
+    seconds = []
+    for window in (8192, 512):
+        seen = among(first_seen(8192, window), places, places)
+        for _ in range(3):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            attend(*drawn[:3], False, seen=seen)
+            end.record()
+            torch.cuda.synchronize()
+        seconds.append(start.elapsed_time(end))
+    assert seconds[1] < seconds[0] / 3
 
 
 @pytest.mark.gpu

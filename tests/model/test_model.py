@@ -260,7 +260,7 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
             r"is missing, not .*and 60 more\).*same model",
         ),
         (lambda d: edit_config(d, num_attention_heads=5), "hidden=32 does not divide by heads=5"),
-        (lambda d: edit_config(d, model_type="mistral"), "model_type='mistral'.*'llama'"),
+        (lambda d: edit_config(d, model_type="gemma"), "model_type='gemma'.*'llama'"),
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),
         (lambda d: edit_config(d, rope_parameters={"rope_type": "yarn"}), "rope_type='yarn'"),
         (lambda d: edit_config(d, mlp_bias=True), "mlp_bias=True"),

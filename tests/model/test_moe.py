@@ -140,12 +140,15 @@ def test_what_mixtral_does_not_know_is_not_written(tmp_path: Path, change: dict[
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sliding_window_is_refused(tmp_path: Path) -> None:
+def test_a_sliding_window_is_read_and_written(tmp_path: Path) -> None:
     save_llama(rough_model(MIXTRAL), tmp_path)
-    said = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": 4096}
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    with pytest.raises(ValueError, match="sliding_window=4096, but this GPT can only do None"):
-        load_llama(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["sliding_window"] is None
+    (tmp_path / "config.json").write_text(json.dumps(said | {"sliding_window": 3}))
+    found = load_llama(tmp_path)
+    assert found.config == replace(MIXTRAL, attention_window=3)
+    save_llama(found, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == said | {"sliding_window": 3}
 
 
 @pytest.mark.parametrize(

@@ -577,6 +577,27 @@ MESH_AND_MODEL = [
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
     ),
     Mutation(
+        "a window is masked, and all keys before it computed",
+        "minidist/model/seen.py",
+        old="left = int(begins.min()) if len(begins) else top",
+        new="left = 0",
+        tests=("tests/model/test_seen.py::test_what_no_query_of_a_band_sees_is_not_computed",),
+    ),
+    Mutation(
+        "a window is a token too wide",
+        "minidist/model/seen.py",
+        old="first = positions - (window or time) + 1",
+        new="first = positions - (window or time)",
+        tests=("tests/model/test_seen.py::test_a_window_is_softmax_with_its_mask[5]",),
+    ),
+    Mutation(
+        "packed documents are rotated by their positions in the row",
+        "minidist/model/gpt.py",
+        old="self.rotary(where.in_document(positions), x.dtype)",
+        new="self.rotary(positions, x.dtype)",
+        tests=("tests/model/test_seen.py::test_positions_begin_again_at_each_document",),
+    ),
+    Mutation(
         "dropout's mask depends on where a token is in this rank's part",
         "minidist/model/dropout.py",
         old="token_key = child(row_key[:, None], where.position_numbers(time, device))",
@@ -1438,6 +1459,7 @@ MEMORY = [
 STORE = "tests/trainer/checkpoint/test_store.py"
 PIECES = "tests/trainer/checkpoint/test_pieces.py"
 CHECKPOINT = "tests/trainer/checkpoint/test_checkpoint.py"
+PACKED = "tests/trainer/test_packed.py"
 RATE = "tests/trainer/test_schedule.py"
 MEASURED = "tests/trainer/test_evaluation.py::test_every_layout_measures_the_serial_number_and_trains_as_if_it_did_not"
 
@@ -1501,6 +1523,37 @@ TRAINER = [
         tests=(
             "tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",
         ),
+    ),
+    Mutation(
+        "packed documents attend to those before them in their row",
+        "minidist/trainer/corpus/packed.py",
+        old="rows.documents[place, begin:end] = begin",
+        new="rows.documents[place, begin:end] = 0",
+        tests=(
+            f"{PACKED}::test_packed_rows_train_as_their_documents_one_by_one",
+            f"{PACKED}::test_what_is_measured_is_the_loss_of_each_document_alone",
+        ),
+    ),
+    Mutation(
+        "the end of a packed document predicts the beginning of the next",
+        "minidist/trainer/corpus/packed.py",
+        old="                end = begin + size - 1\n",
+        new="                end = begin + size\n",
+        tests=(f"{PACKED}::test_rows_hold_documents_side_by_side_and_no_target_crosses_a_border",),
+    ),
+    Mutation(
+        "each document is packed into the first row that has just opened",
+        "minidist/trainer/corpus/packed.py",
+        old="fits = bisect_left(rooms, size)",
+        new="fits = len(rooms) - 1 if rooms and rooms[-1] >= size else len(rooms)",
+        tests=(f"{PACKED}::test_a_document_goes_where_it_leaves_the_least_room",),
+    ),
+    Mutation(
+        "every microbatch has the documents of the first rows",
+        "minidist/trainer/batches.py",
+        old="None if self.documents is None else self.documents[cut]",
+        new="None if self.documents is None else self.documents[: cut.stop - cut.start]",
+        tests=(f"{PACKED}::test_ranks_and_microbatches_have_the_documents_of_their_rows",),
     ),
     Mutation(
         "what was in memory is lost when the tokens go into a file",
@@ -1913,6 +1966,16 @@ CONTEXT = [
         tests=(f"{FLASH}::test_it_is_softmax_attention",),
     ),
     Mutation(
+        "tiles that a window does not see are computed and masked",
+        "minidist/parallel/context/flash.py",
+        old="if blocks is None or blocks[top // tile][left // tile]:",
+        new="if True:",
+        tests=(
+            f"{FLASH}::test_a_window_is_softmax_with_its_mask_and_leaves_tiles_out[7]",
+            f"{FLASH}::test_blocks_of_ones_own_choice_are_the_only_ones_computed",
+        ),
+    ),
+    Mutation(
         "torch's kernel gets rows that are scattered in memory",
         "minidist/parallel/context/flash.py",
         old="return x if x.stride(-1) == 1 else x.contiguous()",
@@ -1936,6 +1999,7 @@ CONTEXT = [
 ]
 
 ACROSS = "tests/parallel/context/test_context_parallel.py"
+IN_SIGHT = "tests/parallel/context/test_in_sight.py"
 CONTEXT += [
     Mutation(
         "partial results merge with the weights of each other",
@@ -1950,6 +2014,23 @@ CONTEXT += [
         old="Meeting(slice(1, None), slice(-1), causal=True)",
         new="Meeting(slice(1, None), slice(1, None), causal=True)",
         tests=(f"{ACROSS}::test_parity",),
+    ),
+    Mutation(
+        "all keys of a rank travel, seen or not",
+        "minidist/parallel/context/order.py",
+        old="return change.cumsum(0)[:-1].nonzero().flatten()",
+        new="return torch.arange(len(keys))",
+        tests=(
+            f"{IN_SIGHT}::test_bytes_and_messages_are_those_of_the_tokens_that_are_seen",
+            f"{IN_SIGHT}::test_documents_that_end_where_a_rank_does_send_nothing",
+        ),
+    ),
+    Mutation(
+        "gradients of the keys that another rank saw are lost",
+        "minidist/parallel/context/in_sight.py",
+        old="            total.index_add_(-2, places.to(total.device), arrive())\n",
+        new="            arrive()\n",
+        tests=(f"{IN_SIGHT}::test_parity",),
     ),
     Mutation(
         "the next block travels only before this one is met",

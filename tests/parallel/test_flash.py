@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -17,11 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minidist.memory.account import Account
+from minidist.model.config import attended_pairs
+from minidist.model.seen import Seen, among, beginnings, causal, first_seen, in_documents
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import (
     attend,
     attend_backward,
     flash_attention,
+    operations,
     page_backward,
     page_forward,
 )
@@ -241,6 +244,129 @@ def test_the_page_computes_no_more_than_a_tile_at_a_time() -> None:
         len(list(flash.tiles(256, 64, True))) == 1 + 7 * 2
         and len(list(flash.tiles(64, 256, True))) == 3
     )
+
+
+def windows(time: int, window: int, tile: int) -> int:
+    """Return how many tiles a window sees, by the formula: of tile i, those from the first key of
+    its first query to the diagonal.
+    """
+    tops = range(0, time, tile)
+    return sum(top // tile - max(0, top - window + 1) // tile + 1 for top in tops)
+
+
+def seen_by_page(drawn: list[Tensor], seen: Seen) -> tuple[Found, Found]:
+    """Return outputs and gradients of `flash_attention`, and by softmax with the mask written
+    out.
+    """
+
+    def flash_step(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        return flash_attention(*leaves[:3], False, seen)
+
+    def explicit(query: Tensor, key: Tensor, value: Tensor, _: bool) -> tuple[Tensor, Tensor]:
+        copies = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
+        mask = seen.mask(slice(0, query.shape[2]), slice(0, key.shape[2]))
+        if seen.blocks is not None:
+            tiles = seen.blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)
+            mask = mask & tiles[: query.shape[2], : key.shape[2]]
+        scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(
+            ~mask[:, None], -math.inf
+        )
+        weights = scores.softmax(-1).masked_fill(~mask.any(-1)[:, None, :, None], 0)
+        return weights @ value, scores.logsumexp(-1)
+
+    return step(flash_step, drawn, False), step(explicit, drawn, False)
+
+
+@pytest.mark.parametrize("window", [1, 7, 31, 32, 33, 64, 149, 150, 200])
+def test_a_window_is_softmax_with_its_mask_and_leaves_tiles_out(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward compute just the tiles of the formula, and the operations are theirs."""
+    places = torch.arange(150)
+    seen, drawn = among(first_seen(150, window), places, places), draw(4, 2, 150, 150, 16)
+    computed, plain = [], flash.scores_of
+
+    def counted(q: Tensor, k: Tensor, rows: slice, columns: slice, *rest: Any) -> Tensor:
+        computed.append((rows, columns))
+        return plain(q, k, rows, columns, *rest)
+
+    monkeypatch.setattr(flash, "scores_of", counted)
+    for ours, right in zip(*seen_by_page(drawn, seen), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
+    assert len(computed) == 2 * windows(150, window, 32)
+    pairs = sum(
+        len(range(150)[rows]) * len(range(150)[columns])
+        for rows, columns in computed[: len(computed) // 2]
+    )
+    assert operations(*drawn[:2], False, seen=seen) == 2 * 4 * 4 * 16 * pairs
+    if window >= 150:
+        assert pairs * 128 * 4 == operations(*drawn[:2], True)
+
+
+def test_with_tiles_of_one_pair_the_operations_are_those_of_the_pairs_in_the_window() -> None:
+    places, drawn = torch.arange(40), draw(4, 2, 40, 40, 16)
+    for window in (0, 1, 9, 40):
+        seen = among(first_seen(40, window), places, places)
+        found = operations(*drawn[:2], False, tile=1, seen=seen)
+        assert found == 2 * 4 * 4 * 16 * attended_pairs(40, window)
+
+
+def test_packed_documents_are_softmax_inside_each_and_leave_tiles_out() -> None:
+    ends = [[0, 5, 5, 130, 150], [0, 149, 150]]
+    documents = torch.stack([beginnings(torch.tensor(each)) for each in ends])
+    places = torch.arange(150)
+    for window in (0, 9):
+        seen = among(first_seen(150, window, documents), places, places)
+        for ours, right in zip(*seen_by_page(draw(4, 2, 150, 150, 16), seen), strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
+    seen = in_documents(torch.tensor([0, 64, 128]))  # cu_seqlens
+    assert len(list(flash.tiles(128, 128, False, seen=seen))) == 2 * 3  # of 4 * 5 / 2
+
+
+def test_keys_from_elsewhere_are_seen_by_their_positions() -> None:
+    """Some queries see none of them: their output is 0, their lse -inf, and no gradient is nan."""
+    query, key, value, gradient = draw(4, 2, 50, 40, 16)
+    keys = torch.arange(30, 70)
+    seen = among(first_seen(150, 20)[:, ::3], torch.arange(0, 150, 3), keys)
+    drawn = [query, key, value, gradient]
+    for ours, right in zip(*seen_by_page(drawn, seen), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_of_ones_own_choice_are_the_only_ones_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.rand(5, 5, generator=generator) < 0.5
+    seen, drawn = causal(150)._replace(blocks=blocks), draw(4, 2, 150, 150, 16)
+    for ours, right in zip(*seen_by_page(drawn, seen), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
+    found = {
+        (rows.start // 32, left.start // 32)
+        for rows, left in flash.tiles(150, 150, False, seen=seen)
+    }
+    assert found == set(map(tuple, blocks.tril().nonzero().tolist()))
+    everything = causal(150)._replace(blocks=torch.ones(5, 5, dtype=torch.bool))
+    for ours, right in zip(seen_by_page(drawn, everything)[0], by_page(drawn, True), strict=True):
+        torch.testing.assert_close(ours, right, rtol=0, atol=0)
+
+
+def test_a_mask_that_does_not_fit_is_refused_with_its_shapes() -> None:
+    query, key, value, _ = draw(4, 2, 50, 60, 8)
+    fits = among(first_seen(50, 3), torch.arange(50), torch.arange(60))
+    wrong = {
+        "bounds .1, 49. and .1, 50. for queries": fits._replace(first=fits.first[:, 1:]),
+        "bounds .3, 50. and .3, 50.": Seen(fits.first.expand(3, -1), fits.end.expand(3, -1)),
+        r"\[2, 3\] blocks, but 50 queries and 60 keys have \[2, 2\] tiles of 32": fits._replace(
+            blocks=torch.ones(2, 3, dtype=torch.bool)
+        ),
+    }
+    for words, seen in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            flash_attention(query, key, value, False, seen)
+    with pytest.raises(ValueError, match="causal=True and seen= both say what a query sees"):
+        flash_attention(query, key, value, True, fits)
 
 
 def test_autocast_chooses_the_dtype_and_rounds_no_sum() -> None:

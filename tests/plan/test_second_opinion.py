@@ -7,6 +7,7 @@ latencies, element-wise work and everything that is fitted are left out of both.
 
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -18,15 +19,20 @@ from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where
+from minidist.model.config import attended_pairs
+from minidist.model.seen import among, first_seen
 from minidist.parallel import Recipe, parallelize
+from minidist.parallel.context.flash import operations
+from minidist.parallel.context.order import Sight
 from minidist.parallel.meta import Computing
 from minidist.parallel.placement import copies_of
+from minidist.plan.compute import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.step import step
-from minidist.plan.traffic import bytes_sent
+from minidist.plan.traffic import bytes_sent, tokens_seen
 from minidist.trainer.loop import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
@@ -87,7 +93,8 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
     )
 
     def program(comm: Communicator) -> tuple[dict[str, int], float]:
-        mesh, model = Mesh(comm, layout), GPT(SIZES, dtype=torch.bfloat16, device="meta")
+        sizes = replace(SIZES, attention_window=run.model.window)
+        mesh, model = Mesh(comm, layout), GPT(sizes, dtype=torch.bfloat16, device="meta")
         parallel = parallelize(
             model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
         )
@@ -165,6 +172,49 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     predicted = bytes_sent(run)
     assert {axis: predicted[axis] for axis in counted} == counted
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("cp", "window", "recompute"), [(2, 16, "none"), (4, 5, "full"), (4, 100, "none")]
+)
+def test_a_window_sends_what_the_real_program_does(cp: int, window: int, recompute: str) -> None:
+    """To the byte: the tokens that another rank sees, and not whole blocks."""
+    run = setup(cp=cp, recompute=recompute, model=replace(MODEL, window=window))
+    run = replace(run, batch=2 * run.microbatch)
+    counted, _ = really(run, 2)
+    predicted = bytes_sent(run)
+    assert predicted["cp"] == counted["cp"]
+    full = bytes_sent(replace(run, model=MODEL))["cp"]
+    assert counted["cp"] < full * (0.5 if window < 20 else 1)
+
+
+@pytest.mark.parametrize("ranks", (2, 3, 8))
+def test_tokens_that_are_seen_are_counted(ranks: int) -> None:
+    """As context parallelism deals them out, in zigzag order."""
+    time = 8 * ranks
+    for window in range(1, time):
+        sight = Sight("zigzag", ranks, first_seen(time, window))
+        pairs = permutations(range(ranks), 2)
+        assert tokens_seen(ranks, time, window) == sum(len(sight.wanted(*pair)) for pair in pairs)
+
+
+@pytest.mark.parametrize("window", (1, 16, 100, 128, 0))
+def test_operations_of_a_window_are_those_that_are_computed(window: int) -> None:
+    """Of the pairs that attention computes; and those of a token, as the model itself counts."""
+    places = torch.arange(128)
+    seen = among(first_seen(128, window), places, places)
+    query = torch.empty(2, 8, 128, 32, device="meta")
+    computed = operations(query, query, False, tile=1, seen=seen)
+    assert attended_pairs(128, window) * 4 * 2 * 8 * 32 == computed
+    share = setup(model=replace(MODEL, window=window)).share
+    share = replace(share, kernel="flash", device=replace(DEVICE, units=1, generation="h100"))
+    if 0 < window < 128:
+        assert attention(share, back=False) == pytest.approx(computed / FLOPS)
+    config = replace(SIZES, attention_window=window)
+    without = Model(8, 256, 8, 1024, kv=4, ffn=512, window=window)
+    assert without.flops(128) - 6 * without.active == 12 * 8 * 256 * min(128, window or 128)
+    norms = (2 * config.layers + 1) * config.hidden  # which the planner leaves out
+    assert config.flops_per_token() - 6 * norms == without.flops(128)
 
 
 # ---------------------------------------------------------------- a mixture of experts: what a rank holds

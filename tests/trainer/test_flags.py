@@ -22,9 +22,9 @@ from minidist.trainer.options import DataOptions, OptimizerOptions, RunOptions
 
 FROZEN = """
     --help --config --print-config
-    --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
+    --layers --hidden --heads --key-value-heads --intermediate --attention-window --dropout --tied
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
-    --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
+    --text --text-field --tokenizer --sequence --batch --by-length --pack --held-out --eval-text
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --cp --ep --pp --dcn --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
     --schedule --chunks --microbatches --offload-stages

@@ -229,6 +229,7 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
         "kv": sizes.key_value_heads,
         "ffn": sizes.intermediate,
         "shared": sizes.shared_experts,
+        "window": sizes.attention_window,
     }
     axes: dict[str, Any] = {
         axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")

@@ -39,7 +39,6 @@ def unsaid(run: Setup) -> str:
     usual = model.hidden // model.heads
     lacks = {
         "MLPs of two matrices (its own have three, with SwiGLU)": not model.gated,
-        f"attention to the last {model.window:,} tokens alone": bool(model.window),
         "attention and MLP beside each other": model.parallel,
         f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim
         != usual,
@@ -62,6 +61,7 @@ def options(run: Setup) -> dict[str, Any]:
         "heads": model.heads,
         "key_value_heads": model.kv,
         "intermediate": model.ffn,
+        "attention_window": model.window,
         "tied": model.tied,
         "dropout": DROPOUT * model.dropout,
     }

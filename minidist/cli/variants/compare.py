@@ -19,6 +19,7 @@ from minidist.memory.account import CATEGORIES, Account, total
 from minidist.mesh import Mesh
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Samples, read_corpus
 from minidist.trainer.files import retold
 from minidist.trainer.flags import parse
@@ -117,7 +118,7 @@ def as_json(row: Row, difference: float) -> str:
     return json.dumps(said | {"difference": difference if math.isfinite(difference) else None})
 
 
-def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
+def run_variant(name: str, run: CheckedRun, samples: Samples | Packed) -> Row:
     """Train, and account for the memory of the last step."""
     comm = run.mesh.world
     account = Account(comm)

@@ -132,16 +132,19 @@ def ways_of(config: Config, ranks: int) -> dict[str, Config]:
     """Return the runs that ranks train together, by name."""
     if ranks < 2:
         raise ConfigError("one rank has nobody to send to: use mpirun -n 2, or more")
-    plain: dict[str, Any] = {"dp": ranks}
-    apart: dict[str, Any] = {"dp": 1, "dcn": ranks}
-    asked: dict[str, dict[str, Any]] = {
+    plain = SpreadOptions(dp=ranks)
+    asked = {
         "DDP": plain,
-        "PowerSGD, rank 4": plain | {"compress": "powersgd:4"},
-        "top-k, 1 %": plain | {"compress": "topk:0.01"},
-        "DiLoCo, H = 10": apart | {"local_steps": 10},
-        "DiLoCo, H = 50": apart | {"local_steps": 50},
+        "PowerSGD, rank 4": replace(plain, compress="powersgd:4"),
+        "top-k, 1 %": replace(plain, compress="topk:0.01"),
     }
-    return {name: replace(config, parallel=SpreadOptions(**each)) for name, each in asked.items()}
+    for every in (10, 50):
+        asked[f"DiLoCo, H = {every}"] = SpreadOptions(
+            dp=1,
+            dcn=ranks,
+            local_steps=every,
+        )
+    return {name: replace(config, parallel=parallel) for name, parallel in asked.items()}
 
 
 def with_seed(config: Config, more: int) -> Config:
@@ -151,7 +154,8 @@ def with_seed(config: Config, more: int) -> Config:
 
 def one_run(comm: Communicator, config: Config, corpus: Corpus) -> tuple[float, float]:
     """Train; return the held-out loss of the last model, and the bytes that rank 0 has sent."""
-    mesh = Mesh(comm.split(0), together(comm, lambda: layout_of(config, comm.size)))
+    layout = together(comm, lambda: layout_of(config, comm.size))
+    mesh = Mesh(comm.split(0), layout)
     checked = together(comm, lambda: check_run(config, mesh, corpus.tokenizer.vocabulary))
     trainer = together(comm, lambda: Trainer(checked, start_of(checked, corpus.samples)))
     outcome = together(comm, trainer.run)
@@ -161,7 +165,8 @@ def one_run(comm: Communicator, config: Config, corpus: Corpus) -> tuple[float, 
     measured = 0.0
     if comm.rank == 0:
         measured = held_out_loss(outcome.model, config, corpus)
-    answers: list[tuple[float, float]] = comm.roll_call((measured, sent))
+    mine = measured, sent
+    answers: list[tuple[float, float]] = comm.roll_call(mine)
     return answers[0]
 
 

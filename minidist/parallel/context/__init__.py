@@ -3,9 +3,9 @@
 Read `plain.py`, ring attention on a page, with `order.py` (which tokens a rank has) and the first
 half of `blocks.py` (how partial results merge). `ring.py` overlaps it, `gathered.py` and
 `ulysses.py` are two other ways, and `context_parallel.py` applies one of them to a model, whose own
-attention `probe.py` has tried out before. What computes a block is `flash.py`, whose first
-functions are flash attention, forward and backward, on a page; `flash_triton.py` has their loops as
-kernels for a GPU.
+attention `probe.py` has tried out before. With a window or documents, `in_sight.py` sends only what
+is seen. What computes a block is `flash.py`, whose first functions are flash attention, forward and
+backward, on a page; `kernels/` has their loops for a GPU.
 
 `options.py` has what a user can ask for; the number of ranks, `--cp`, stands with those of all axes
 in `trainer/options.py`. What does not fit is refused by `ContextParallelism.faults` and `check`

@@ -29,7 +29,8 @@ from minidist.comm import Communicator
 from minidist.model.attention import at_autocast
 from minidist.model.gpt import Attend
 from minidist.parallel.context.flash import attend, attend_backward
-from minidist.parallel.context.order import Meeting, check_time, meeting
+from minidist.parallel.context.in_sight import InSight
+from minidist.parallel.context.order import Meeting, Sight, check_time, meeting, sight_of
 from minidist.parallel.context.probe import Probe
 
 
@@ -64,7 +65,7 @@ def meet(mine: Attended, block: Tensor, met: Meeting) -> None:
     """
     query, output, lse = mine.of(met)
     key, value = block[..., met.keys, :]
-    more, its = attend(query, key, value, met.causal)
+    more, its = attend(query, key, value, met.causal, seen=met.seen)
     output.lerp_(more, torch.sigmoid(its - lse).unsqueeze(-1))
     lse.copy_(torch.logaddexp(lse, its))
 
@@ -84,7 +85,7 @@ def meet_backward(
     query, output, lse = mine.of(met)
     key, value = block[..., met.keys, :]
     mine_of = gradient[:, :, met.queries]
-    terms = attend_backward(mine_of, query, key, value, output, lse, met.causal)
+    terms = attend_backward(mine_of, query, key, value, output, lse, met.causal, seen=met.seen)
     totals = (to_query[:, :, met.queries], *to_block[..., met.keys, :])
     for total, term in zip(totals, terms, strict=True):
         total += term
@@ -105,14 +106,17 @@ class Across:
         What attends to the tokens of one rank.
     probe : Probe, optional
         Asks whether `serial` is what is computed here in its place.
+    window : int
+        A query sees itself and the window - 1 tokens before it; 0: all before it.
     """
 
     comm: Communicator
     order: str
     serial: Attend
     probe: Probe | None = field(default=None, kw_only=True, compare=False)
+    window: int = field(default=0, kw_only=True)
 
-    def check(self, query: Tensor, key: Tensor) -> None:
+    def check(self, query: Tensor, key: Tensor, documents: Tensor | None = None) -> None:
         """Raise ValueError if these tokens are not those that a rank has in this order.
 
         Nothing is sent.
@@ -125,12 +129,20 @@ class Across:
                 f"{fault}, but {reason}: use no cache of keys, and no attention to another sequence"
             )
         check_time(self.order, ranks, ranks * time)
+        wanted = (query.shape[0], ranks * time)
+        if documents is not None and documents.shape != wanted:
+            raise ValueError(
+                f"documents={list(documents.shape)} do not say where that of each token begins: give "
+                f"those of all ranks' tokens, {list(wanted)}"
+            )
 
 
 class ByBlocks(Across):
     """The keys and values of one rank after the other are met, and results merged."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
         """Map queries, keys and values of this rank's tokens to their output [B, H, T/P, d].
 
         Raises
@@ -139,10 +151,22 @@ class ByBlocks(Across):
             If there are not as many keys as queries, the order cannot share so many tokens out, or
             `serial` is found to be another attention. All ranks find the same.
         """
-        self.check(query, key)
+        self.check(query, key, documents)
+        ranks = self.comm.size
+        time = ranks * query.shape[2]
         if self.probe is not None:
-            self.probe.ask(query, key, self.comm.size * query.shape[2])
-        return BlockAttention.apply(*at_autocast(query, key, value), self)  # type: ignore[no-any-return, no-untyped-call]
+            self.probe.ask(query, key, time)
+        sight = sight_of(self.order, ranks, time, self.window, documents)
+        across = self if sight is None else self.within(sight)
+        return BlockAttention.apply(*at_autocast(query, key, value), across)  # type: ignore[no-any-return, no-untyped-call]
+
+    def within(self, sight: Sight) -> InSight:
+        """Return what fetches only the keys that are seen, if that is not all of them."""
+        return InSight(self.comm, sight)
+
+    def meeting(self, source: int, time: int) -> Meeting | None:
+        """Return what this rank's queries have to do with the keys of `source`, `time` of each."""
+        return meeting(self.order, self.comm.rank, source, time)
 
     @abstractmethod
     def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -170,11 +194,11 @@ class BlockAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        across: ByBlocks,
+        across: ByBlocks | InSight,
     ) -> Tensor:
-        mine, rank, time = before_any(query), across.comm.rank, query.shape[2]
+        mine, time = before_any(query), query.shape[2]
         for source, block in across.blocks(torch.stack((key, value))):
-            if met := meeting(across.order, rank, source, time):
+            if met := across.meeting(source, time):
                 meet(mine, block, met)
         ctx.across, output = across, mine.output.to(query.dtype)
         ctx.save_for_backward(query, output, mine.lse, key, value)
@@ -189,7 +213,7 @@ class BlockAttention(torch.autograd.Function):
         def terms() -> Iterator[tuple[int, Tensor]]:
             for source, block in across.blocks(torch.stack((key, value))):
                 to_block = torch.zeros_like(block, dtype=wide(key))
-                if met := meeting(across.order, across.comm.rank, source, time):
+                if met := across.meeting(source, time):
                     meet_backward(gradient, mine, block, met, to_query, to_block)
                 yield source, to_block
 

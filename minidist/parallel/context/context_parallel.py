@@ -12,9 +12,12 @@ loss is a sum over its tokens, so that gradients are summed over dp and cp toget
 model cuts inputs and targets with `shard_tokens`: labels are shifted before they are cut. (Liu et
 al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
 
-Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`;
-`probe.py` finds out whether that is the same. Ulysses calls the model's own. A GPT is asked for the
-positions of its tokens (`KnownPositions`).
+With a window, or documents that are packed into a row, ring and all_gather send only the keys that
+are seen (`in_sight.py`); Ulysses sends all, as some query sees each.
+
+Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`, and a
+`SlidingWindow` as such; `probe.py` finds out whether that is the same. Ulysses calls the model's
+own. A GPT is asked for the positions of its tokens (`KnownPositions`).
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from minidist.comm import Communicator, MismatchError
 from minidist.memory.adapters.lora import linear_in
 from minidist.mesh import Layout, Mesh
+from minidist.model.attention import SlidingWindow
 from minidist.model.dropout import ORIGIN, Where
 from minidist.model.gpt import GPT, Attend, Attention
 from minidist.model.moe.routed import routed_in, sum_over
@@ -131,8 +135,16 @@ def attend_across(model: nn.Module, comm: Communicator, way: str, order: str) ->
     """Replace a model's attention, which `check_context` has looked at. Sends nothing."""
     beside = (comm.stream(),) if way == "ring" else ()
     for module in attending(model):
-        probe = None if way == "ulysses" else Probe(module, module.attend, way)
-        module.attend = KINDS[way](comm, order, module.attend, *beside, probe=probe)
+        window = window_of(module.attend)
+        probe = None if way == "ulysses" or window else Probe(module, module.attend, way)
+        module.attend = KINDS[way](
+            comm,
+            order,
+            module.attend,
+            *beside,
+            probe=probe,
+            window=window,
+        )
     for layer in routed_in(model):
         sum_over(layer, partial(reduce_from, comm=comm))
     for module in model.modules():
@@ -169,6 +181,8 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
         heads = heads_of(module, tp)
         if way != "ulysses":
             own = without_checkpoint(module.attend)
+            if window_of(own):
+                continue
             fault = attend_fault(module, own, heads) if heads else guessed_fault(module, own)
             if fault:
                 raise ValueError(not_plain(called, fault, way))
@@ -180,6 +194,12 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
             f"{type(model).__name__} has none"
         )
         raise ValueError(f"{fault}: give its attention one, as minidist.model.Attention has")
+
+
+def window_of(attend: Any) -> int:
+    """Return how many tokens the model's own attention sees; 0: all, or it is another one."""
+    found = unwrap(without_checkpoint(attend))
+    return found.window if isinstance(found, SlidingWindow) else 0
 
 
 def heads_of(module: nn.Module, tp: int) -> Heads | None:

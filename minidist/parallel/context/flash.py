@@ -9,6 +9,10 @@
            │ ■  │ ■  │ ◣  │    │     ◣ causal: masked at the diagonal; ■ whole; tiles above are never computed
            └────┴────┴────┴────┘
 
+Where a query does not see all keys before it, `Seen` says which tiles have something to see: those
+of a window, of documents that are packed into a row, or any others (*block-sparse*). All other
+tiles are left out, and one that is seen in part is masked.
+
 Forward keeps the output and, for each query, one number: lse = log Σ exp(score) (*log-sum-exp*).
 From it backward has every probability of a tile again, P = exp(S - lse), and needs no second pass
 over the keys. With Δ = rowsum(dO · O):
@@ -35,13 +39,19 @@ import torch
 from torch import Tensor
 
 from minidist.model.attention import at_autocast
+from minidist.model.seen import Seen, bounds, chosen
 
 HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
 
 
 def page_forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, tile: int | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    tile: int | None = None,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse as `flash_attention` does, by tiles of so many queries and keys, or of
     `TILE`.
@@ -50,11 +60,13 @@ def page_forward(
     output = torch.zeros_like(q)  # [B, H_kv, H/H_kv, Tq, d]
     total = torch.zeros_like(q[..., :1])
     largest = torch.full_like(total, -torch.inf)
-    for rows, columns in tiles(query.shape[2], key.shape[2], causal, tile):
-        scores = scores_of(q, k, rows, columns, causal)
+    for rows, columns in tiles(query.shape[2], key.shape[2], causal, tile, seen):
+        scores = scores_of(q, k, rows, columns, causal, seen)
         now = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
+        # -inf of a query that has seen no key yet: its weights are 0, not exp(-inf + inf)
+        base = now.masked_fill(now == -torch.inf, 0)
         # shrink is 0 the first time
-        weights, shrink = (scores - now).exp(), (largest[..., rows, :] - now).exp()
+        weights, shrink = (scores - base).exp(), (largest[..., rows, :] - base).exp()
         total[..., rows, :] = shrink * total[..., rows, :] + weights.sum(-1, keepdim=True)
         output[..., rows, :] = shrink * output[..., rows, :] + weights @ v[..., columns, :]
         largest[..., rows, :] = now
@@ -71,6 +83,7 @@ def page_backward(
     delta: Tensor,
     lse: Tensor,
     causal: bool,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, given that of the output and rowsum(dO · O) [B,
     H, Tq].
@@ -79,12 +92,13 @@ def page_backward(
     k, v = key.unsqueeze(2), value.unsqueeze(2)
     delta = by_shared_heads(delta.unsqueeze(-1), key)
     lse = by_shared_heads(lse.unsqueeze(-1), key)
+    lse = lse.masked_fill(lse == -torch.inf, 0)  # of a query without keys: its scores are -inf, too
     dq = torch.zeros_like(q)
     dk = torch.zeros_like(key)
     dv = torch.zeros_like(value)
     scale = math.sqrt(q.shape[-1])
-    for rows, columns in tiles(query.shape[2], key.shape[2], causal):
-        scores = scores_of(q, k, rows, columns, causal)
+    for rows, columns in tiles(query.shape[2], key.shape[2], causal, seen=seen):
+        scores = scores_of(q, k, rows, columns, causal, seen)
         p = (scores - lse[..., rows, :]).exp()
         dp = do[..., rows, :] @ v[..., columns, :].mT
         ds = p * (dp - delta[..., rows, :]) / scale
@@ -96,15 +110,36 @@ def page_backward(
 
 
 def tiles(
-    queries: int, keys: int, causal: bool, tile: int | None = None
+    queries: int,
+    keys: int,
+    causal: bool,
+    tile: int | None = None,
+    seen: Seen | None = None,
 ) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of each tile, without those wholly above the diagonal."""
+    """Yield rows and columns of each tile, without those wholly above the diagonal, or those of
+    which nothing is seen.
+    """
     tile = tile or TILE
+    blocks = None if seen is None else seen.tiles(keys, tile).tolist()
     for top in range(0, queries, tile):
         rows = slice(top, top + tile)
         stop = min(keys, rows.stop) if causal else keys
         for left in range(0, stop, tile):
-            yield rows, slice(left, left + tile)
+            if blocks is None or blocks[top // tile][left // tile]:
+                yield rows, slice(left, left + tile)
+
+
+def operations(
+    query: Tensor, key: Tensor, causal: bool, tile: int | None = None, seen: Seen | None = None
+) -> int:
+    """Return the floating point operations of the page's forward: 4 d for each pair of query and
+    key in the tiles that it computes, for each head and sequence. Backward takes 10 d.
+    """
+    batch, heads, queries, channels = query.shape
+    keys, pairs = key.shape[2], 0
+    for rows, columns in tiles(queries, keys, causal, tile, seen):
+        pairs += len(range(queries)[rows]) * len(range(keys)[columns])
+    return 4 * batch * heads * channels * pairs
 
 
 def scores_of(
@@ -113,11 +148,16 @@ def scores_of(
     rows: slice,
     columns: slice,
     causal: bool,
+    seen: Seen | None = None,
 ) -> Tensor:
     """Return a tile of Q Kᵀ / √d; if causal, -inf where a key is later than the query, counted from
-    the top left.
+    the top left, and else where it is not `seen`.
     """
     scores = q[..., rows, :] @ k[..., columns, :].mT / math.sqrt(q.shape[-1])
+    if seen is not None:
+        there = slice(columns.start, columns.start + scores.shape[-1])
+        unseen = ~seen.mask(rows, there).to(q.device)
+        scores.masked_fill_(unseen[:, None, None], -torch.inf)
     # tiles are squares: at the diagonal both begin with the same position
     if causal and rows == columns:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -135,7 +175,7 @@ def by_shared_heads(x: Tensor, key: Tensor) -> Tensor:
 
 
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, seen: Seen | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(Q Kᵀ / √d) V and log Σ exp(score).
 
@@ -149,6 +189,10 @@ def flash_attention(
         [B, H_kv, Tk, d]; head h of `query` reads head h // (H / H_kv).
     causal : bool
         Query i sees keys 0 to i, also where Tq and Tk differ.
+    seen : Seen, optional
+        Which keys each query sees: a window, packed documents, or tiles of `TILE` queries and keys.
+        It takes the place of `causal`, which is then False. On a GPU, tiles of one's own choice are
+        computed by the page.
 
     Returns
     -------
@@ -161,7 +205,7 @@ def flash_attention(
     ValueError
         If the shapes do not fit, or the numbers are no floating-point numbers.
     """
-    return FlashAttention.apply(*at_autocast(query, key, value), causal)  # type: ignore[no-any-return, no-untyped-call]
+    return FlashAttention.apply(*at_autocast(query, key, value), causal, seen)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FlashAttention(torch.autograd.Function):
@@ -169,12 +213,12 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, seen: Seen | None
     ) -> tuple[Tensor, Tensor]:
-        output, lse = attend(query, key, value, causal, query.dtype)
+        output, lse = attend(query, key, value, causal, query.dtype, seen)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.set_materialize_grads(False)
-        ctx.causal = causal
+        ctx.causal, ctx.seen = causal, seen
         return output, lse
 
     @staticmethod
@@ -192,12 +236,18 @@ class FlashAttention(torch.autograd.Function):
             lse,
             ctx.causal,
             dlse,
+            ctx.seen,
         )
-        return (*(x.to(query.dtype) for x in found), None)
+        return (*(x.to(query.dtype) for x in found), None, None)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, dtype: torch.dtype | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    dtype: torch.dtype | None = None,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse as `flash_attention` does, outside autograd.
 
@@ -215,19 +265,25 @@ def attend(
         raise ValueError(
             f"{fault}: give it floating-point numbers, such as query.to(torch.float32)"
         )
-    if by_triton(query, key):
-        from minidist.parallel.context.flash_triton import triton_forward
+    if seen is not None:
+        if causal:
+            raise ValueError(
+                "causal=True and seen= both say what a query sees: give causal=False beside seen="
+            )
+        seen.check(query, key, TILE)
+    if by_triton(query, key) and not chosen(seen):
+        from minidist.parallel.context.kernels.flash_triton import triton_forward
 
         rows = map(whole_rows, (query, key, value))
-        return triton_forward(*rows, causal, dtype or torch.float32)  # type: ignore[no-any-return]
+        return triton_forward(*rows, causal, dtype or torch.float32, *bounds(seen, query.device))  # type: ignore[no-any-return]
     q, k, v = map(widened, (query, key, value))
-    if by_torch(query, key):
+    if by_torch(query, key) and seen is None:
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=causal
         )
     else:
         with without_autocast(query.device.type):
-            output, lse = page_forward(q, k, v, causal)
+            output, lse = page_forward(q, k, v, causal, seen=seen)
     return output.to(dtype or q.dtype), lse
 
 
@@ -250,14 +306,15 @@ def attend_backward(
     lse: Tensor,
     causal: bool,
     dlse: Tensor | None = None,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, in float32 or float64; `dlse` is that of lse.
 
     `output` and `lse` may be those of more blocks of keys, merged: then these are the gradients
     through this block.
     """
-    if by_triton(query, key):
-        from minidist.parallel.context.flash_triton import triton_backward
+    if by_triton(query, key) and not chosen(seen):
+        from minidist.parallel.context.kernels.flash_triton import triton_backward
 
         rows = map(whole_rows, (gradient, query, key, value, output))
         dlse = torch.zeros_like(lse) if dlse is None else dlse
@@ -267,17 +324,18 @@ def attend_backward(
                 lse.contiguous(),
                 dlse.contiguous(),
                 causal,
+                *bounds(seen, query.device),
             )
         )
     do, q, k, v, o = map(widened, (gradient, query, key, value, output))
-    if by_torch(query, key) and dlse is None:
+    if by_torch(query, key) and dlse is None and seen is None:
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return tuple(backward(do, q, k, v, o, lse, 0.0, causal))
     delta = (do * o).sum(-1)
     if dlse is not None:
         delta = delta - dlse
     with without_autocast(query.device.type):
-        return page_backward(do, q, k, v, delta, lse, causal)
+        return page_backward(do, q, k, v, delta, lse, causal, seen)
 
 
 def by_triton(query: Tensor, key: Tensor) -> bool:

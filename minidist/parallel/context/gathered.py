@@ -6,8 +6,8 @@ block after the other.
 
 It sends as much as a ring, in one collective instead of P - 1 hops, and holds all keys and values
 of a layer while that is computed; they are not kept for backward. With grouped heads they are
-small. Nothing is hidden behind computing, and no hop waits for the slowest rank. (Llama 3, 2024,
-section 3.3.2.)
+small. With a window or documents, only the keys that are seen are fetched (`in_sight.py`). Nothing
+is hidden behind computing, and no hop waits for the slowest rank. (Llama 3, 2024, section 3.3.2.)
 
 Cost, with n bytes of keys and values a rank: (P - 1) n forward, (P - 1) (n + m) backward. m is n,
 for 16 bits 2 n, as gradients are summed in float32.

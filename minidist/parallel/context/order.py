@@ -14,15 +14,20 @@ but each of its blocks is cut by the diagonal, where tiles are computed and thro
              ◣ .                       ■ .                          . .
              ■ ◣                       ■ .                          ■ ■
 
+With a window, or documents that are packed into a row, a query sees some of the keys before it. Then
+a rank needs only those keys of another that one of its own queries sees, and `Sight` says which.
+
 (Zigzag is the order of Llama 3, 2024, section 3.3.2, and of Megatron's context parallelism. Brandon
 et al. 2023, "Striped attention".)
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from minidist.model.seen import Seen, among, first_seen
 from minidist.parallel.context.options import ORDERS
 
 ALL = slice(None)
@@ -37,11 +42,73 @@ class Meeting(NamedTuple):
         Places in what the rank has, in its own order.
     causal : bool
         Whether query i of these sees key j of those only if j <= i.
+    seen : Seen, optional
+        Which keys each query sees, if that is not all of them.
     """
 
     queries: slice = ALL
     keys: slice = ALL
     causal: bool = False
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the queries of each rank see of the keys of each, where they do not see all before them.
+
+    It is computed on the CPU, by every rank alike: so a rank knows what others see of its own keys,
+    and nobody has to ask.
+
+    Attributes
+    ----------
+    order : str
+        The order in which the tokens lie.
+    ranks : int
+        Among which they are shared out.
+    first : Tensor
+        The first position that each of the T tokens sees: int64 [b, T].
+    """
+
+    order: str
+    ranks: int
+    first: Tensor
+
+    def positions(self, rank: int) -> Tensor:
+        """Return the positions of a rank's tokens."""
+        return positions(self.order, self.ranks, rank, self.first.shape[1])
+
+    def wanted(self, by: int, source: int) -> Tensor:
+        """Return which tokens of `source` some query of rank `by` sees, by their places there."""
+        keys = self.positions(source)
+        mine = self.positions(by)
+        seen = among(self.first[:, mine], mine, keys)
+        # one more query sees the keys from `first` on, one less those from `end` on
+        change = torch.zeros(len(keys) + 1, dtype=torch.int64)
+        looking = seen.first < seen.end
+        for bound, by_one in ((seen.first, 1), (seen.end, -1)):
+            places = bound[looking]
+            change.index_add_(0, places, torch.full_like(places, by_one))
+        return change.cumsum(0)[:-1].nonzero().flatten()
+
+    def meeting(self, mine: int, source: int) -> Meeting | None:
+        """Return what queries of rank `mine` have to do with the keys that they want of `source`.
+
+        None if they want none.
+        """
+        queries = self.positions(mine)
+        keys = self.positions(source)[self.wanted(mine, source)]
+        if not len(keys):
+            return None
+        return Meeting(seen=among(self.first[:, queries], queries, keys))
+
+
+def sight_of(
+    order: str, ranks: int, time: int, window: int, documents: Tensor | None
+) -> Sight | None:
+    """Return the sight of `time` tokens with a window or documents; None if all before is seen."""
+    if documents is None and not 0 < window < time:
+        return None
+    return Sight(order, ranks, first_seen(time, window, documents))
 
 
 def positions(order: str, ranks: int, rank: int, time: int) -> Tensor:

@@ -9,6 +9,7 @@ beside computing.
     meet                      `BlockAttention.forward` in `blocks.py`; who meets whom: `meeting` in `order.py`
     meet_backward             `BlockAttention.backward`; `Ring.home` passes the gradients on
     Meeting                   `meeting`, with half of a block in zigzag order: every rank computes as much in each hop
+                              (with a window or documents, `in_sight.py` takes the place of the ring)
 
 Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (P - 1) n in P - 1
 messages forward, and (P - 1) n + P m in 2 P - 1 messages backward. m is n, for 16 bits 2 n, as
@@ -23,6 +24,8 @@ from torch import Tensor
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.context.blocks import ByBlocks
+from minidist.parallel.context.in_sight import InSight
+from minidist.parallel.context.order import Sight
 from minidist.parallel.context.plain import pass_on
 
 
@@ -31,6 +34,10 @@ class Ring(ByBlocks):
     """Keys and values go round on a `stream` of the communicator."""
 
     stream: Stream[Communicator]
+
+    def within(self, sight: Sight) -> InSight:
+        """Return what sends only the keys that are seen, on the same stream."""
+        return InSight(self.comm, sight, self.stream)
 
     def hop(self, block: Tensor) -> Handle:
         """Begin to send a block to the next rank; the result is that of the rank before."""

@@ -4,7 +4,8 @@ of some heads.
                    q, k, v                                    output
     [B, H, T/P, d] ──all_to_all──▶ [B, H/P, T, d] ─▶ attend ─▶ [B, H/P, T, d] ──all_to_all──▶ [B, H, T/P, d]
 
-Attention itself is the serial one, so any kernel will do, and any order of tokens is balanced. But
+Attention itself is the serial one, so any kernel will do, and any order of tokens is balanced. It
+may have a window: each rank has all tokens, of which all are seen by some query. But
 there are no more ranks than heads. If there are fewer key-value heads than ranks, each is sent to
 all ranks that need it.
 
@@ -25,7 +26,9 @@ from minidist.parallel.context.order import positions
 class Ulysses(Across):
     """Tokens are exchanged for heads, so that `serial` attends to all tokens."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
         """Attend to the tokens of all ranks: [B, H, T/P, d], by this rank's query, key and value of
         that shape.
 
@@ -35,7 +38,7 @@ class Ulysses(Across):
             If heads cannot be shared out among the ranks, see `heads_fault`; or as ring and
             all_gather do.
         """
-        self.check(query, key)
+        self.check(query, key, documents)
         ranks, heads, groups = self.comm.size, query.shape[1], key.shape[1]
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)
@@ -63,7 +66,8 @@ class Ulysses(Across):
         lies = torch.cat(of_ranks).to(query.device)
         tokens = torch.cat(arriving.unbind(), dim=2)  # [B, heads, T, d]
         whole = tokens.index_select(2, lies.argsort())
-        output = self.serial(*torch.split(whole, shares, dim=1))
+        packed = () if documents is None else (documents,)
+        output = self.serial(*torch.split(whole, shares, dim=1), *packed)
         leaving = torch.stack(output.index_select(2, lies).chunk(ranks, dim=2))
         arriving = all_to_all(leaving, self.comm)
         return torch.cat(arriving.unbind(), dim=1)  # [B, H, T/P, d]

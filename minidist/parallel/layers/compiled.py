@@ -34,6 +34,7 @@ AS_THEY_ARE = (
     "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
     "minidist.model.moe",
+    "minidist.model.seen",
     "minidist.parallel.adjoint",
     "minidist.parallel.expert",
     "minidist.parallel.pipeline.weight_gradients",

@@ -232,7 +232,7 @@ def with_folder(sections: Sections) -> Sections:
     if folder == Path():
         return sections
     theirs, own = _read_sizes(folder), folder / TOKENIZER_FILE
-    names = [*SIZES, "tied", *(EXPERTS if theirs.experts else ["experts"])]
+    names = [*SIZES, "attention_window", "tied", *(EXPERTS if theirs.experts else ["experts"])]
     model: dict[str, Any] = {name: getattr(theirs, name) for name in names}
     asked, data = sections.get("model", {}), sections.get("data", {})
     # A 0 stands for a number that follows from the others: whether it is the folder's, `sizes_of`
@@ -302,7 +302,8 @@ def load_initial(folder: Path, model: GPT) -> None:
 
 
 def _flags(sizes: GPTConfig) -> str:
-    names = SIZES + (EXPERTS if sizes.experts else [])
+    names = SIZES + ["attention_window"] * bool(sizes.attention_window)
+    names += EXPERTS if sizes.experts else []
     return " ".join(_as_flag(name, getattr(sizes, name)) for name in [*names, "tied"])
 
 

@@ -3,6 +3,7 @@
     files, folders ──sources.py──▶ pieces of text ──text.py──▶ tokens ──token_file.py──▶ one long array
 
 Read `text.py` first. `sources.py` reads plain text, `.jsonl` and `.parquet`; `tokenizers.py` turns
-text into tokens and back; `token_file.py` keeps tokens in memory, or many in a file. What is held
-at a time is a piece of text with its tokens, and at most `IN_MEMORY` bytes of tokens more.
+text into tokens and back; `token_file.py` keeps tokens in memory, or many in a file; `packed.py`
+packs documents into rows. What is held at a time is a piece of text with its tokens, and at most
+`IN_MEMORY` bytes of tokens more.
 """

@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from minidist.parallel.data.sampler import Indices
+from minidist.trainer.corpus.packed import Packed, Rows, pack
 from minidist.trainer.corpus.sources import Piece, read_pieces
 from minidist.trainer.corpus.sources import TextError as TextError
 from minidist.trainer.corpus.token_file import TokenFile
@@ -54,9 +55,9 @@ class Corpus(NamedTuple):
     """
 
     tokenizer: "Tokenizer"
-    samples: "Samples"
+    samples: "Samples | Packed"
     prompt: Tokens
-    held_out: "Samples | None"
+    held_out: "Samples | Packed | None"
 
 
 def read_corpus(options: DataOptions) -> Corpus:
@@ -94,12 +95,13 @@ def read_corpus(options: DataOptions) -> Corpus:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Tokens, and how many of them each document has; `sizes` is None if nobody asks for
-    documents.
+    """Tokens, and how many of them each document has; `sizes` is None if nobody asks for documents,
+    and with `pack` several go into a row.
     """
 
     tokens: Tokens
     sizes: Indices | None
+    pack: bool = False
 
     def split(self, held_out: float) -> "tuple[Text, Text]":
         """Cut off the end, a fraction of the tokens, or of the documents."""
@@ -107,15 +109,16 @@ class Text:
             return tuple(Text(part, None) for part in split(self.tokens, held_out))  # type: ignore[return-value]
         sizes = split(self.sizes, held_out)
         border = int(sizes[0].sum())
-        return Text(self.tokens[:border], sizes[0]), Text(self.tokens[border:], sizes[1])
+        parts = (self.tokens[:border], self.tokens[border:])
+        training, measured = (Text(*part, self.pack) for part in zip(parts, sizes, strict=True))
+        return training, measured
 
-    def samples(self, T: int, name: str) -> "Samples":
+    def samples(self, T: int, name: str) -> "Samples | Packed":
         """Return what to train on, or to measure on."""
-        return (
-            sequences(self.tokens, T, name)
-            if self.sizes is None
-            else cut_documents(self.tokens, self.sizes, T, name)
-        )
+        if self.sizes is None:
+            return sequences(self.tokens, T, name)
+        found = cut_documents(self.tokens, self.sizes, T, name)
+        return found.packed(T) if self.pack else found
 
     def beginning(self) -> Tokens:
         """Return the first document that is not empty; without documents, all."""
@@ -127,7 +130,7 @@ class Text:
 def tokenized(pieces: Iterable[Piece], tokenizer: "Tokenizer", options: DataOptions) -> Text:
     """Turn pieces of text into tokens, one after the other.
 
-    With `--by-length`, each paragraph of plain text is a document.
+    With `--by-length` and `--pack`, each paragraph of plain text is a document.
 
     Raises
     ------
@@ -142,12 +145,15 @@ def tokenized(pieces: Iterable[Piece], tokenizer: "Tokenizer", options: DataOpti
         retold(TextError, OSError, before=full, after="): set TMPDIR to a larger one"),
     ):
         for text, document in pieces:
-            parts = paragraphs(text) if options.by_length and not document else [text]
+            parts = paragraphs(text) if options.by_document and not document else [text]
             for part in parts:
                 tokens = tokenizer.encode_document(part) if document else tokenizer.encode(part)
                 file.append(tokens)
                 sizes.append(len(tokens))
-        return Text(file.finish(), np.array(sizes, np.int64) if options.by_length else None)
+        whole = file.finish()
+        if not options.by_document:
+            return Text(whole, None)
+        return Text(whole, np.array(sizes, np.int64), options.pack)
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:
@@ -225,6 +231,24 @@ class Samples:
         real = columns < self.lengths[indices][:, None]  # [b, width]
         places = np.where(real, self.starts[indices][:, None] + columns, 0)
         return np.where(real, self.tokens[places].astype(np.int64), padding)
+
+    def filled(self, indices: Indices, width: int, ignored: int) -> Rows:
+        """Return inputs and targets of some samples, padded on the right to so many tokens; a target
+        of padding is `ignored`.
+        """
+        rows = self.rows(indices, width + 1, padding=ignored)
+        # Which token pads the inputs does not matter: attention is causal, so no real position sees
+        # it.
+        return Rows(rows[:, :-1].clip(min=0), np.ascontiguousarray(rows[:, 1:]))
+
+    def packed(self, T: int) -> Packed:
+        """Return rows of T inputs that have these samples packed into them, each as a document."""
+        members = pack(self.lengths - 1, T)
+        return Packed(self.tokens, self.starts, self.lengths, members, T)
+
+    def words(self, T: int) -> str:
+        """Say what is trained on."""
+        return f"{len(self):,} samples of up to {T} tokens"
 
     def checksum(self) -> int:
         """Return a number that differs, almost surely, if the text or the way it is cut does."""

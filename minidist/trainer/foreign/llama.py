@@ -1,5 +1,5 @@
-"""Read and write the directories in which Hugging Face keeps a Llama, or with experts a Mixtral:
-JSON and safetensors.
+"""Read and write the directories in which Hugging Face keeps a Llama, with a window a Mistral, or
+with experts a Mixtral: JSON and safetensors.
 
 Only names differ (`llama_names.py`): both keep a linear map as [outputs, inputs] and rotate channel
 pairs (i, i + d/2). Weights are in `model.safetensors`, or in several files that
@@ -30,6 +30,7 @@ from minidist.trainer.foreign.llama_names import (
     LEFT_OUT,
     check_known,
     is_stack,
+    kind_of,
     llama_name,
     sizes_of,
     their_names,
@@ -174,6 +175,8 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
         ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED))
         for ours, name in names
     }
+    if kind == "mistral" and "sliding_window" not in theirs:
+        sizes["attention_window"] = 4096  # what transformers takes it for
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
@@ -211,12 +214,15 @@ def _llama_config(
         if config.sequence > longest:
             changed["max_position_embeddings"] = config.sequence
         return {**origin, **changed}
-    kind = "mixtral" if config.experts else "llama"
+    kind = kind_of(config)
+    sizes = {name: getattr(config, ours) for ours, name in sizes_of(kind).items()}
+    if sizes.get("sliding_window") == 0:
+        sizes["sliding_window"] = None
     return {
         "architectures": [f"{kind.title()}ForCausalLM"],
         "model_type": kind,
         **FIXED[kind],
-        **{name: getattr(config, ours) for ours, name in sizes_of(kind).items()},
+        **sizes,
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},

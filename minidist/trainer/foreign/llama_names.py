@@ -1,4 +1,5 @@
-"""What is called how in Hugging Face's Llama and Mixtral.
+"""What is called how in Hugging Face's Llama, in Mistral, which is a Llama with a window, and in
+Mixtral.
 
 ours                               theirs
 embedding                          model.embed_tokens
@@ -19,10 +20,11 @@ from typing import Any
 from minidist.model.config import GPTConfig
 
 TABLES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
-SIZES, EXPERT_SIZES, LEFT_OUT, LLAMA_NAMES, STACKS = TABLES.values()
+SIZES, WINDOW, EXPERT_SIZES, LEFT_OUT, LLAMA_NAMES, STACKS = TABLES.values()
 FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "mixtral": {"hidden_act": "silu", "sliding_window": None},
+    "mistral": {"hidden_act": "silu"},
+    "mixtral": {"hidden_act": "silu"},
 }
 
 
@@ -40,7 +42,14 @@ def check_known(config: GPTConfig) -> None:
 def sizes_of(kind: str) -> dict[str, str]:
     """Return the sizes in a model's configuration, ours to theirs, by its model_type."""
     sizes: dict[str, str] = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
-    return sizes
+    return sizes if kind == "llama" else sizes | WINDOW
+
+
+def kind_of(config: GPTConfig) -> str:
+    """Return the model_type that a model has there."""
+    if config.experts:
+        return "mixtral"
+    return "mistral" if config.attention_window else "llama"
 
 
 def llama_name(name: str) -> str:

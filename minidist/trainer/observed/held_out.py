@@ -25,7 +25,10 @@ def loss_on(
     for whole in batches:
         batch = whole.to(device)
         parts = batch.microbatches(parallel.recipe.microbatches)
-        where = [Where(rows=part.first_row, positions=part.positions) for part in parts]
+        where = [
+            Where(rows=part.first_row, positions=part.positions, documents=part.documents)
+            for part in parts
+        ]
         loss = parallel.evaluate([part.inputs for part in parts], parts, where)
         total += loss.double() * batch.tokens
         tokens += batch.tokens

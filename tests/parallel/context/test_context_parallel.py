@@ -333,12 +333,14 @@ def second_by_block(
     work: dict[int, float] = {}
     plain = blocks.attend
 
-    def timed(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    def timed(
+        query: Tensor, key: Tensor, value: Tensor, causal: bool, **seen: Any
+    ) -> tuple[Tensor, Tensor]:
         comm = comms[threading.get_ident()]
         seconds = query.shape[2] * key.shape[2] / (2 if causal else 1) / time**2
         work[comm.rank] = work.get(comm.rank, 0.0) + seconds
         comm.advance(seconds)
-        return plain(query, key, value, causal)
+        return plain(query, key, value, causal, **seen)
 
     monkeypatch.setattr(blocks, "attend", timed)
     return comms, work

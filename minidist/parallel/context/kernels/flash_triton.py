@@ -5,6 +5,8 @@
     a tile of columns         `backward_key` has a program for each; it loops over queries of all heads that share it
     exp(S / √d - ...)         exp2(S · log2(e)/√d - ...): GPUs have exp2, and the factor is applied once
     the mask at the diagonal  two loops: tiles that every row sees, without a mask; those at the diagonal or the end
+    `Seen`                    one loop, from the tile of the first key that a row of the program's tile sees to that of
+                              the last, each masked; `backward_key` has the same of the queries that see a key
 
 Each number is written by one program, and nothing is added atomically: the same inputs give the
 same bits. Scores and sums are float32; probabilities are rounded to the dtype of the inputs before
@@ -28,20 +30,39 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from minidist.parallel.context.kernels.tile import (
+    at,
+    bounds_of,
+    finite,
+    limits,
+    limits_of_queries,
+    load,
+    place,
+    seeing,
+    seen,
+    store,
+)
+
 LOG2E = tl.constexpr(math.log2(math.e))
 
 
 # for a compiler, one operation
 @torch.library.custom_op("minidist::flash_forward", mutates_args=())
 def triton_forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, dtype: torch.dtype
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    dtype: torch.dtype,
+    first: Tensor | None = None,
+    end: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output in this dtype, and lse, as `attend` does.
 
-    Rows of d numbers are contiguous.
+    Rows of d numbers are contiguous. Query i sees keys first[i] to end[i] - 1: int32 [1 or B, Tq].
     """
     output, lse = outputs(query, dtype)
-    launch(forward, query, (query, key, value, output), (lse,), causal)
+    launch(forward, query, (query, key, value, output), (lse,), causal, first, end)
     return output, lse
 
 
@@ -55,17 +76,36 @@ def triton_backward(
     lse: Tensor,
     dlse: Tensor,
     causal: bool,
+    first: Tensor | None = None,
+    end: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, as `attend_backward` does.
 
     `lse` and `dlse` are contiguous.
     """
     (dq, dk, dv), delta = gradients(query, key, value), torch.empty_like(lse)
-    launch(
-        backward_query, query, (query, key, value, gradient, output, dq), (lse, dlse, delta), causal
-    )
-    launch(backward_key, key, (query, key, value, gradient, dk, dv), (lse, delta), causal)
+    of_query = (query, key, value, gradient, output, dq)
+    launch(backward_query, query, of_query, (lse, dlse, delta), causal, first, end)
+    of_key = (query, key, value, gradient, dk, dv)
+    by = seen_by(first, end, key.shape[2])
+    launch(backward_key, key, of_key, (lse, delta), causal, *by)
     return dq, dk, dv
+
+
+def seen_by(
+    first: Tensor | None, end: Tensor | None, keys: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the first query that sees each key, and that behind the last one: int32 [1 or B, Tk].
+
+    Both bounds of queries ascend. Therefore those that see key j begin where `end` exceeds j, and
+    end where `first` does.
+    """
+    if first is None or end is None:
+        return None, None
+    every = torch.arange(keys, device=first.device, dtype=torch.int32)
+    wanted = every.expand(len(first), keys).contiguous()
+    begins = torch.searchsorted(end, wanted, right=True, out_int32=True)
+    return begins, torch.searchsorted(first, wanted, right=True, out_int32=True)
 
 
 def outputs(query: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -81,16 +121,23 @@ def gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return dq, dk, dv
 
 
-triton_forward.register_fake(lambda query, key, value, causal, dtype: outputs(query, dtype))
+triton_forward.register_fake(lambda query, key, value, causal, dtype, *_: outputs(query, dtype))
 triton_backward.register_fake(lambda gradient, query, key, value, *_: gradients(query, key, value))
 
 
 def launch(
-    kernel: Any, tiled: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], causal: bool
+    kernel: Any,
+    tiled: Tensor,
+    rows: tuple[Tensor, ...],
+    numbers: tuple[Tensor, ...],
+    causal: bool,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
 ) -> None:
     """Run a program for each tile of `tiled`.
 
-    For each position `rows` have d numbers, and `numbers` have one.
+    For each position `rows` have d numbers, and `numbers` have one. Position i of `tiled` meets the
+    others from low[i] to high[i] - 1.
     """
     query, key = rows[:2]
     batch, heads, length, size = tiled.shape
@@ -100,12 +147,18 @@ def launch(
     scale = LOG2E.value / math.sqrt(size)
     sizes = (heads, query.shape[1] // key.shape[1], query.shape[2], key.shape[2], scale)
     grid = (triton.cdiv(length, own) * batch * heads,)
+    ranged = low is not None and high is not None
+    # the same for all sequences, or one for each
+    step = length if ranged and len(low) > 1 else 0  # type: ignore[arg-type]
+    bounds = (low, high, step) if ranged else (numbers[0], numbers[0], 0)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     with torch.cuda.device_of(query):
         kernel[grid](
             (*rows, *numbers),
             strides,
             sizes,
+            bounds,
+            ranged,
             causal,
             size,
             padded,
@@ -139,6 +192,8 @@ def forward(
     tensors,
     strides,
     sizes,
+    bounds,
+    ranged: constexpr,
     causal: constexpr,
     size: constexpr,
     SIZE: constexpr,
@@ -156,23 +211,27 @@ def forward(
     q = load(Q, strides[0], rows, queries, size, SIZE, True)
     output, total = tl.zeros([OWN, SIZE], tl.float32), tl.zeros([OWN], tl.float32)
     largest = tl.full([OWN], -float("inf"), tl.float32)
-    whole, end = limits(start, keys, causal, OWN, OTHER)
+    low, high = bounds_of(bounds, batch, rows, queries, keys, ranged)
+    begin, whole, end = limits(start, keys, low, high, ranged, causal, OWN, OTHER)
     for masked in tl.static_range(2):
-        for first in tl.range(whole if masked else 0, end if masked else whole, OTHER):
+        for first in tl.range(whole if masked else begin, end if masked else whole, OTHER):
             columns = first + tl.arange(0, OTHER)
             k = load(K, strides[1], columns, keys, size, SIZE, masked)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             if masked:
-                scores = tl.where(seen(rows, columns, keys, causal), scores, -float("inf"))
+                inside = seen(rows, columns, keys, low, high, ranged, causal)
+                scores = tl.where(inside, scores, -float("inf"))
             now = tl.maximum(largest, tl.max(scores, 1) * scale)
-            weights = tl.exp2(scores * scale - now[:, None])
-            shrink = tl.exp2(largest - now)
+            base = finite(now, ranged)
+            weights = tl.exp2(scores * scale - base[:, None])
+            shrink = tl.exp2(largest - base)
             total = shrink * total + tl.sum(weights, 1)
             v = load(V, strides[2], columns, keys, size, SIZE, masked)
             output = tl.dot(
                 weights.to(v.dtype), v, shrink[:, None] * output, input_precision="ieee"
             )
             largest = now
+    total = tl.where(total == 0.0, 1.0, total)  # of a row that sees no key
     output /= total[:, None]
     store(
         at(Out, strides[3], batch, head),
@@ -192,6 +251,8 @@ def backward_query(
     tensors,
     strides,
     sizes,
+    bounds,
+    ranged: constexpr,
     causal: constexpr,
     size: constexpr,
     SIZE: constexpr,
@@ -230,15 +291,16 @@ def backward_query(
     delta = tl.sum(do.to(tl.float32) * output.to(tl.float32), 1) - dlse
     tl.store(Delta + here, delta, rows < queries)  # for `backward_key`
     do, dq = do.to(q.dtype), tl.zeros([OWN, SIZE], tl.float32)
-    whole, end = limits(start, keys, causal, OWN, OTHER)
+    low, high = bounds_of(bounds, batch, rows, queries, keys, ranged)
+    begin, whole, end = limits(start, keys, low, high, ranged, causal, OWN, OTHER)
     for masked in tl.static_range(2):
-        for first in tl.range(whole if masked else 0, end if masked else whole, OTHER):
+        for first in tl.range(whole if masked else begin, end if masked else whole, OTHER):
             columns = first + tl.arange(0, OTHER)
             k = load(K, strides[1], columns, keys, size, SIZE, masked)
             v = load(V, strides[2], columns, keys, size, SIZE, masked)
             p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - lse[:, None])
             if masked:
-                p = tl.where(seen(rows, columns, keys, causal), p, 0.0)
+                p = tl.where(seen(rows, columns, keys, low, high, ranged, causal), p, 0.0)
             ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
     dq *= scale / LOG2E
@@ -250,6 +312,8 @@ def backward_key(
     tensors,
     strides,
     sizes,
+    bounds,
+    ranged: constexpr,
     causal: constexpr,
     size: constexpr,
     SIZE: constexpr,
@@ -280,15 +344,13 @@ def backward_key(
     )
     dk = tl.zeros([OWN, SIZE], tl.float32)
     dv = tl.zeros([OWN, SIZE], tl.float32)
-    begin = start // OTHER * OTHER if causal else 0
-    whole = tl.minimum(tl.cdiv(start + OWN, OTHER) * OTHER, queries) if causal else 0
+    low, high = bounds_of(bounds, batch, columns, keys, queries, ranged)
+    begin, whole, stop = limits_of_queries(start, queries, low, high, ranged, causal, OWN, OTHER)
     for member in range(group):
         head = shared * group + member
         Qh, Doh = at(Q, strides[0], batch, head), at(Do, strides[3], batch, head)
         for unmasked in tl.static_range(2):
-            for first in tl.range(
-                whole if unmasked else begin, queries if unmasked else whole, OTHER
-            ):
+            for first in tl.range(whole if unmasked else begin, stop if unmasked else whole, OTHER):
                 rows = first + tl.arange(0, OTHER)
                 here = (batch * shared_heads * group + head).to(tl.int64) * queries + rows
                 q = load(Qh, strides[0], rows, queries, size, SIZE, True)
@@ -298,7 +360,7 @@ def backward_key(
                 scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
                 p = tl.exp2(scores - (lse * LOG2E)[None, :])
                 if not unmasked:
-                    p = tl.where(columns[:, None] <= rows[None, :], p, 0.0)
+                    p = tl.where(seeing(columns, rows, low, high, ranged), p, 0.0)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
                 # transposed, as p is
                 ds = p * (tl.dot(v, tl.trans(do), input_precision="ieee") - delta[None, :])
@@ -306,77 +368,3 @@ def backward_key(
     dk *= scale / LOG2E
     store(at(Dk, strides[4], batch, shared), strides[4], columns, keys, size, SIZE, dk)
     store(at(Dv, strides[5], batch, shared), strides[5], columns, keys, size, SIZE, dv)
-
-
-@triton.jit
-def place(length, heads, OWN: constexpr):
-    """Return the first position of a program's own tile, its batch and its head.
-
-    Neighbours share a head's memory.
-    """
-    count = tl.cdiv(length, OWN)
-    tile, both = tl.program_id(0) % count, tl.program_id(0) // count
-    return tile * OWN, both // heads, both % heads
-
-
-@triton.jit
-def limits(start, keys, causal: constexpr, OWN: constexpr, OTHER: constexpr):
-    """Return where the tiles of keys end that all rows of a tile see, and where those end that some
-    row sees.
-    """
-    whole = tl.minimum(start, keys) if causal else keys
-    return whole // OTHER * OTHER, tl.minimum(start + OWN, keys) if causal else keys
-
-
-@triton.jit
-def seen(rows, columns, keys, causal: constexpr):
-    """Return which row sees which column."""
-    inside = columns[None, :] < keys
-    if causal:
-        inside &= columns[None, :] <= rows[:, None]
-    return inside
-
-
-@triton.jit
-def at(tensor, strides, batch, head):
-    """Return where a head begins; in 64 bits, as a tensor may have more than 2^31 elements."""
-    return tensor + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
-
-
-@triton.jit
-def load(
-    head,
-    strides,
-    positions,
-    length,
-    size: constexpr,
-    SIZE: constexpr,
-    masked: constexpr,
-):
-    """Return rows of a head, padded by zeros."""
-    channels = tl.arange(0, SIZE)
-    there = head + positions.to(tl.int64)[:, None] * strides[2] + channels[None, :]
-    if masked or size != SIZE:
-        found = tl.load(
-            there,
-            (positions < length)[:, None] & (channels < size)[None, :],
-            0.0,
-        )
-    else:
-        found = tl.load(there)
-    return found
-
-
-@triton.jit
-def store(
-    head,
-    strides,
-    positions,
-    length,
-    size: constexpr,
-    SIZE: constexpr,
-    rows,
-):
-    channels = tl.arange(0, SIZE)
-    there = head + positions.to(tl.int64)[:, None] * strides[2] + channels[None, :]
-    tl.store(there, rows, (positions < length)[:, None] & (channels < size)[None, :])
