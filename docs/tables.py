@@ -4,9 +4,11 @@ compares them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from minidist.options import flags_of
@@ -15,6 +17,8 @@ from minidist.plan.device import machine
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
+from minidist.plan.search import RESERVE, search
+from minidist.plan.sites.ways import WAYS, Wire, join
 
 
 def combinations() -> str:
@@ -122,7 +126,48 @@ def markdown_table(
     return "\n".join(lines)
 
 
-TABLES = {"combinations": combinations, "options": options, "fit": markdown_table}
+def losses() -> str:
+    """Return what ways that change the numbers made of the loss, as a run wrote it to
+    `losses.jsonl`.
+    """
+    file = Path(__file__).with_name("losses.jsonl")
+    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    usual = fmean(found[0]["losses"])
+    rows = ["| way | held-out loss | spread | beside DDP | a rank sends |", "|---" * 5 + "|"]
+    for row in found:
+        mean = fmean(row["losses"])
+        spread = max(row["losses"]) - min(row["losses"])
+        rows.append(
+            f"| {row['name']} | {mean:.2f} | {spread:.2f} | {mean - usual:+.2f} "
+            f"| {row['sent'] / 1e6:,.1f} MB |"
+        )
+    return "\n".join(rows)
+
+
+def sites() -> str:
+    """Return what each way to join two sites makes of a wire of 1 Gbit/s."""
+    run = Setup(model("llama-7b"), machine("h100:64"), 4096, 256, fused_loss=True)
+    found = search(run, {"zero": 0, "dp": 32, "tp": 2}, RESERVE).groups()[0][0]
+    rows = [
+        "| way | `train` | a meeting sends | step | as good as free from |",
+        "|---" * 5 + "|",
+    ]
+    for name, each in join(found, Wire(2, 125e6)).items():
+        flags = WAYS[name].flags.format(sites=2)
+        rows.append(
+            f"| {name} | `{flags}` | {each.bytes / GB:,.3g} GB | {each.seconds:,.2f} s "
+            f"| {8 * each.enough / GB:,.3g} Gbit/s |"
+        )
+    return "\n".join(rows)
+
+
+TABLES = {
+    "combinations": combinations,
+    "options": options,
+    "fit": markdown_table,
+    "losses": losses,
+    "sites": sites,
+}
 
 
 def with_tables(text: str) -> str:
