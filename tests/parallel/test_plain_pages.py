@@ -20,6 +20,7 @@ FAST = (
     "tensor/tensor_parallel.py",
     "pipeline/executor.py",
     "context/ring.py",
+    "sites/outer.py",
 )
 
 
