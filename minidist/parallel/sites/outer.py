@@ -2,9 +2,9 @@
 
     plain.py               here
     every H steps          each fragment every H steps, in turn: 1/F of the bytes at a time
-    all_reduce             `_send`, on a stream; `_merge` waits for it `delay` steps later
-    parameter              what the optimizer updates: a slice under ZeRO, a float32 master of 16 bits
-    parameter = shared     mixing * parameter + (1 - mixing) * shared
+    all_reduce             `_send`, on a stream; `_merge` waits for it some steps later
+    parameter              what the optimizer updates: a slice under ZeRO, `_master` of 16 bits
+    parameter.copy_        `_overwrite`: mixing * parameter + (1 - mixing) * shared
 
     H = 4, F = 2, delay 1      step   1     2     3     4     5     6     7     8
     fragment 0                              send  merge             send  merge
