@@ -9,7 +9,8 @@ beside computing.
     meet                      `BlockAttention.forward` in `blocks.py`; who meets whom: `meeting` in `order.py`
     meet_backward             `BlockAttention.backward`; `Ring.home` passes the gradients on
     Meeting                   `meeting`, with half of a block in zigzag order: every rank computes as much in each hop
-                              (with a window or documents, `in_sight.py` takes the place of the ring)
+
+With a window, or documents packed into a row, `in_sight.py` takes the place of the ring.
 
 Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (P - 1) n in P - 1
 messages forward, and (P - 1) n + P m in 2 P - 1 messages backward. m is n, for 16 bits 2 n, as
