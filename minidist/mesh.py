@@ -290,12 +290,12 @@ class Mesh:
         self.world, self.layout = comm, layout
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}
-        self.dcn = self.over(SITES)
         self.dp = self.over("dp")
         self.pp = self.over("pp")
         self.cp = self.over("cp")
         self.tp = self.over("tp")
         self.ep = self.over("ep")
+        self.dcn = self.over(SITES)
         self.rows = self.over(SITES, "dp")
         self.site = self.over(*AXES) if layout.dcn > 1 else comm
         self.data = self.dp

@@ -31,7 +31,7 @@ def test_the_axes_stand_in_the_order_of_the_docstring() -> None:
     assert layout.groups("cp") == [(rank,) for rank in range(8)]
     assert layout.group("tp", 5) == (4, 5) and layout.group(("pp", "tp"), 5) == (4, 5, 6, 7)
     assert layout.group((), 5) == (5,) and layout.group(ARRAYS[0], 5) == tuple(range(8))
-    assert layout.coordinate(6) == {"dp": 1, "pp": 1, "cp": 0, "tp": 0, "ep": 0, "edp": 1}
+    assert layout.coordinate(6) == {"dp": 1, "pp": 1, "cp": 0, "tp": 0, "ep": 0, "edp": 1, "dcn": 0}
 
 
 def test_experts_are_cut_from_the_data_axes() -> None:

@@ -184,7 +184,7 @@ class Layer(nn.Module):
         """
         # No names for what dropout reads: it would live as long as they do.
         attended: Tensor = x + self.attention_dropout(
-            self.attention(self.attention_norm(x), rotary, where.documents), where
+            self.attention(self.attention_norm(x), rotary, documents=where.documents), where
         )
         mapped: Tensor = attended + self.mlp_dropout(
             self.mlp(self.mlp_norm(attended), where), where

@@ -182,31 +182,35 @@ def in_documents(cu_seqlens: Tensor, window: int = 0) -> Seen:
 def banded_attention(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> Tensor:
     """Return causal attention in which each query sees the positions from `first` [b, T] on.
 
-    Torch's own attention is called for a band of queries at a time, and the keys that some of them
-    see: T (W + 128) pairs with a window of W, and no T x T mask.
+    Torch's own attention is called for a band of queries at a time, and the bands of keys that some
+    of them see: less than T (W + 256) pairs with a window of W, and no T x T mask.
     """
-    time = query.shape[2]
     grouped = query.shape[1] != key.shape[1]
-    bands = []
+    # `split` and `cat`, not slices: the gradient of each slice would have the size of all keys
+    queries, keys, values = (x.split(BAND, dim=2) for x in (query, key, value))
+    found = []
     bias, like = None, None
-    for top in range(0, time, BAND):
-        rows = slice(top, min(top + BAND, time))
+    for number, band in enumerate(queries):
+        rows = slice(number * BAND, number * BAND + band.shape[2])
         begins = first[:, rows]
-        left = int(begins.min()) if len(begins) else top
-        keys = slice(left, rows.stop)
+        earliest = int(begins.min()) // BAND if len(begins) else number
+        columns = slice(earliest * BAND, rows.stop)
         # inside a window one band is masked as the next: they share the mask that backward needs
-        if like is None or not same(like, begins - left, rows.stop - left):
-            like = begins - left, rows.stop - left
-            bias = bias_of(first, rows, keys, query)
-        band = F.scaled_dot_product_attention(
-            query[:, :, rows],
-            key[:, :, keys],
-            value[:, :, keys],
+        width = rows.stop - columns.start
+        begins = begins - columns.start
+        if like is None or not same(like, begins, width):
+            like = begins, width
+            bias = bias_of(first, rows, columns, query)
+        seen = slice(earliest, number + 1)
+        attended = F.scaled_dot_product_attention(
+            band,
+            torch.cat(keys[seen], dim=2),
+            torch.cat(values[seen], dim=2),
             attn_mask=bias,
             enable_gqa=grouped,
         )
-        bands.append(band)
-    return torch.cat(bands, dim=2)
+        found.append(attended)
+    return torch.cat(found, dim=2)
 
 
 def same(band: tuple[Tensor, int], begins: Tensor, keys: int) -> bool:

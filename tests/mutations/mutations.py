@@ -579,8 +579,8 @@ MESH_AND_MODEL = [
     Mutation(
         "a window is masked, and all keys before it computed",
         "minidist/model/seen.py",
-        old="left = int(begins.min()) if len(begins) else top",
-        new="left = 0",
+        old="earliest = int(begins.min()) // BAND if len(begins) else number",
+        new="earliest = 0",
         tests=("tests/model/test_seen.py::test_what_no_query_of_a_band_sees_is_not_computed",),
     ),
     Mutation(
@@ -2014,6 +2014,13 @@ CONTEXT += [
         old="Meeting(slice(1, None), slice(-1), causal=True)",
         new="Meeting(slice(1, None), slice(1, None), causal=True)",
         tests=(f"{ACROSS}::test_parity",),
+    ),
+    Mutation(
+        "a plan takes a window for as wide as all of a rank's tokens",
+        "minidist/plan/traffic.py",
+        old="left = window - 1 - (min(later) - j - 1) * chunk",
+        new="left = chunk",
+        tests=("tests/plan/test_second_opinion.py::test_tokens_that_are_seen_are_counted",),
     ),
     Mutation(
         "all keys of a rank travel, seen or not",

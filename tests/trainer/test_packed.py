@@ -62,6 +62,7 @@ def test_rows_are_as_few_as_can_be(sizes: list[int], rows: int) -> None:
 
 
 def test_a_document_goes_where_it_leaves_the_least_room() -> None:
+    assert sorted(pack(np.array([9, 12, 4]), 16)) == [[0], [1, 2]]  # 4, and not the 7 beside 9
     assert sorted(pack(np.array([12, 10, 4, 6, 3]), 16)) == [[0, 2], [1, 3], [4]]
 
 

@@ -21,7 +21,8 @@ a rank needs only those keys of another that one of its own queries sees, and `S
 et al. 2023, "Striped attention".)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ class Meeting(NamedTuple):
     seen: Seen | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sight:
     """What the queries of each rank see of the keys of each, where they do not see all before them.
 
@@ -67,11 +68,14 @@ class Sight:
         Among which they are shared out.
     first : Tensor
         The first position that each of the T tokens sees: int64 [b, T].
+    found : dict
+        What was wanted before: it is the same in all layers, and in backward.
     """
 
     order: str
     ranks: int
     first: Tensor
+    found: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def positions(self, rank: int) -> Tensor:
         """Return the positions of a rank's tokens."""
@@ -79,6 +83,11 @@ class Sight:
 
     def wanted(self, by: int, source: int) -> Tensor:
         """Return which tokens of `source` some query of rank `by` sees, by their places there."""
+        if (by, source) not in self.found:
+            self.found[by, source] = self._wanted(by, source)
+        return self.found[by, source]
+
+    def _wanted(self, by: int, source: int) -> Tensor:
         keys = self.positions(source)
         mine = self.positions(by)
         seen = among(self.first[:, mine], mine, keys)
@@ -102,10 +111,14 @@ class Sight:
         return Meeting(seen=among(self.first[:, queries], queries, keys))
 
 
+@lru_cache(maxsize=16)
 def sight_of(
     order: str, ranks: int, time: int, window: int, documents: Tensor | None
 ) -> Sight | None:
-    """Return the sight of `time` tokens with a window or documents; None if all before is seen."""
+    """Return the sight of `time` tokens with a window or documents; None if all before is seen.
+
+    All layers ask with the same documents, and get the same answer.
+    """
     if documents is None and not 0 < window < time:
         return None
     return Sight(order, ranks, first_seen(time, window, documents))

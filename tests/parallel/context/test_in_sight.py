@@ -215,6 +215,9 @@ def test_what_is_wanted_is_what_some_query_sees(order: str) -> None:
                 continue
             mask = met.seen.mask(slice(0, len(queries)), slice(0, len(wanted)))
             assert torch.equal(mask, sees[:, :, wanted])
+        assert sight is sight_of(order, 3, TIME, window, documents)  # for the next layer
+        assert sight is not sight_of(order, 3, TIME, window, DOCUMENTS.clone())
+        assert sight.wanted(2, 1) is sight.wanted(2, 1)
     assert sight_of(order, 3, TIME, 0, None) is sight_of(order, 3, TIME, TIME, None) is None
 
 
