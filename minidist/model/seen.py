@@ -187,7 +187,7 @@ def banded_attention(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -
     """
     grouped = query.shape[1] != key.shape[1]
     # `split` and `cat`, not slices: the gradient of each slice would have the size of all keys
-    queries, keys, values = (x.split(BAND, dim=2) for x in (query, key, value))
+    queries, keys, values = (torch.split(x, BAND, dim=2) for x in (query, key, value))
     found = []
     bias, like = None, None
     for number, band in enumerate(queries):
