@@ -97,6 +97,6 @@ def _check(kind: type, said: bool) -> None:
             "of parameters"
         )
         raise ValueError(
-            f"{fault}: use {_names()} or Muon (ZeRO, without tensor parallelism), or pass "
+            f"{fault}: use {_names()} or Muon (ZeRO), or pass "
             "elementwise=True"
         )
