@@ -84,19 +84,22 @@ class Matrices:
         self.numbers = {piece: number for number, piece in enumerate(pieces)}
         self.shapes = [_shape(piece) for piece in pieces]
         self.blocks = [_block(piece) for piece in pieces]
-        slices = [placement_of(piece).slice for piece in pieces]
-        self.comm: Communicator | None = slices[0].comm if slices and slices[0] else None
+        self.comm: Communicator | None = None  # None: they are not slices
+        for piece in pieces:
+            if (mine := placement_of(piece).slice) is not None:
+                self.comm = mine.comm
         self.sent = 0
-        mine = [piece.numel() for piece in pieces]
-        self.rank, self.lengths = 0, [mine]  # of each rank's parts
+        own = [piece.numel() for piece in pieces]
+        self.rank, self.lengths = 0, [own]  # of each rank's parts
         if self.comm is not None:
-            self.rank, self.lengths = self.comm.rank, self.comm.roll_call(mine)
+            self.rank = self.comm.rank
+            self.lengths = self.comm.roll_call(own)
         # of whole matrices, so that all ranks that share a matrix by blocks find the same owner
-        whole = [
-            shape.numel() if block is None else block.shape.numel()
-            for shape, block in zip(self.shapes, self.blocks, strict=True)
-        ]
-        self.owners = balance(whole, len(self.lengths))
+        sizes = []
+        for shape, block in zip(self.shapes, self.blocks, strict=True):
+            whole = shape if block is None else block.shape
+            sizes.append(whole.numel())
+        self.owners = balance(sizes, len(self.lengths))
 
     def update(self, parts: Sequence[Part]) -> None:
         """Update some of the matrices, the same on every rank. Collective."""
@@ -117,23 +120,26 @@ class Matrices:
         return muon_elements(self.rank, self.lengths, self.owners, cut)
 
     def _changes(self, parts: Sequence[Part]) -> Sequence[Tensor]:
-        """Return the changes of this rank's parts of matrices, which are sorted by owner: two
-        all-to-alls.
-        """
+        """Return the changes of this rank's parts of matrices, which are sorted by owner."""
         numbers = [self.numbers[part.piece] for part in parts]
         updates = [with_momentum(part).flatten() for part in parts]
-        options = {number: part.options for number, part in zip(numbers, parts, strict=True)}
-        if self.comm is None:
-            pairs = zip(numbers, updates, strict=True)
-            return [self._change(number, update, options[number]) for number, update in pairs]
-        comm, lengths = self.comm, self.lengths
+        options = {}
+        for number, part in zip(numbers, parts, strict=True):
+            options[number] = part.options
+        comm = self.comm
+        if comm is None:
+            changes = []
+            for number, update in zip(numbers, updates, strict=True):
+                changes.append(self._change(number, update, options[number]))
+            return changes
         mine = [number for number in numbers if self.owners[number] == comm.rank]
-        own = lengths[comm.rank]
-        leaving, arriving = [0] * comm.size, [0] * comm.size
+        own = self.lengths[comm.rank]
+        leaving = [0] * comm.size
         for number in numbers:
             leaving[self.owners[number]] += own[number]
-        for rank in range(comm.size):
-            arriving[rank] = sum(lengths[rank][number] for number in mine)
+        arriving = []
+        for lengths in self.lengths:
+            arriving.append(sum(lengths[number] for number in mine))
         # now each slice goes to the owner of its matrix
         slices = torch.cat(updates)
         received: Any = all_to_all(
@@ -143,17 +149,22 @@ class Matrices:
             receive_counts=arriving,
         )
         # by rank, and of each rank by matrix; therefore every len(mine)-th is of the same matrix
-        of_each = [lengths[rank][number] for rank in range(comm.size) for number in mine]
-        received_parts = torch.split(received, of_each)
-        changes = []
+        of_each = []
+        for lengths in self.lengths:
+            of_each += [lengths[number] for number in mine]
+        pieces = torch.split(received, of_each)
+        by_matrix = []
         for at, number in enumerate(mine):
-            whole = torch.cat(received_parts[at :: len(mine)])
+            whole = torch.cat(pieces[at :: len(mine)])
             change = self._change(number, whole, options[number])
-            changes.append(torch.split(change, [each[number] for each in lengths]))
+            column = [lengths[number] for lengths in self.lengths]
+            by_matrix.append(torch.split(change, column))
         # now the changes go back, by rank again
-        by_rank = [change[rank] for rank in range(comm.size) for change in changes]
+        by_rank = [slices[:0]]
+        for rank in range(comm.size):
+            by_rank += [change[rank] for change in by_matrix]
         back: Any = all_to_all(
-            torch.cat([slices[:0], *by_rank]),
+            torch.cat(by_rank),
             comm,
             send_counts=arriving,
             receive_counts=leaving,
@@ -170,7 +181,8 @@ class Matrices:
             matrix = block.full(matrix)
         twin = nn.Parameter(torch.zeros_like(matrix))
         twin.grad = matrix
-        muon = torch.optim.Muon([twin], **{**options, "momentum": 0.0, "nesterov": False})
+        without_momentum = {**options, "momentum": 0.0, "nesterov": False}
+        muon = torch.optim.Muon([twin], **without_momentum)
         muon.step()  # type: ignore[no-untyped-call]
         change = twin.detach()
         if block is not None:
@@ -179,11 +191,15 @@ class Matrices:
 
     def _counted(self) -> int:
         """Return all that this rank has sent along the axes that its matrices are shared on."""
-        comms = [block.comm for block in self.blocks if block is not None]
-        if self.comm is not None:
-            comms.append(self.comm)
-        traffic = {id(comm): comm.traffic for comm in comms}
-        return sum(each.bytes_sent + each.engine_bytes for each in traffic.values())
+        comms = {self.comm}
+        for block in self.blocks:
+            comms.add(None if block is None else block.comm)
+        counted = 0
+        for comm in comms - {None}:
+            assert comm is not None
+            counted += comm.traffic.bytes_sent
+            counted += comm.traffic.engine_bytes
+        return counted
 
 
 class SlicedMuon(torch.optim.Optimizer):

@@ -69,9 +69,7 @@ class MuonWithAdamW(MasterWeights):
             super()._advance(visit)
             return
         options, parts = options_of(visit.group), []
-        for piece, master, state in zip(
-            visit.parameters, visit.masters, visit.states, strict=True
-        ):
+        for piece, master, state in zip(visit.parameters, visit.masters, visit.states, strict=True):
             assert master.grad is not None, "`_chunks` has chosen those that have one"
             parts.append(Part(piece, master, master.grad, state, options))
         self.matrices.update(parts)
