@@ -111,9 +111,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024), and how the learning rate goes
-    up and down.
-    """
+    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024), and the learning rate."""
 
     optimizer: str = option(
         "adamw",

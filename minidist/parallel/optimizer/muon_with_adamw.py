@@ -29,7 +29,8 @@ class MuonWithAdamW(MasterWeights):
     ----------
     params : list of dict
         Groups over parameters, or over slices of them, the same on every rank. One with `muon` =
-        True may have options of `torch.optim.Muon`; its parameters are matrices.
+        True may have options of `torch.optim.Muon`; its parameters are matrices. The `lr` and
+        `weight_decay` that a group lacks are those of **options, or AdamW's.
     **options
         As for `MasterWeights`, with AdamW as the optimizer inside.
     """
