@@ -105,6 +105,7 @@ class Config:
                 "balanced over all and their padding: leave one of them out"
             )
         yield from self._faults_of_parallel_options()
+        yield from self._faults_of_muon()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
@@ -147,6 +148,25 @@ class Config:
             yield (
                 f"--plan {parallel.plan} takes the place of --schedule {parallel.schedule}: leave "
                 "one of them out"
+            )
+
+    def _faults_of_muon(self) -> Iterator[str]:
+        if self.optimizer.optimizer != "muon":
+            return
+        if self.memory.offload != "none":
+            yield (
+                f"--offload {self.memory.offload} updates chunk by chunk, and --optimizer muon needs "
+                "whole matrices, which ranks exchange: leave one of them out"
+            )
+        if self.model.experts:
+            yield (
+                f"--experts {self.model.experts} are stacks, and --optimizer muon is for single "
+                "matrices: leave one of them out"
+            )
+        if self.adapter_rank:
+            yield (
+                "--lora and --qlora train two factors of a change, which --optimizer muon would make "
+                "orthogonal one by one: leave one of them out"
             )
 
     @property

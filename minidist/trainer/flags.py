@@ -62,6 +62,8 @@ def parse_with_notes(
     values = vars(given)
     if values.pop("help", False):
         raise HelpAsked(parser.format_help().rstrip())
+    if "megatron" in values and values.get("optimizer") == "adam":
+        values["optimizer"] = "adamw"  # Megatron's adam decays weights as AdamW does
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }

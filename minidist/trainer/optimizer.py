@@ -1,4 +1,6 @@
-"""AdamW over what a rank updates, its learning rate, and where its state and its shards lie."""
+"""The optimizer over what a rank updates, its learning rate, and where its state and its shards
+lie.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +14,14 @@ from minidist.memory.offload import OffloadedOptimizer, mapped
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Mesh
 from minidist.parallel import Parallel
+from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import retold
 from minidist.trainer.schedule import learning_rate, linear_scaling
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
-    """Return AdamW over the parameters that this rank updates.
+    """Return AdamW over the parameters that this rank updates, or Muon and AdamW.
 
     It decays matrices and leaves norms alone.
 
@@ -32,7 +35,10 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
     options, offload_to = config.optimizer, config.offload_to
     groups = decay_groups(parallel.model, options.weight_decay)
     kind: Any = MasterWeights
-    if offload_to:
+    if options.optimizer == "muon":
+        kind = MuonWithAdamW
+        groups = muon_groups(parallel.model, groups)
+    elif offload_to:
         kind = partial(OffloadedOptimizer, to=offload_to)
     betas = (options.beta1, options.beta2)
     with retold(ConfigError, OSError, before="--offload disk: "):
@@ -53,6 +59,24 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+
+
+def muon_groups(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups, and of the first the matrices inside layers as one more, for Muon.
+
+    The embedding and the head stay: an embedding is a table, of which a step sees some rows.
+    """
+    hidden = []
+    for name, parameter in model.named_parameters():
+        if name.startswith("layers."):
+            hidden.append(parameter)
+    matrices, others = groups
+    inside = set(hidden)
+    ours = [parameter for parameter in matrices["params"] if parameter in inside]
+    rest = [parameter for parameter in matrices["params"] if parameter not in inside]
+    # so that the changes are as large as AdamW's, and one --lr is right for both
+    scale = {"muon": True, "adjust_lr_fn": "match_rms_adamw"}
+    return [matrices | scale | {"params": ours}, matrices | {"params": rest}, others]
 
 
 def rate_at(config: Config, step: int) -> float:

@@ -29,6 +29,7 @@ PRECISIONS = (
     *("float32", "float64", "bfloat16", "float16", "fp8"),
     *("autocast-bfloat16", "autocast-float16"),
 )
+OPTIMIZERS = ("adamw", "muon")
 OFFLOADS = ("none", "memory", "disk")
 
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
@@ -110,8 +111,13 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019), and how the learning rate goes up and down."""
+    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024), and the learning rate."""
 
+    optimizer: str = option(
+        "adamw",
+        "what updates the matrices of layers; the rest is AdamW's: adamw, muon",
+        one_of(*OPTIMIZERS),
+    )
     lr: float = option(1e-3, "peak learning rate", POSITIVE)
     base_batch: int = option(
         0, "batch that --lr is meant for: scale it linearly to --batch; 0: do not", NOT_NEGATIVE

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from ranks import mpirun
 from training import PROGRAM, TINY
+from training import metrics as read_metrics
 
 import minidist
 from minidist.cli.together import stopping_together
@@ -79,6 +80,43 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         < three["sent"]
         < 1.5 * ddp["sent"]
     )
+
+
+def test_what_muon_sends_and_holds(tmp_path: Path) -> None:
+    """Beside AdamW: one momentum in place of two moments, and the way of each matrix to its owner
+    and back.
+    """
+    found = {}
+    for name in ("adamw", "muon"):
+        file = tmp_path / name
+        words = f"--layers 2 --steps 2 --hidden 28 --optimizer {name} --metrics {file}"
+        assert compared(stages, 4, words) == 0
+        found[name] = {row["name"]: row for row in read_metrics(file)}
+    matrices = 2 * 8 * (4 * 28 * 28 + 3 * 28 * 80)  # bytes of both layers'
+    for name, row in found["muon"].items():
+        plain, ours = found["adamw"][name], row["muon"]
+        assert "muon" not in plain
+        assert ours["counted"] == ours["formula"]
+        assert (ours["counted"] == 0) == (name == "DDP")
+        if "groups" not in name:
+            assert ours["counted"] <= 2 * matrices
+        # what the rank with the most sends more is at most what all send more
+        more = row["sent"]["dp"] - plain["sent"]["dp"]
+        assert ours["counted"] / 4 <= more <= ours["counted"]
+    less = found["adamw"]["DDP"]["held"]["optimizer"] - found["muon"]["DDP"]["held"]["optimizer"]
+    assert less == matrices + 4 * 2 * 7  # AdamW counts the steps of each, too
+
+
+def test_muon_gathers_blocks_along_tp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--layers 2 --steps 1 --hidden 32 --heads 2 --optimizer muon --metrics {tmp_path}/a"
+    assert compared(layouts, 4, words) == 0
+    assert "Muon sends" in capsys.readouterr().out
+    ours = {row["name"]: row["muon"] for row in read_metrics(tmp_path / "a")}
+    assert all(each["counted"] == each["formula"] for each in ours.values())
+    assert ours["dp=4"]["counted"] == ours["dp=2 pp=2"]["counted"] == 0
+    # each of two replicas gathers all blocks: (T - 1) n
+    matrices = 2 * 8 * (4 * 32 * 32 + 3 * 32 * 96)
+    assert ours["dp=2 tp=2"]["counted"] == 2 * matrices == 2 * ours["pp=2 tp=2"]["counted"]
 
 
 def test_under_mpirun() -> None:

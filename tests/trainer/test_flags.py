@@ -25,7 +25,7 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --attention-window --dropout --tied
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --text-field --tokenizer --sequence --batch --by-length --pack --held-out --eval-text
-    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
+    --optimizer --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --cp --ep --pp --dcn --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
     --schedule --chunks --microbatches --offload-stages
     --strategy --bucket-mib --compress --zero --hsdp --zeropp

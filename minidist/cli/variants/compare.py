@@ -16,7 +16,9 @@ from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.comm import Communicator
 from minidist.draw.table import aligned, format_bytes, format_sent
 from minidist.memory.account import CATEGORIES, Account, total
+from minidist.memory.precision.masters import wide
 from minidist.mesh import Mesh
+from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.corpus.packed import Packed
@@ -31,6 +33,9 @@ NOTE = (
     "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: "
     "to the serial run."
 )
+NOTE_OF_MUON = (
+    "Muon: what a step sends over all ranks to make updates orthogonal, as counted, and by formula."
+)
 Variants = Callable[[Config, int], dict[str, Config]]
 """Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
@@ -38,7 +43,8 @@ Variants = Callable[[Config, int], dict[str, Config]]
 class Row(NamedTuple):
     """What one variant did.
 
-    Bytes are of the rank with the most: held of each category and at once, sent a step.
+    Bytes are of the rank with the most: held of each category and at once, sent a step. Those of
+    Muon are of all ranks.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Row(NamedTuple):
     sent: Sent
     tokens_per_second: float
     outcome: Outcome
+    muon: tuple[int, int] | None  # sent a step for its updates, counted and by formula
 
 
 def main(command: str, argv: Sequence[str], variants: Variants) -> int:
@@ -115,6 +122,8 @@ def as_json(row: Row, difference: float) -> str:
         "sent": sent,
         "tokens_per_second": row.tokens_per_second,
     }
+    if row.muon is not None:
+        said["muon"] = {"counted": row.muon[0], "formula": row.muon[1]}
     return json.dumps(said | {"difference": difference if math.isfinite(difference) else None})
 
 
@@ -133,18 +142,36 @@ def run_variant(name: str, run: CheckedRun, samples: Samples | Packed) -> Row:
         axis: np.max([each[axis] for each in sent], 0) // len(outcome.history)
         for axis in outcome.sent
     }
-    return Row(name, held, along, speed, outcome)
+    return Row(name, held, along, speed, outcome, muon_of(trainer, len(outcome.history)))
+
+
+def muon_of(trainer: Trainer, steps: int) -> tuple[int, int] | None:
+    """Return the bytes that all ranks have sent a step for the updates of Muon, counted and by
+    formula; None if AdamW updates all. Collective.
+    """
+    optimizer = trainer.optimizer
+    if not isinstance(optimizer, MuonWithAdamW):
+        return None
+    matrices, itemsize = optimizer.matrices, wide(next(trainer.model.parameters())).itemsize
+    everyones = trainer.comm.roll_call((matrices.sent, matrices.elements() * itemsize))
+    counted = sum(sent for sent, _ in everyones)
+    return counted // steps, round(sum(formula for _, formula in everyones))
 
 
 def table(rows: list[Row], differences: list[float]) -> str:
     """Return the rows as text."""
     axes = [axis for axis in rows[0].sent if any(row.sent[axis].any() for row in rows)]
     heads = ["", *rows[0].held, *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
+    notes = [NOTE]
+    if rows[0].muon is not None:
+        heads[-2:-2] = ["Muon sends", "by formula"]
+        notes.append(NOTE_OF_MUON)
     lines = []
     for row, difference in zip(rows, differences, strict=True):
         bytes = [
             *map(format_bytes, row.held.values()),
             *(format_sent(row.sent[axis]) for axis in axes),
+            *map(format_bytes, row.muon or ()),
         ]
         lines.append([row.name, *bytes, f"{row.tokens_per_second:,.0f}", f"{difference:.0e}"])
-    return f"{aligned(heads, lines)}\n{NOTE}"
+    return "\n".join([aligned(heads, lines), *notes])

@@ -96,7 +96,4 @@ def _check(kind: type, said: bool) -> None:
             f"{kind.__name__} is not known to treat each element for itself, and a rank has parts "
             "of parameters"
         )
-        raise ValueError(
-            f"{fault}: use {_names()} or Muon (ZeRO, without tensor parallelism), or pass "
-            "elementwise=True"
-        )
+        raise ValueError(f"{fault}: use {_names()} or Muon (ZeRO), or pass elementwise=True")

@@ -1,31 +1,205 @@
-"""Muon over slices: one rank, its owner, gathers the gradient of a matrix and computes the whole
-update.
+"""Muon over parts of matrices: one rank, its owner, gathers a matrix and makes its update orthogonal.
 
     rank 0   ▐ part of A, B, C     ── all-to-all ─▶   A whole ─▶ its change    ── all-to-all ─▶   slices change
     rank 1   ▐ part of A, B, C                        B, C whole
 
-Muon changes a matrix by its momentum, made orthogonal. That needs the whole momentum and half a
-dozen products of matrices, which only one rank computes. The change does not depend on the
-parameter, so the parameter stays where it is; weight decay is one factor for all elements. (Jordan
-et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM training, section 2.3.)
+Muon changes a matrix by its momentum, made orthogonal. The momentum is one number for each element,
+so each rank has that of its slice: n bytes over all ranks, beside the 2 n of AdamW's two moments.
+Making it orthogonal needs the whole matrix and half a dozen products of matrices, which only one
+rank computes. The change does not depend on the parameter, so the parameter stays where it is;
+weight decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is
+scalable for LLM training, section 2.3.)
 
 Take a matrix of n bytes, of which its owner's slice has m. The other ranks send n - m bytes to the
 owner, and it sends n - m back: at most 2 n over all ranks, and 2 (P - 1)/P n if slices are equal.
-Only the owner has state: the momentum, n bytes. Each matrix, the largest first, goes to the rank
-that owns least so far.
+Each matrix, the largest first, goes to the rank that owns least so far. `muon_elements` is this as
+a formula, for each rank.
+
+    ZeRO 0          every rank has the whole gradient, and computes every change: nothing is sent
+    ZeRO 1 to 3     2 (n - m), beside what AdamW sends
+    tp              a rank has a block: the T ranks that own those of a matrix gather it, (T - 1) n
+                    bytes over all; each computes the whole change, and takes its block of it
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.collectives import all_to_all, broadcast
-from minidist.parallel.optimizer.state import check_state
-from minidist.parallel.placement import Slice, placement_of
+from minidist.collectives import all_to_all
+from minidist.comm import Communicator
+from minidist.parallel.optimizer.state import share_out
+from minidist.parallel.placement import Block, placement_of
+
+
+class Part(NamedTuple):
+    """What a step of Muon takes of one matrix: a slice of it, a block, or all.
+
+    Attributes
+    ----------
+    piece : nn.Parameter
+        One of those that `Matrices` was built with, whose record says which part it is.
+    values : Tensor
+        What changes: the piece itself, or its master.
+    gradient : Tensor
+        Of this part.
+    state : dict
+        Where its momentum is kept.
+    options : dict
+        Those of `torch.optim.Muon`.
+    """
+
+    piece: nn.Parameter
+    values: Tensor
+    gradient: Tensor
+    state: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Matrices:
+    """Matrices that ranks hold in parts, and who owns which.
+
+    Building it is collective if they are slices.
+
+    Parameters
+    ----------
+    pieces
+        This rank's parts of the same matrices on every rank.
+
+    Attributes
+    ----------
+    sent : int
+        The bytes that this rank has sent so far to make updates orthogonal, as the communicators
+        count them.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is no matrix.
+    """
+
+    def __init__(self, pieces: Sequence[nn.Parameter]) -> None:
+        self.numbers = {piece: number for number, piece in enumerate(pieces)}
+        self.shapes = [_shape(piece) for piece in pieces]
+        self.blocks = [_block(piece) for piece in pieces]
+        self.comm: Communicator | None = None  # None: they are not slices
+        for piece in pieces:
+            if (mine := placement_of(piece).slice) is not None:
+                self.comm = mine.comm
+        self.sent = 0
+        own = [piece.numel() for piece in pieces]
+        self.rank, self.lengths = 0, [own]  # of each rank's parts
+        if self.comm is not None:
+            self.rank = self.comm.rank
+            self.lengths = self.comm.roll_call(own)
+        # of whole matrices, so that all ranks that share a matrix by blocks find the same owner
+        sizes = []
+        for shape, block in zip(self.shapes, self.blocks, strict=True):
+            whole = shape if block is None else block.shape
+            sizes.append(whole.numel())
+        self.owners = balance(sizes, len(self.lengths))
+
+    def update(self, parts: Sequence[Part]) -> None:
+        """Update some of the matrices, the same on every rank. Collective."""
+        before = self._counted()
+        for dtype in dict.fromkeys(part.gradient.dtype for part in parts):
+            alike = [part for part in parts if part.gradient.dtype == dtype]
+            alike.sort(key=lambda part: self.owners[self.numbers[part.piece]])
+            for part, change in zip(alike, self._changes(alike), strict=True):
+                decay = float(part.options["lr"]) * part.options["weight_decay"]
+                part.values.mul_(1 - decay).add_(change.view_as(part.values))
+        self.sent += self._counted() - before
+
+    def elements(self) -> float:
+        """Return how many elements this rank sends in an update of all matrices, by formula."""
+        cut = []
+        for block in self.blocks:
+            cut.append((1, 0) if block is None else (block.comm.size, block.shape.numel()))
+        return muon_elements(self.rank, self.lengths, self.owners, cut)
+
+    def _changes(self, parts: Sequence[Part]) -> Sequence[Tensor]:
+        """Return the changes of this rank's parts of matrices, which are sorted by owner."""
+        numbers = [self.numbers[part.piece] for part in parts]
+        updates = [with_momentum(part).flatten() for part in parts]
+        options = {}
+        for number, part in zip(numbers, parts, strict=True):
+            options[number] = part.options
+        comm = self.comm
+        if comm is None:
+            changes = []
+            for number, update in zip(numbers, updates, strict=True):
+                changes.append(self._change(number, update, options[number]))
+            return changes
+        mine = [number for number in numbers if self.owners[number] == comm.rank]
+        own = self.lengths[comm.rank]
+        leaving = [0] * comm.size
+        for number in numbers:
+            leaving[self.owners[number]] += own[number]
+        arriving = []
+        for lengths in self.lengths:
+            arriving.append(sum(lengths[number] for number in mine))
+        # now each slice goes to the owner of its matrix
+        slices = torch.cat(updates)
+        received: Any = all_to_all(
+            slices,
+            comm,
+            send_counts=leaving,
+            receive_counts=arriving,
+        )
+        # by rank, and of each rank by matrix; therefore every len(mine)-th is of the same matrix
+        of_each = []
+        for lengths in self.lengths:
+            of_each += [lengths[number] for number in mine]
+        pieces = torch.split(received, of_each)
+        by_matrix = []
+        for at, number in enumerate(mine):
+            whole = torch.cat(pieces[at :: len(mine)])
+            change = self._change(number, whole, options[number])
+            column = [lengths[number] for lengths in self.lengths]
+            by_matrix.append(torch.split(change, column))
+        # now the changes go back, by rank again
+        by_rank = [slices[:0]]
+        for rank in range(comm.size):
+            by_rank += [change[rank] for change in by_matrix]
+        back: Any = all_to_all(
+            torch.cat(by_rank),
+            comm,
+            send_counts=arriving,
+            receive_counts=leaving,
+        )
+        return torch.split(back, [own[number] for number in numbers])
+
+    def _change(self, number: int, update: Tensor, options: dict[str, Any]) -> Tensor:
+        """Return the change of a matrix, or of this rank's block of it, flat.
+
+        It is what torch's Muon makes of zeros, if it has no momentum of its own.
+        """
+        block, matrix = self.blocks[number], update.view(self.shapes[number])
+        if block is not None:
+            matrix = block.full(matrix)
+        twin = nn.Parameter(torch.zeros_like(matrix))
+        twin.grad = matrix
+        without_momentum = {**options, "momentum": 0.0, "nesterov": False}
+        muon = torch.optim.Muon([twin], **without_momentum)
+        muon.step()  # type: ignore[no-untyped-call]
+        change = twin.detach()
+        if block is not None:
+            change = block.take(change)
+        return change.flatten()
+
+    def _counted(self) -> int:
+        """Return all that this rank has sent along the axes that its matrices are shared on."""
+        comms = {self.comm}
+        for block in self.blocks:
+            comms.add(None if block is None else block.comm)
+        counted = 0
+        for comm in comms - {None}:
+            assert comm is not None
+            counted += comm.traffic.bytes_sent
+            counted += comm.traffic.engine_bytes
+        return counted
 
 
 class SlicedMuon(torch.optim.Optimizer):
@@ -43,7 +217,7 @@ class SlicedMuon(torch.optim.Optimizer):
     Raises
     ------
     ValueError
-        If a parameter is no matrix, or tensor parallelism has cut it.
+        If a parameter is no matrix.
     """
 
     elementwise = True  # slices are enough: it puts them together
@@ -55,19 +229,11 @@ class SlicedMuon(torch.optim.Optimizer):
             **options,
         )
         super().__init__(params, some.defaults)
-        self.pieces: list[nn.Parameter] = []
+        pieces: list[nn.Parameter] = []
         for group in self.param_groups:
-            self.pieces += group["params"]
-        self.placements = [_matrix(piece) for piece in self.pieces]
-        self.owners: list[int] = []
-        if self.pieces:
-            self.comm = self.placements[0].comm
-            # of each rank's slices
-            self.lengths = self.comm.roll_call([len(piece) for piece in self.pieces])
-            sizes = [placement.shape.numel() for placement in self.placements]
-            self.owners = balance(sizes, self.comm.size)
-        self.register_state_dict_post_hook(_whole)  # type: ignore[arg-type]
-        self.register_load_state_dict_pre_hook(_owned)  # type: ignore[arg-type]
+            pieces += group["params"]
+        self.matrices = Matrices(pieces)
+        share_out(self)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -77,77 +243,61 @@ class SlicedMuon(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = closure() if closure else None
-        groups = [group for group in self.param_groups for _ in group["params"]]
-        present = [number for number, piece in enumerate(self.pieces) if piece.grad is not None]
-        present.sort(key=self.owners.__getitem__)
-        for dtype in dict.fromkeys(self.pieces[number].dtype for number in present):
-            alike = [number for number in present if self.pieces[number].dtype == dtype]
-            changes = self._changes(alike, groups)
-            for number, change in zip(alike, changes, strict=True):
-                group = groups[number]
-                decay = float(group["lr"]) * group["weight_decay"]
-                self.pieces[number].mul_(1 - decay).add_(change)
+        parts = []
+        for group in self.param_groups:
+            options = options_of(group)
+            for piece in group["params"]:
+                if piece.grad is not None:
+                    state = self.state[piece]
+                    parts.append(Part(piece, piece, piece.grad, state, options))
+        self.matrices.update(parts)
         return loss
 
-    def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
-        """Return the changes of this rank's slices of matrices, which are sorted by owner: two
-        all-to-alls.
-        """
-        comm, lengths = self.comm, self.lengths
-        mine = [number for number in numbers if self.owners[number] == comm.rank]
-        own = lengths[comm.rank]
-        leaving, arriving = [0] * comm.size, [0] * comm.size
-        for number in numbers:
-            leaving[self.owners[number]] += own[number]
-        for rank in range(comm.size):
-            arriving[rank] = sum(lengths[rank][number] for number in mine)
-        # now each slice goes to the owner of its matrix
-        slices = [self.pieces[number].grad for number in numbers]
-        gradients = torch.cat([gradient for gradient in slices if gradient is not None])
-        received: Any = all_to_all(
-            gradients,
-            comm,
-            send_counts=leaving,
-            receive_counts=arriving,
-        )
-        # by rank, and of each rank by matrix; therefore every len(mine)-th is of the same matrix
-        of_each = [lengths[rank][number] for rank in range(comm.size) for number in mine]
-        parts = torch.split(received, of_each)
-        changes = []
-        for at, number in enumerate(mine):
-            whole = torch.cat(parts[at :: len(mine)])
-            changes.append(self._change(number, whole, groups[number]))
-        # now the changes go back, by rank again
-        by_rank = [change[rank] for rank in range(comm.size) for change in changes]
-        back = torch.cat([gradients[:0], *by_rank])
-        change: Any = all_to_all(
-            back,
-            comm,
-            send_counts=arriving,
-            receive_counts=leaving,
-        )
-        return torch.split(change, [own[number] for number in numbers])
 
-    def _change(
-        self,
-        number: int,
-        gradient: Tensor,
-        group: dict[str, Any],
-    ) -> Sequence[Tensor]:
-        """Return the change of each rank's slice of a whole matrix: what torch's Muon makes of
-        zeros.
-        """
-        shape = self.placements[number].shape
-        twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
-        twin.grad = gradient.view(shape)
-        options = {name: value for name, value in group.items() if name != "param_names"}
-        muon = torch.optim.Muon([options | {"params": [twin]}])
-        muon.state[twin] = self.state[self.pieces[number]]
-        muon.step()  # type: ignore[no-untyped-call]
-        return torch.split(
-            twin.detach().flatten(),
-            [lengths[number] for lengths in self.lengths],
-        )
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of Muon that a parameter group has."""
+    known = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults
+    return {name: value for name, value in group.items() if name in known}
+
+
+def with_momentum(part: Part) -> Tensor:
+    """Update the momentum of a part; return what is to become orthogonal."""
+    gradient = part.gradient.as_subclass(Tensor)
+    momentum = part.state.setdefault("momentum_buffer", torch.zeros_like(gradient))
+    factor = part.options["momentum"]
+    momentum.lerp_(gradient, 1 - factor)
+    return gradient.lerp(momentum, factor) if part.options["nesterov"] else momentum
+
+
+def muon_elements(
+    rank: int,
+    lengths: Sequence[Sequence[int]],
+    owners: Sequence[int],
+    cut: Sequence[tuple[int, int]] = (),
+) -> float:
+    """Return how many elements a rank sends in a step, to make updates of matrices orthogonal.
+
+    Parameters
+    ----------
+    lengths
+        By rank along the data axis, and by matrix: the elements of its slice.
+    owners
+        The owner of each matrix.
+    cut
+        Of each matrix the ranks that hold blocks of it, and its elements in all. What one of them
+        sends of these is exact if blocks are equal; the sum over ranks always is.
+    """
+    sent = 0.0
+    for number, owner in enumerate(owners):
+        column = [each[number] for each in lengths]
+        if owner != rank:
+            sent += column[rank]  # its slice, to the owner
+            continue
+        sent += sum(column) - column[rank]  # the change, to all others
+        if cut:
+            ranks, whole = cut[number]
+            sent += (ranks - 1) / ranks * whole
+    return sent
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -161,41 +311,19 @@ def balance(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def _matrix(piece: nn.Parameter) -> Slice:
-    """Return which elements of its matrix a slice has. Raises as `SlicedMuon`."""
-    mine, block = placement_of(piece).slice, placement_of(piece).block
-    assert mine is not None
-    if len(mine.shape) != 2:
-        raise ValueError(
-            f"Muon is for matrices, and {mine.name} has the shape {list(mine.shape)}: use AdamW"
-        )
-    if block is not None and block.dim is not None:
-        raise ValueError(
-            f"Muon needs the whole of {mine.name}, which tensor parallelism cuts: use tp=1, "
-            "or AdamW"
-        )
-    return mine
+def _shape(piece: nn.Parameter) -> torch.Size:
+    """Return the shape of the matrix, or the block, that a piece is part of. Raises as
+    `Matrices`.
+    """
+    mine = placement_of(piece).slice
+    shape = piece.shape if mine is None else mine.shape
+    if len(shape) != 2:
+        name = "a parameter" if mine is None else mine.name
+        raise ValueError(f"Muon is for matrices, and {name} has the shape {list(shape)}: use AdamW")
+    return shape
 
 
-def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of an unsharded Muon: each owner broadcasts its momenta. Collective."""
-    everyones = muon.comm.roll_call(list(saved["state"])) if muon.pieces else []
-    state = {}
-    for number in sorted(set().union(*everyones)):
-        momentum = saved["state"].get(number, {}).get("momentum_buffer")
-        if momentum is None:
-            momentum = muon.pieces[number].new_empty(muon.placements[number].shape)
-        broadcast(momentum, muon.comm, root=muon.owners[number])
-        state[number] = {"momentum_buffer": momentum}
-    return saved | {"state": state}
-
-
-def _owned(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an unsharded Muon's state that this rank owns."""
-    check_state(saved, muon.placements, ())
-    mine = {
-        number: held
-        for number, held in saved["state"].items()
-        if muon.owners[number] == muon.comm.rank
-    }
-    return saved | {"state": deepcopy(mine)}
+def _block(piece: nn.Parameter) -> Block | None:
+    """Return which block of its matrix a piece belongs to; None if that is all of it."""
+    block = placement_of(piece).block
+    return None if block is None or block.dim is None else block

@@ -107,6 +107,12 @@ def prepare(
             f"{path} has the parameters of {sites} sites, which have trained apart, not of "
             f"{config.parallel.dcn}: use --dcn {sites}"
         )
+    updated = before["optimizer"].get("optimizer", "adamw")
+    if updated != config.optimizer.optimizer:
+        raise CheckpointError(
+            f"{path} has the state of another optimizer, and {config.optimizer.optimizer} cannot go "
+            f"on from its moments: use --optimizer {updated}"
+        )
     return Resumed(path, step, changed_options(before, config.sections()))
 
 

@@ -165,7 +165,7 @@ def test_switches_and_spelling() -> None:
          "--recompute-method block cannot be: it must be one of uniform"),
         ("--recompute-granularity half", "--recompute-granularity half cannot be: it must be one of full, selective"),
         ("--num-layer 2", "there is no option --num-layer: did you mean --num-layers?"),
-        ("--optimizer sgd", "--optimizer sgd cannot be: it must be one of adam, adamw"),
+        ("--optimizer sgd", "--optimizer sgd cannot be: it must be one of adamw, muon"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_be(words: str, complaint: str) -> None:
