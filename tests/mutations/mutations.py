@@ -857,7 +857,7 @@ OPTIMIZER = [
     Mutation(
         "Muon's matrices go to their owners in the order of the model",
         "minidist/parallel/optimizer/muon.py",
-        old="        present.sort(key=self.owners.__getitem__)\n",
+        old="            alike.sort(key=lambda part: self.owners[self.numbers[part.piece]])\n",
         new="",
         tests=(
             "tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",
