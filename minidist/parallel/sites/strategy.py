@@ -65,7 +65,7 @@ class Sites(Strategy):
         if biased and mesh.layout.dcn > 1:
             raise RecipeError(
                 f"balance='bias' moves biases of routers, which the dcn={mesh.layout.dcn} sites "
-                "would move apart: use balance='loss', or no sites"
+                "would move apart: use balance='aux', or no sites"
             )
         named = list(model.named_parameters())
         whole = sum(parameter.numel() for _, parameter in named)

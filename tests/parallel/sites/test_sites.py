@@ -425,3 +425,14 @@ def test_sites_are_as_many_as_the_checkpoint_has(
     asked = f"{SITE} {STREAMING} --dcn 3 --text {text} --save {two_ranks} --resume"
     assert train_on(3, asked) == 2
     assert "which have trained apart, not of 3: use --dcn 2" in capsys.readouterr().err
+
+
+def test_biases_of_routers_are_not_learned_apart(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the message says to do in their place works."""
+    asked = f"{SITE} --experts 4 --ep 2 --no-tied --steps 2 --text {text} --save {tmp_path}"
+    assert train_on(4, asked, "--balance bias") == 2
+    said = capsys.readouterr().err
+    assert "which the --dcn 2 sites would move apart: use --balance aux" in said
+    assert train_on(4, asked, "--balance aux") == 0
