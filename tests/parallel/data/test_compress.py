@@ -18,6 +18,7 @@ from minidist.parallel.data.compress.compressed import CompressedDDP
 from minidist.parallel.data.compress.int8 import Int8
 from minidist.parallel.data.compress.one_bit import OneBit
 from minidist.parallel.data.compress.options import Compression
+from minidist.parallel.data.compress.plain import sparse_all_reduce
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.compress.top_k import TopK
 from minidist.parallel.data.data_parallel import DDP
@@ -186,6 +187,23 @@ def test_nothing_is_lost_by_top_k(share: float) -> None:
     expected = sum((total(step) for step in range(1, 5)), total(0))
     assert torch.allclose(results[0][0] + kept, expected, rtol=0, atol=1e-12)
     assert bool(kept.any()) == (share < 1)
+
+
+def test_the_plain_page_sends_and_keeps_the_same() -> None:
+    def program(comm: Communicator) -> None:
+        compressor = TopK([nn.Parameter(each) for each in random_gradients(0, 0)], 0.1)
+        kept = torch.zeros_like(compressor.kept)
+        for step in range(4):
+            mine = random_gradients(step, comm.rank)
+            flat = torch.cat([each.flatten() for each in mine])
+            compressor.reduce(mine, comm)
+            before = comm.traffic.bytes_sent
+            sparse_all_reduce(flat, kept, compressor.count, comm)
+            assert comm.traffic.bytes_sent - before == compressor.sent(comm.size)
+            assert torch.equal(flat, torch.cat([each.flatten() for each in mine]))
+            assert torch.equal(kept, compressor.kept)
+
+    minidist.run(program, RANKS)
 
 
 def test_kept_velocities_are_those_of_momentum() -> None:
