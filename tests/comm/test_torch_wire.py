@@ -308,7 +308,9 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
     """
     program = tmp_path_factory.mktemp("failures") / "failures.py"
     program.write_text(textwrap.dedent(FAILURES))
-    job = run_job([*warm_python(), str(program)], env=clean_environment(), timeout=60, capture=True)
+    job = run_job(
+        [*warm_python(), str(program)], env=clean_environment(), timeout=110, capture=True
+    )
     assert job.returncode == 0, job.stderr
     return {
         name: tuple(Rank(*rank) for rank in ranks) for name, ranks in json.loads(job.stdout).items()
