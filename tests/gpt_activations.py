@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minidist.model import GPTConfig
-from minidist.plan.equation import layer_matrices
+from minidist.plan.equation import copy_bytes, layer_matrices
 
 
 def layer_activations_of(
@@ -13,6 +13,7 @@ def layer_activations_of(
     dtype_bytes: int,
     flash: bool = True,
     fp8: bool = False,
+    autocast: bool = False,
 ) -> int:
     """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
 
@@ -35,6 +36,9 @@ def layer_activations_of(
     fp8 : bool
         Whether products are in 8 bits: each saves its input and its weight in these, and two
         scales.
+    autocast : bool
+        Whether float32 parameters are used under autocast (`dtype_bytes` is 2): then each product
+        also saves a copy of its input.
     """
     channels, key_channels = config.hidden, config.key_value_heads * config.head_dim
     tokens, wide_bytes = batch * time, max(4, dtype_bytes)
@@ -49,8 +53,10 @@ def layer_activations_of(
         # q, k, v, found, merged; the weights
         attention = dtype_bytes * (4 * channels + config.heads * time)
     mlp = dtype_bytes * 4 * config.intermediate  # gate, silu(gate), up, and their product
+    # for query, key, value, gate and up; what the norms scale stays in float32
+    copies = dtype_bytes * 5 * channels if autocast else 0
     masks = 2 * channels if config.dropout else 0
-    kept = tokens * (2 * norm + attention + mlp + masks)
+    kept = tokens * (2 * norm + attention + mlp + copies + masks)
     if fp8:
         products = layer_matrices(config).values()
         # what only products read
@@ -66,11 +72,12 @@ def activations_of(
     dtype_bytes: int,
     flash: bool = True,
     fp8: bool = False,
+    autocast: bool = False,
 ) -> int:
     """Return the bytes that autograd saves in a forward pass of the model and `cross_entropy_sum`.
 
     Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the
-    targets. Parameters as for `layer_activations_of`.
+    targets. Under autocast also the 16-bit copies of weights. Parameters as for `layer_activations_of`.
     """
     channels, wide_bytes = config.hidden, max(4, dtype_bytes)
     norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels
@@ -78,4 +85,9 @@ def activations_of(
         batch * time * (norm + wide_bytes * config.vocabulary + 2 * 8)
         + time * config.head_dim * dtype_bytes
     )
-    return config.layers * layer_activations_of(config, batch, time, dtype_bytes, flash, fp8) + ends
+    if autocast:
+        ends += batch * time * dtype_bytes * channels  # the head's copy of its input
+        ends += time * config.head_dim * (wide_bytes - dtype_bytes)  # the table is in float32
+        ends += copy_bytes(config)
+    layer = layer_activations_of(config, batch, time, dtype_bytes, flash, fp8, autocast)
+    return config.layers * layer + ends

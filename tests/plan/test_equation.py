@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gpt_activations import activations_of, layer_activations_of
+from torch import Tensor
 
 import minidist
 from minidist.comm import Communicator
@@ -20,6 +21,7 @@ from minidist.plan.equation import (
     SINGLE_PRECISION_ADAM,
     ModelStates,
     adapted_states,
+    copy_bytes,
     layer_activations,
     layer_input,
     model_states,
@@ -129,6 +131,47 @@ def test_our_gpt_saves_what_the_count_says(dtype: torch.dtype, change: dict[str,
     said = activations_of(config, batch=3, time=20, dtype_bytes=dtype.itemsize)
     # but for a scalar or two
     assert measured(config, 3, 20, dtype) == pytest.approx(said, rel=0.001)
+
+
+@pytest.mark.parametrize("change", ({}, {"dropout": 0.2}, {"tied": True}), ids=str)
+def test_autocast_saves_copies_of_weights_and_of_what_products_read(
+    change: dict[str, float],
+) -> None:
+    config = GPTConfig(**(vars(SIZES) | change))
+    said = activations_of(config, batch=3, time=20, dtype_bytes=2, autocast=True)
+    assert measured_under_autocast(config) == pytest.approx(said, rel=0.001)
+
+
+def test_autocast_keeps_no_copy_that_recomputation_leaves_out() -> None:
+    """torch's cache would keep those of all layers to the end of forward."""
+    said = activations_of(SIZES, batch=3, time=20, dtype_bytes=2, autocast=True)
+    layer = layer_activations_of(SIZES, 3, 20, dtype_bytes=2, autocast=True)
+    entry, head = 4 * 3 * 20 * SIZES.hidden, 2 * SIZES.vocabulary * SIZES.hidden
+    said -= SIZES.layers * (layer - entry) + copy_bytes(SIZES) - head
+    assert measured_under_autocast(SIZES, "full") == pytest.approx(said, rel=0.001)
+
+
+def measured_under_autocast(config: GPTConfig, recompute: str = "none") -> int:
+    """Return the bytes that a forward leaves behind."""
+
+    def program(comm: Communicator) -> int:
+        model, found = GPT(config), []
+        tokens = torch.zeros(3, 20, dtype=torch.int64)
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            total = cross_entropy_sum(logits, targets)
+            found.append(account.sample()["activations"])
+            return total
+
+        recipe = Recipe(autocast="bfloat16", recompute=recompute)
+        parallel = parallelize(model, Mesh(comm, Layout()), recipe, loss)
+        account = Account()
+        account.watch(model)
+        with account.recording():
+            parallel.step([tokens], [tokens.clone()])
+        return found[0]
+
+    return minidist.run(program, 1)[0]
 
 
 def test_a_layer_more_saves_a_layer_more_to_the_byte() -> None:

@@ -6,11 +6,19 @@
 
 Against a whole model in 16 bits there are no masters to keep, and gradients are summed over ranks in
 32 bits: twice the bytes. A weight costs 4 bytes, its gradient 4, AdamW's moments 8; and 2 more for
-the copy that a forward makes of it, which lives as long as autograd needs it: until backward. A
-pipeline has such copies for each microbatch in flight.
+the copy that a forward makes of it, which lives as long as autograd needs it: until backward
+(`copy_bytes` of `plan/equation.py`). A pipeline has such copies for each microbatch in flight. With
+ZeRO 3 they are whole on every rank, although the weights they were made of are freed: recomputation
+frees them, too, layer by layer. Each product makes a copy of its input, so query, key and value
+save three of one tensor, gate and up two.
 
-What goes from stage to stage is the residual stream, in float32; what tensor parallelism sums are
-outputs of products, in 16 bits. (Micikevicius et al. 2018; `torch.autocast`.)
+torch would also keep the copies of weights in a cache until forward ends, for layers that are
+called twice. Here each is called once, and the cache is off: it would keep all that recomputation
+leaves out.
+
+What goes from stage to stage is the residual stream, in float32. What tensor parallelism sums in
+forward are outputs of products, in 16 bits, and in backward gradients of the norms' output, in
+float32; ZeRO 3 gathers weights in float32. (Micikevicius et al. 2018; `torch.autocast`.)
 """
 
 from collections.abc import Iterator
@@ -31,16 +39,11 @@ class Autocast(Strategy):
     """Runs each stage's forward under `torch.autocast`."""
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
-        """It has a dtype of 16 bits, and copies that nothing else has to free."""
+        """It has a dtype of 16 bits, and nothing else chooses that of products."""
         if not recipe.autocast:
             return
         if recipe.autocast not in DTYPES:
             yield f"autocast={recipe.autocast!r} is no dtype of 16 bits: use {' or '.join(DTYPES)}"
-        if recipe.zero == 3:
-            yield (
-                f"autocast={recipe.autocast!r} keeps copies of all weights from forward to backward, "
-                "which zero=3 would free: use zero=2, or let the whole model have 16 bits"
-            )
         if recipe.qlora or recipe.fp8:
             bits = "4 bits (qlora)" if recipe.qlora else "8 bits (fp8)"
             yield (
@@ -76,7 +79,7 @@ class Around:
         """Begin."""
         device = next(module.parameters()).device.type
         stack = ExitStack()
-        stack.enter_context(torch.autocast(device, self.dtype))
+        stack.enter_context(torch.autocast(device, self.dtype, cache_enabled=False))
         self.entered.append(stack)
 
     def leave(self, *_: Any) -> None:

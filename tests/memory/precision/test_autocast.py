@@ -32,6 +32,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (2, "--dp 2 --zero 1 --tied"),
         (2, "--dp 2 --zero 2 --accumulate 2"),
+        (2, "--dp 2 --zero 3 --recompute full"),
+        (4, "--dp 2 --pp 2 --zero 3 --tied"),
+        (4, "--dp 2 --tp 2 --zero 3 --eval-every 2"),
+        pytest.param(1, "--compile", marks=pytest.mark.soak),
         (2, "--pp 2 --schedule zb-h1"),
         (4, "--pp 2 --tp 2 --sp --recompute full"),
         (2, "--cp 2 --recompute selective"),
@@ -103,7 +107,6 @@ def test_stages_hand_on_the_residual_stream_in_32_bits() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (Recipe(autocast="bfloat16", zero=3), "which zero=3 would free: use zero=2"),
         (Recipe(autocast="int8"), "is no dtype of 16 bits: use bfloat16 or float16"),
         (Recipe(autocast="float16", fp8=True), r"8 bits \(fp8\) choose for themselves"),
     ],
