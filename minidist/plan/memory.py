@@ -5,7 +5,9 @@ each software:
 
     parameters, gradients, optimizer   bytes a parameter. ZeRO divides them by the ranks that have the same parameters,
                    and experts have fewer copies than the rest; some frameworks keep a copy of their own
+                   (autocast: 4 + 4 + 8 bytes, nothing in 16 bits beside)
     activations    what the microbatches in flight keep (1F1B: one for each later stage), and one layer at work
+                   (autocast: 32 bits between products, and 16-bit copies of what these read: inputs and weights)
     logits         in 16 and 32 bits, where the head is
     communication  gathered layers
     resident       what the driver sees beside tensors: context, NCCL's buffers, fragmentation
@@ -78,12 +80,20 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     if is_last and not run.fused_loss:
         columns = -(-model.vocabulary // run.tp)
         logits = run.share.tokens * columns * run.software.kept_logit
+    copies = 0.0
+    if run.autocast:
+        of_layer = 2 * sum(count for count, _ in run.parts)
+        if run.recompute == "full":
+            working += of_layer
+        else:
+            saved += of_layer
+        copies = 2 * table_parameters(run) if is_last else 0.0  # the head's
     outside = run.known["resident"] * GB if run.software.measured == "driver" else 0.0
     return {
         "parameters": weights,
         "gradients": gradients,
         "optimizer": optimizer,
-        "activations": in_flight(run, stage) * layers * saved + working,
+        "activations": in_flight(run, stage) * layers * saved + working + copies,
         "logits": logits,
         "communication": gathered(run) if run.zero == 3 else 0.0,
         "resident": outside,
@@ -110,6 +120,10 @@ def state_bytes(run: Setup, ranks: int) -> tuple[float, float, float]:
     (ZeRO, table 1, and the software's own copies.)
     """
     software, zero = run.software, run.zero
+    if run.autocast:
+        cuts = zero >= 2 and run.reductions == 1
+        state = 0.0 if run.offload else 8 / (ranks if zero else 1)
+        return 4 / (ranks if zero == 3 else 1), 4 / (ranks if cuts else 1), state
     if zero == 3 and not software.parameters:
         # The sharded masters are the parameters. A pipeline keeps the gathered ones in 16 bits, too.
         if run.offload:
@@ -138,7 +152,8 @@ def gathered(run: Setup) -> float:
         if same.ranks > 1 or run.ep == 1:
             parameters += count
     inputs = 4 * run.share.tokens * run.model.hidden if run.tp > 1 else 0
-    return 8 * parameters + 4 * table_parameters(run) + inputs
+    wide = 2 if run.autocast else 1
+    return wide * (8 * parameters + 4 * table_parameters(run)) + inputs
 
 
 def in_flight(run: Setup, stage: int) -> float:
@@ -166,7 +181,8 @@ def activations(run: Setup) -> tuple[float, float]:
     if run.software.kernel == "unfused":
         queries = run.sequence // run.cp
         scores = 5 * run.model.heads / run.tp * queries * run.sequence * run.share.batch
-    entry = 2 * run.share.tokens * run.model.hidden / (run.tp if run.sp else 1)
+    width = 4 if run.autocast else 2
+    entry = width * run.share.tokens * run.model.hidden / (run.tp if run.sp else 1)
     saved = {
         "none": everything + scores,
         "selective": everything,
@@ -192,6 +208,8 @@ def needed(run: Setup) -> tuple[float, float]:
     # norms and sums: without sequence parallelism each rank along tp has all of them
     between = 8 * tokens * model.hidden / (tp if run.sp else 1)
     outputs = 4 * (model.heads + model.kv) * model.head_dim
+    if run.autocast:  # of what two norms return, five copies for products, by all tokens
+        between += 10 * tokens * model.hidden
     everything = between + tokens * (outputs + 8 * model.ffn * routed) / tp
     keys = 2 * model.kv * model.head_dim
     kept = 0.75 * between + tokens * (keys + 2 * model.ffn * routed) / tp

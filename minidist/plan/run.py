@@ -62,7 +62,8 @@ class Setup:
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
     a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
     loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
-    Megatron numbers its ranks.
+    Megatron numbers its ranks. `autocast`: parameters, gradients and the residual stream are in 32
+    bits, and products in 16.
     """
 
     model: Model
@@ -82,6 +83,7 @@ class Setup:
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
     bits8: float = 0.0
+    autocast: bool = False
     offload: bool = False
     hidden_tensor: bool = False
     ends_less: bool = False
@@ -105,7 +107,12 @@ class Setup:
     @property
     def gradients(self) -> int:
         """Bytes of a gradient that is sent: 2, or 4 if the software keeps gradients in 32 bits."""
-        return self.gradient_bytes or self.software.gradients
+        return 4 if self.autocast else self.gradient_bytes or self.software.gradients
+
+    @property
+    def kept_width(self) -> int:
+        """Bytes of a weight that ZeRO gathers, and of an element of the residual stream."""
+        return 4 if self.autocast else self.software.width
 
     @property
     def share(self) -> Share:
@@ -118,7 +125,15 @@ class Setup:
     @property
     def entry(self) -> int:
         """Bytes of a microbatch's activations between two layers, not yet divided by tp."""
-        return self.share.tokens * self.model.hidden * self.software.width
+        return self.share.tokens * self.model.hidden * self.kept_width
+
+    @property
+    def reduced(self) -> float:
+        """Bytes that tensor parallelism all-reduces in a layer: the mean of both directions.
+
+        Under autocast outputs of products have half the width of `entry`, and gradients all of it.
+        """
+        return self.entry * (0.75 if self.autocast else 1.0)
 
     @property
     def network(self) -> Network:

@@ -92,7 +92,7 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     seconds = max(sum(forward.values()), launching)
     seconds_back = max(sum(backward.values()), launching_back)
     if run.zero == 3:
-        gathering = gather(run, run.parts, run.share.width)
+        gathering = gather(run, run.parts, run.kept_width)
         gathering_again = gathering * (2 if run.software.regather and full else 1)
         scattering = gather(run, run.parts, run.gradients)
         scattering /= run.reductions
@@ -121,7 +121,7 @@ def tensor(run: Setup) -> tuple[float, float]:
     """
     all_reduces = 1 if run.model.parallel else 2
     group = run.group("tp")
-    reducing = all_reduces * run.network.all_reduce(run.entry, group)
+    reducing = all_reduces * run.network.all_reduce(run.reduced, group)
     if run.hidden_tensor:
         reducing *= 1 - run.known["hidden_tensor"]
     # Recomputing may stop before the last collective of a layer: with sp the last of four.
@@ -374,7 +374,7 @@ def reduction_to_shards(run: Setup, layers: float, forward: float, backward: flo
         times = run.microbatches / run.reductions
     exposed = gather(run, last, run.gradients)
     hideable = times * gather(run, parts, run.gradients) - exposed
-    gathering = gather(run, parts, run.software.width)
+    gathering = gather(run, parts, run.kept_width)
     hidden = forward if run.software.gathers_ahead else 0.0
     exposed += max(0.0, gathering - hidden)
     return Reduction(exposed, hideable, times * backward)
@@ -390,7 +390,7 @@ def reduction_of_shards(run: Setup, layers: float, backward: float) -> Reduction
     ends, shards = ends_parameters(run), run.sharded.ranks
     first_layers = parts_of(run, run.microbatches, ends)
     last_layer = parts_of(run, 1, ends)
-    exposed = gather(run, first_layers, run.software.width)
+    exposed = gather(run, first_layers, run.kept_width)
     exposed += gather(run, last_layer, run.gradients)
     groups = Group(run.dp * run.cp // shards, run.tp * shards)
     own = []

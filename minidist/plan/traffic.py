@@ -41,12 +41,16 @@ def microbatches_of_all(run: Setup) -> int:
 def along_tensor(run: Setup) -> float:
     """Return the bytes along tp: activations, three numbers a token for the loss, and norms."""
     layers = run.model.layers
-    all_reduces = 4.0  # of a layer: two forward, two backward
+    # all-reduces of a layer: two forward, two backward
+    of_layer = 4 * run.reduced
     if run.recompute == "full":
-        all_reduces += 1.5 if run.sp else 1
-    activations = run.entry * (layers * all_reduces + 2)
+        again = 1.5 if run.sp else 1.0
+        if run.autocast:  # a sum of 16-bit outputs counts half, and an all-gather of tokens whole
+            again -= 0.25 if run.sp else 0.5
+        of_layer += again * run.entry
+    activations = layers * of_layer + 2 * run.entry
     loss = 12 * run.share.tokens
-    norms = (2 * layers + 1) * run.model.hidden * run.software.width if run.sp else 0
+    norms = (2 * layers + 1) * run.model.hidden * run.kept_width if run.sp else 0
     reduced = activations + loss + norms
     # a ring all-reduce on tp ranks sends 2 (tp - 1) times the bytes, all of them together
     return 2 * (run.tp - 1) * reduced * microbatches_of_all(run)
@@ -111,7 +115,7 @@ def along_experts(run: Setup) -> float:
 def along_data(run: Setup) -> float:
     """Return the bytes along dp and cp: gradients, and what ZeRO gathers."""
     ranks = run.dp * run.cp
-    width = run.software.width
+    width = run.kept_width
     gradient = run.gradients
     ends = end_parameters(run)
     dense = dense_parameters(run) + ends

@@ -65,7 +65,8 @@ def drawn(seed: int, folder: Path) -> tuple[list[str], Model]:
     fixed = draw.choice(
         ("", "", "", "zero=3", "tp=8", "tp=2", "pp=2", "cp=2", "ep=2", "offload=true zero=1")
     )
-    precision = "fp8" if cluster.startswith("h100") and draw.random() < 0.3 else "bf16"
+    offered = ("bf16", "bf16", "autocast", "fp8")[: 4 if cluster.startswith("h100") else 3]
+    precision = draw.choice(offered)
     file = folder / "model.toml"
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in sizes.items()))
     sequence, batch = draw.choice((512, 4096, 16384)), draw.choice((24, 96, 128))

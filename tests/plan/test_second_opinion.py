@@ -6,6 +6,7 @@ latencies, element-wise work and everything that is fitted are left out of both.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import permutations
 
@@ -23,7 +24,7 @@ from minidist.model.config import attended_pairs
 from minidist.model.seen import among, first_seen
 from minidist.parallel import Recipe, parallelize
 from minidist.parallel.context.flash import operations
-from minidist.parallel.context.order import Sight
+from minidist.parallel.context.order import Sight, positions
 from minidist.parallel.meta import Computing
 from minidist.parallel.placement import copies_of
 from minidist.plan.compute import attention
@@ -89,12 +90,15 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
         chunks=run.chunks,
         microbatches=microbatches,
         recompute=run.recompute,
+        autocast="bfloat16" if run.autocast else "",
         **({"bucket_mib": 0.25} if run.zero < 3 else {}),  # type: ignore[arg-type]
     )
 
     def program(comm: Communicator) -> tuple[dict[str, int], float]:
         sizes = replace(SIZES, attention_window=run.model.window)
-        mesh, model = Mesh(comm, layout), GPT(sizes, dtype=torch.bfloat16, device="meta")
+        device = "cpu" if run.autocast else "meta"
+        dtype = torch.float32 if run.autocast else torch.bfloat16
+        mesh, model = Mesh(comm, layout), GPT(sizes, dtype=dtype, device=device)
         parallel = parallelize(
             model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
         )
@@ -102,14 +106,18 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
         optimizer = parallel.optimizer(torch.optim.SGD, groups, elementwise=True, lr=0.1)
         axes = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp, "dp": mesh.data}
         tokens = [
-            torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")
+            torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device=device)
         ] * microbatches
+        where = [whereabouts(run.cp)] * microbatches
+        if run.autocast:
+            mine = positions("zigzag", run.cp, mesh.cp.rank, 128)
+            where = [Where(positions=mine)] * microbatches
         for _ in range(2 if run.zero == 3 else 1):
             comm.barrier()
             before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
-            with Computing(comm, FLOPS):
+            with nullcontext() if run.autocast else Computing(comm, FLOPS):
                 parallel.zero_grad()
-                parallel.step(tokens, tokens, [whereabouts(run.cp)] * microbatches)
+                parallel.step(tokens, tokens, where)
                 optimizer.step()
         return {
             axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes
@@ -172,6 +180,53 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     predicted = bytes_sent(run)
     assert {axis: predicted[axis] for axis in counted} == counted
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
+
+
+AUTOCAST = {
+    "dp 2": ({"dp": 2}, 1),
+    "zero 1": ({"dp": 2, "zero": 1}, 1),
+    "zero 3, accumulated": ({"dp": 2, "zero": 3}, 2),
+    "tp 2": ({"tp": 2}, 1),
+    "tp 2, recomputed": ({"tp": 2, "recompute": "full"}, 1),
+    "tp 2, sp": ({"tp": 2, "sp": True}, 1),
+    "tp 2, sp, recomputed": ({"tp": 2, "sp": True, "recompute": "full"}, 1),
+    "pp 2": ({"pp": 2}, 2),
+    "pp 2 x tp 2, sp": ({"pp": 2, "tp": 2, "sp": True}, 2),
+    "cp 2": ({"cp": 2}, 1),
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_under_autocast_it_sends_what_the_real_program_does(name: str) -> None:
+    """To the byte; with numbers, as `meta` has no autocast."""
+    how, microbatches = AUTOCAST[name]
+    run = setup(autocast=True, **how)  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch * microbatches)
+    counted, _ = really(run, microbatches)
+    predicted = bytes_sent(run)
+    assert {axis: predicted[axis] for axis in counted} == counted
+
+
+@pytest.mark.parametrize(("zero", "state"), [(0, (4, 4, 8)), (1, (4, 4, 2)), (3, (1, 1, 2))])
+def test_under_autocast_states_are_in_32_bits_and_weights_have_copies(
+    zero: int, state: tuple[float, ...]
+) -> None:
+    run = replace(setup(dp=4, zero=zero, autocast=True), batch=8)
+    held, layers = bytes_held(run), MODEL.layers * MODEL.layer
+    numbers = layers + 2 * MODEL.vocabulary * MODEL.hidden
+    found = (held["parameters"], held["gradients"], held["optimizer"])
+    assert found == tuple(numbers * bytes for bytes in state)
+    again = bytes_held(replace(run, recompute="full"))
+    entries = MODEL.layers * run.entry
+    layer = (held["activations"] - head_copy() - 2 * layers) / MODEL.layers
+    assert again["activations"] == pytest.approx(
+        entries + head_copy() + layer - run.entry + 2 * MODEL.layer
+    )
+
+
+def head_copy() -> int:
+    """Return the bytes of the head in 16 bits."""
+    return 2 * MODEL.vocabulary * MODEL.hidden
 
 
 @pytest.mark.parametrize(

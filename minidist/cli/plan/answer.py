@@ -255,7 +255,7 @@ def crossing(run: Setup) -> str:
     }
     said = "; ".join(f"{axis} {how}" for axis, how in where.items())
     if run.machine.slower:
-        crossed = 2 * run.batch * run.sequence * run.model.hidden * run.software.width / GB
+        crossed = 2 * run.batch * run.sequence * run.model.hidden * run.kept_width / GB
         said += (
             f"\nlayers of the stages: {', '.join(map(str, run.cut))}; {crossed:,.1f} GB a "
             "step cross the thin link: "

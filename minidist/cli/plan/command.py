@@ -36,6 +36,7 @@ KNOWN: dict[str, Any] = {
     "false": False,
     **{",".join(order): order for order in permutations(AXES)},
 }
+PRECISIONS = ("bf16", "fp8", "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
 
@@ -153,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"'
     )
-    found.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="of products")
+    found.add_argument("--precision", choices=PRECISIONS, default="bf16", help="of products")
     found.add_argument(
         "--software", help="a generation in software.toml; unsaid: the newest that the devices had"
     )
@@ -259,4 +260,5 @@ def setup(asked: argparse.Namespace) -> Setup:
     start = Setup(
         model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
     )
+    start = replace(start, autocast=asked.precision == "autocast")
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)

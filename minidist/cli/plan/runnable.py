@@ -83,6 +83,8 @@ def options(run: Setup) -> dict[str, Any]:
     said["recompute"] = "" if run.recompute == "none" else run.recompute
     said["offload"] = "memory" if run.offload else ""
     sixteen = "float16" if run.machine.device.generation == "volta" else "bfloat16"
+    if run.autocast:
+        sixteen = f"autocast-{sixteen}"
     said["precision"] = "fp8" if run.bits8 else sixteen
     return {name: value for name, value in said.items() if value}
 

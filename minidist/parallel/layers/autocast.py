@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from minidist.mesh import Layout
-from minidist.parallel.recipe import Recipe
+from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,8 +56,20 @@ class Autocast(Strategy):
         return bool(recipe.autocast)
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
-        """Enter autocast before each forward, and leave it behind."""
+        """Enter autocast before each forward, and leave it behind.
+
+        Raises
+        ------
+        RecipeError
+            On a device without autocast, such as `meta`.
+        """
         dtype = DTYPES[parallel.recipe.autocast]
+        device = next(parallel.model.parameters()).device
+        if not torch.amp.is_autocast_available(device.type):
+            raise RecipeError(
+                f"autocast={parallel.recipe.autocast!r} needs a device that torch has autocast for, "
+                f"and {device} is none: use the CPU or a GPU"
+            )
         for stage in parallel.stages.values():
             Around(stage, dtype)
 

@@ -120,6 +120,14 @@ def test_what_does_not_fit_is_said(recipe: Recipe, words: str) -> None:
     minidist.run(program, 2)
 
 
+def test_a_device_without_autocast_is_refused() -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(RecipeError, match="meta is none: use the CPU or a GPU"):
+            parallelize(GPT(SIZES, device="meta"), Mesh(comm, Layout()), HALF, cross_entropy_sum)
+
+    minidist.run(program, 1)
+
+
 def test_an_error_in_forward_leaves_autocast() -> None:
     def program(comm: Communicator) -> None:
         model = GPT(SIZES, torch.Generator().manual_seed(1))
