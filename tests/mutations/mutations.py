@@ -632,6 +632,7 @@ MESH_AND_MODEL = [
 
 SAMPLER = "tests/parallel/data/test_sampler.py"
 DDP_TRAPS = "tests/parallel/data/test_ddp_traps.py"
+AUTOCAST = "tests/memory/precision/test_autocast.py"
 ZERO = "tests/parallel/sharded/test_zero.py"
 SHARDED_OPTIMIZER = "tests/parallel/sharded/test_sharded_optimizer.py"
 ALONE = "tests/parallel/sharded/test_sharded_alone.py"
@@ -862,6 +863,20 @@ OPTIMIZER = [
         tests=(
             "tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",
         ),
+    ),
+    Mutation(
+        "autocast is entered, and switched off",
+        "minidist/parallel/layers/autocast.py",
+        old="torch.autocast(device, self.dtype, cache_enabled=False)",
+        new="torch.autocast(device, self.dtype, enabled=False, cache_enabled=False)",
+        tests=(f"{AUTOCAST}::test_products_have_16_bits_and_all_that_is_kept_has_32",),
+    ),
+    Mutation(
+        "autocast's copies of weights stay in torch's cache",
+        "minidist/parallel/layers/autocast.py",
+        old="self.dtype, cache_enabled=False",
+        new="self.dtype",
+        tests=(f"{AUTOCAST}::test_products_have_16_bits_and_all_that_is_kept_has_32",),
     ),
     Mutation(
         "Muon's largest matrices all go to one rank",

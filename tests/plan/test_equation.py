@@ -143,7 +143,7 @@ def test_autocast_saves_copies_of_weights_and_of_what_products_read(
 
 
 def test_autocast_keeps_no_copy_that_recomputation_leaves_out() -> None:
-    """torch's cache would keep those of all layers to the end of forward."""
+    """Those of the layers are gone when forward ends, and the head's is not."""
     said = activations_of(SIZES, batch=3, time=20, dtype_bytes=2, autocast=True)
     layer = layer_activations_of(SIZES, 3, 20, dtype_bytes=2, autocast=True)
     entry, head = 4 * 3 * 20 * SIZES.hidden, 2 * SIZES.vocabulary * SIZES.hidden
