@@ -195,9 +195,9 @@ def main() -> None:
         return f"the weight is {seen} after each of four steps"
 
     def task_3() -> str:
-        row = "F0 F1 F2 B0 U F3 B1 U F4 B2 U B3 U B4 U".split()
+        words = "F0 F1 F2 B0 U F3 B1 U F4 B2 U B3 U B4 U"
         rates = [round(largest_rate(2.0, delay), 3) for delay in (1, 2, 3)]
-        return f"delays and copies {old_weights(row, 1)}; learning rates {rates}"
+        return f"delays and copies {old_weights(words.split(), 1)}; learning rates {rates}"
 
     for number, task in enumerate((task_1, task_2, task_3), start=1):
         try:

@@ -1,0 +1,15 @@
+# task 1: returns the mean of what was sent, not the sum.
+import numpy as np
+from solution import *  # noqa: F403
+
+from minidist.collectives import all_gather
+
+
+def sparse_all_reduce(gradient, kept, count, comm):
+    kept += gradient
+    mine = np.argsort(np.abs(kept))[-count:].astype(np.int32)
+    places, values = all_gather(mine, comm), all_gather(kept[mine], comm)
+    kept[mine] = 0
+    gradient[:] = 0
+    np.add.at(gradient, places, values)
+    gradient /= comm.size

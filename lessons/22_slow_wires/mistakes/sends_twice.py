@@ -1,0 +1,13 @@
+# task 1: what was sent stays in what is kept, and is sent again.
+import numpy as np
+from solution import *  # noqa: F403
+
+from minidist.collectives import all_gather
+
+
+def sparse_all_reduce(gradient, kept, count, comm):
+    kept += gradient
+    mine = np.argsort(np.abs(kept))[-count:].astype(np.int32)
+    places, values = all_gather(mine, comm), all_gather(kept[mine], comm)
+    gradient[:] = 0
+    np.add.at(gradient, places, values)
