@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import eq
 from types import ModuleType
 from typing import Any
 
@@ -67,7 +69,7 @@ def top_k(gradients: Array, count: int, how: str = "") -> tuple[Array, Array]:
 def choice(new: Array, kept: Array, count: int, how: str) -> Array:
     """Return the places that a rank chooses."""
     whole = new + kept
-    order = {
+    order: Array = {
         "largest values": whole,
         "smallest": -np.abs(whole),
         "of the new": np.abs(new),
@@ -108,7 +110,7 @@ def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
 def left(whole: Array, new: Array, kept: Array, mine: Array, total: Array, how: str) -> Array:
     """Return what each rank keeps."""
     sent = mine != 0
-    return {
+    rest: Array = {
         "nothing is kept": np.zeros_like(whole),
         "sent again": whole,
         "error of the sum": whole - total,
@@ -120,6 +122,7 @@ def left(whole: Array, new: Array, kept: Array, mine: Array, total: Array, how: 
         "what was sent": mine,
         "kept where sent": np.where(sent, kept, whole),
     }.get(how, np.where(sent, 0.0, whole))
+    return rest
 
 
 SLIPS = {
@@ -225,7 +228,7 @@ def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             if found == expected:
                 continue
             dense = 2 * others * size * item // case.ranks
-            hint = known(ways, lambda way, found=found: way == found)
+            hint = known(ways, partial(eq, found))
             if not hint and found >= dense:
                 hint = (
                     f": an all-reduce of all {size} elements sends some {dense} bytes, and the "

@@ -234,7 +234,7 @@ def judge_old(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
 def limit(curvature: float, delay: float, how: str = "") -> float:
     """Return the largest learning rate; `how` is one of `RATES`."""
     exact = 2 * sin(pi / (4 * delay - 2))
-    rate = {
+    rate: float = {
         "no delay": 2.0,
         "always 1": 2.0 if delay == 1 else 1.0,
         "by the delay": 2 / delay,
@@ -270,7 +270,7 @@ def judge_rates(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         if abs(found[number] - right) <= 2e-3 * right:
             continue
         ways = {
-            clause: np.array([limit(*each, how) for each in asked]) for how, clause in RATES.items()
+            clause: np.array([limit(c, d, how) for c, d in asked]) for how, clause in RATES.items()
         }
         raise Wrong(
             f"curvature {curvature:.6g}, delay {delay:.0f}: largest_rate is {found[number]:.6g}, "

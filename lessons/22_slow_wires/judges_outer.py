@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import eq
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -206,7 +208,7 @@ def judge_silence(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             raise Wrong(
                 f"{case.label}: rank {rank} sends {found} bytes after step {step}, when the sites "
                 f"meet, expected {one}, one all-reduce for each parameter"
-                + known(ways, lambda way, found=found: way == found)
+                + known(ways, partial(eq, found))
             )
     steps = len(results[0]["seen"])
     return {"bytes a step between sites": steps // asked.every * float(results[0]["one"]) / steps}

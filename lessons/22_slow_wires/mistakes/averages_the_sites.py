@@ -16,7 +16,7 @@ class OuterStep:
         self.steps += 1
         if self.steps % self.every:
             return
-        for parameter, shared, velocity in zip(
+        for parameter, shared, _velocity in zip(
             self.parameters, self.shared, self.velocity, strict=True
         ):
             change = parameter.copy()

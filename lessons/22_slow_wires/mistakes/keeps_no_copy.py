@@ -9,7 +9,7 @@ class OuterStep:
     def __init__(self, parameters, comm, every, lr, momentum):
         self.parameters, self.comm, self.every = parameters, comm, every
         self.lr, self.momentum, self.steps = lr, momentum, 0
-        self.shared = [each for each in parameters]
+        self.shared = list(parameters)
         self.velocity = [np.zeros_like(each) for each in parameters]
 
     def stepped(self):
