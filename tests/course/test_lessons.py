@@ -39,7 +39,7 @@ WITHOUT_TORCH = ("01", "02", "03", "21")  # lessons that begin in less than a se
 # that differ most there: requests, groups, streams, a pipeline, files
 UNDER_MPIRUN = ("01", "03", "04", "09", "15")
 LEANS = "is to be built by hand, but"
-FOUR_RANKS = ("03", "10", "14", "16", "21")  # whose twins do something else on four than on two
+FOUR_RANKS = ("03", "10", "14", "16", "21", "22")  # whose twins do something else on four than on two
 
 BOARDS: dict[str, dict[str, float]] = {  # figures of a leaderboard
     # two units of D = 4, of FSDP; else one
@@ -291,6 +291,13 @@ SLIPS = {  # by mistake, what its rejection says
     "weighs_all_alike": "all microbatches weigh the same, though they differ in size",
     "median_of_two_ranks": "of two ranks nobody is then 1.3 times as slow",
     "spares_by_the_mean": "many more failures then find no spare",
+    "keeps_nothing": "what is not sent is lost for good, so there is no error feedback",
+    "error_of_the_sum": "what all ranks have sent, not what this rank has sent",
+    "same_places_overwrite": "overwrite each other instead of adding up",
+    "after_less_before": "the gradient has the other sign, after minus before",
+    "starts_from_its_own": "the outer step starts where this site is now",
+    "backward_with_newer_weights": "it has to use those of its forward",
+    "rate_of_a_delay_from_zero": "the delay is counted from 0",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 
