@@ -21,7 +21,7 @@ def test_both_twins_of_every_lesson_give_the_same_losses(ranks: int, tmp_path: P
     outcome = job(ranks, TESTS / "twins.py", out, *PATHS, timeout=300)
     assert outcome.returncode == 0
     for told in json.loads(out.read_text()):
-        assert len(told) == len(PATHS) == 16
+        assert len(told) == len(PATHS) >= 22
         for name, facts in told.items():
             ours, production, tolerance = facts["ours"], facts["production"], facts["tolerance"]
             assert facts["device"] == DEVICE.type
