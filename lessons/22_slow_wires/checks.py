@@ -121,8 +121,8 @@ SPARSE = (
     (2, 7, 3, 3, "float64", False, True),
 )
 SITES = (
-    (2, 2, 6),
-    (4, 3, 9),
+    (2, 3, 7),
+    (4, 2, 6),
     (3, 4, 9, 0.5, 0.6),
     (2, 1, 3),
     (3, 2, 5, 1.0, 0.0),
@@ -143,7 +143,7 @@ CHECKS = [
         FEWER_BYTES,
         "its bytes",
         5,
-        each(gradients, (4, 40, 3, 2), (3, 60, 2, 2, "float32")),
+        each(gradients, (4, 70, 5, 2), (3, 90, 4, 2, "float32")),
         summed,
         judge_bytes,
     ),

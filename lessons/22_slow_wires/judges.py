@@ -50,8 +50,14 @@ def top_k(gradients: Array, count: int, how: str = "") -> tuple[Array, Array]:
     ranks, steps, size = gradients.shape
     kept = np.zeros((ranks, size))
     received = np.zeros(gradients.shape)
+    count = {
+        "k + 1": min(size, count + 1),
+        "k - 1": count - 1,
+        "k / P": max(1, count // ranks),
+    }.get(how, count)
     for step in range(steps):
         new = gradients[:, step].astype(np.float64)
+        kept = kept * {"0.95": 0.95, "0.9": 0.9}.get(how, 1.0)
         whole = new + kept
         chosen = np.array([choice(*each, count, how) for each in zip(new, kept, strict=True)])
         if how == "places of rank 0":
@@ -75,7 +81,7 @@ def choice(new: Array, kept: Array, count: int, how: str) -> Array:
         "of the new": np.abs(new),
         "of the kept": np.abs(kept),
     }.get(how, np.abs(whole))
-    return np.argsort(order, kind="stable")[-count:]
+    return np.argsort(order, kind="stable")[len(order) - count :]
 
 
 def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
@@ -93,6 +99,10 @@ def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
         total = np.zeros_like(total)
         for rank in reversed(range(ranks)):
             total[chosen[rank]] = mine[rank, chosen[rank]]
+    if how == "the largest of all":
+        sizes = np.sort(np.abs(mine[mine != 0]))
+        least = sizes[-min(len(sizes), chosen.shape[1])] if sizes.size else 0.0
+        total = np.where(np.abs(mine) >= least, mine, 0.0).sum(0)
     if how == "mean":
         total = total / ranks
     if how == "mean of senders":
@@ -102,6 +112,8 @@ def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
         return mine
     if how == "own places":
         return every * senders
+    if how == "untouched":
+        return new
     if how == "all of it":
         return np.tile(new.sum(0), (ranks, 1))
     return every + new if how == "adds to the gradient" else every
@@ -126,8 +138,9 @@ def left(whole: Array, new: Array, kept: Array, mine: Array, total: Array, how: 
 
 
 SLIPS = {
+    "untouched": "`gradient` stays as it was given: the sum is to be written into it, in place",
     "nothing is kept": "nothing is kept: what is not sent is lost for good, so there is no error "
-    "feedback",
+    "feedback (`kept = kept + gradient` makes a new array; `kept +=` changes the old one)",
     "sent again": "what was sent stays in `kept`, so it is sent again in later steps",
     "of this step": "only this step's rest is kept: what waited longer is lost",
     "error of the sum": "`kept` loses the sum of what all ranks have sent, not what this rank has sent",
@@ -155,6 +168,12 @@ SLIPS = {
     "all-reduce; each chooses its own",
     "own alone": "each rank has only what it has sent itself",
     "own places": "each rank has the sums only at the places that it has chosen itself",
+    "k + 1": "k + 1 elements are sent",
+    "k - 1": "k - 1 elements are sent",
+    "k / P": "all ranks together send k elements; each rank sends k",
+    "the largest of all": "only the k largest of all that was sent enter the sum: all of it does",
+    "0.95": "what is kept decays, by 0.95 in each step: then something is lost",
+    "0.9": "what is kept decays, by 0.9 in each step: then something is lost",
     "all of it": "the whole gradients are summed, not what was sent",
     "adds to the gradient": "the sum is added to the gradient instead of taking its place",
 }
@@ -222,6 +241,8 @@ def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         "the whole gradient travels, with zeros in it": others * size * item,
         "everything travels twice": 2 * expected,
         "one more element travels": others * (count + 1) * (PLACE + item),
+        "one element fewer travels": others * (count - 1) * (PLACE + item),
+        "all ranks together send k elements": others * max(1, count // case.ranks) * (PLACE + item),
     }
     for rank, result in enumerate(results):
         for step, found in enumerate(result["sent"].tolist(), start=1):

@@ -98,6 +98,8 @@ def delays_of(row: Sequence[str], batch: int, how: str = "") -> list[int]:
         return versions
     if how == "in microbatches":
         return microbatches_between(row, batch)
+    if how == "of each microbatch":
+        return delays_of(row, 1) if batch > 1 else delays
     return [max(delays)] * len(delays) if how == "the largest for all" else delays
 
 
@@ -122,6 +124,8 @@ AGES = {
     "always one behind": "each batch uses the version before the last update, as 2BW does, not the "
     "newest",
     "of the first batch": "all batches use version 0",
+    "of each microbatch": "each microbatch has a version and a delay of its own; a batch has one, and so "
+    "has its update",
     "the largest for all": "the largest delay is returned for all updates: the first gradients are "
     "younger",
 }
@@ -137,15 +141,15 @@ def copies_of(row: Sequence[str], batch: int, how: str = "") -> int:
         return max(delays_of(row, batch))
     if how == "all":
         return len(versions) + 1
-    if how == "all that are used":
-        return len(set(versions))
+    if how in ("all that are used", "and the newest"):
+        return len(set(versions)) + (how == "and the newest")
     if how == "in flight":
         return most_in_flight(row)
     if how == "batches in flight":
         return most_batches(row, batch)
     most = 0 if how == "without the newest" else 1
-    if how == "one":
-        return 1
+    if how in ("one", "two"):
+        return 1 + (how == "two")
     updates = 0
     for position, word in enumerate(row):
         if word != "U":
@@ -202,6 +206,8 @@ COPIES = {
     "and the one before": "an update writes into new memory even if nobody needs the old version",
     "all": "all versions that there ever were are held",
     "all that are used": "all versions that are ever used count, not those at the same time",
+    "and the newest": "all versions that are ever used count, and one more, not those at the same time",
+    "two": "two versions are always held",
     "one": "no older version is held",
 }
 
@@ -244,6 +250,11 @@ def limit(curvature: float, delay: float, how: str = "") -> float:
         "one less": 2 * sin(pi / max(2, 4 * delay - 6)),
         "half": exact / 2,
         "powers of a half": 2.0 ** (2 - delay),
+        "odd numbers": 2 / (2 * delay - 1),
+        "without swinging": (delay - 1) ** (delay - 1) / delay**delay,
+        "always growing": 0.0,
+        "root of the curvature": exact * curvature**0.5,
+        "times the curvature": exact * curvature**2,
     }.get(how, exact)
     return rate if how == "no curvature" else rate / curvature
 
@@ -258,6 +269,11 @@ RATES = {
     "one more": "the delay is counted from 0: d = 1 is the gradient of the weights themselves",
     "one less": "the delay is one too small: x(t - d + 1) is d - 1 updates old",
     "half": "it is half of that",
+    "odd numbers": "it is 2/((2d - 1) c)",
+    "without swinging": "x may not even oscillate: it may, as long as it goes to 0",
+    "always growing": "x never goes to 0: has lr c its sign in the recurrence?",
+    "root of the curvature": "it is divided by the root of c",
+    "times the curvature": "it is multiplied by the curvature: the steeper, the smaller",
     "powers of a half": "it is halved for each step of delay",
 }
 

@@ -46,16 +46,17 @@ class Asked(NamedTuple):
     every: int
     lr: float
     momentum: float
+    first: int  # elements of the first parameter
 
 
 def trained(start: Array, targets: Array, asked: Asked, how: str = "") -> Array:
     """Return the parameters of each site after each step [P, T, n]; targets are [P, T, n], and
     `how` is one of `SLIPS`.
     """
-    every, lr, momentum = asked
+    every, lr, momentum, first = asked
     sites, steps, _ = targets.shape
     own = np.tile(start, (sites, 1))
-    shared = own.copy()
+    shared, met_before = own.copy(), False
     velocity = np.zeros_like(own)
     seen = []
     for step in range(1, steps + 1):
@@ -68,9 +69,20 @@ def trained(start: Array, targets: Array, asked: Asked, how: str = "") -> Array:
             "one early": (step + 1) % every == 0,
             "once": step == every,
             "after H + 1": step % (every + 1) == 0,
+            "after H - 1": step % max(1, every - 1) == 0,
+            "from H on": step >= every,
         }.get(how, step % every == 0)
         if meets:
+            before = own
+            shared = own if how == "same array later" and met_before else shared
             own, shared, velocity = meeting(own, shared, velocity, lr, momentum, every, how)
+            met_before = True
+            for name, part in (
+                ("first alone", slice(first, None)),
+                ("last alone", slice(0, first)),
+            ):
+                if how == name:
+                    own[:, part] = before[:, part]
         seen.append(own)
     return np.stack(seen, axis=1)
 
@@ -85,7 +97,7 @@ def meeting(
     how: str,
 ) -> tuple[Array, Array, Array]:
     """Return own and shared parameters and velocities after a meeting."""
-    moved = {"other sign": own - shared, "same array": own - own}.get(how, shared - own)
+    moved = own - shared if how == "other sign" else shared - own
     mean = {
         "own alone": moved,
         "sum": np.tile(moved.sum(0), (len(own), 1)),
@@ -105,6 +117,8 @@ def meeting(
         "no momentum": mean,
         "without the gradient": momentum * velocity,
         "velocity before": mean + momentum * before,
+        "rate twice": lr * mean + momentum * velocity,
+        "rate once more": lr * (mean + momentum * velocity),
         "without momentum's factor": mean + velocity,
     }.get(how, mean + momentum * velocity)
     begin = {"from its own": own, "from the mean": np.tile(own.mean(0), (len(own), 1))}
@@ -113,8 +127,10 @@ def meeting(
         after = np.tile(own.mean(0), (len(own), 1))
     if how == "adds":
         after = shared + lr * step
+    if how == "half of its own":
+        return (own + after) / 2, after, velocity
     kept = {"stays where it was": shared, "remembers its own": own}.get(how, after)
-    return (own if how in ("not written back", "same array") else after), kept, velocity
+    return (own.copy() if how == "not written back" else after), kept, velocity
 
 
 SLIPS = {
@@ -125,10 +141,14 @@ SLIPS = {
     "then sites stay apart",
     "from the mean": "the outer step starts at the mean of where the sites are now: what they have "
     "moved counts twice",
-    "same array": "the shared parameters are the same arrays that the inner optimizer changes, no "
-    "copies: so nothing has ever moved",
-    "not written back": "the new parameters are not written into the arrays, in place: each site goes "
-    "on from its own",
+    "not written back": "each site goes on from its own parameters. Either the new ones are not written "
+    "into the arrays, in place; or what all sites had is no copy but the same arrays, which the inner "
+    "optimizer changes, so that nothing seems to have moved",
+    "same array later": "after the first meeting what all sites have is remembered as the same arrays, "
+    "which the inner optimizer changes, and not as copies",
+    "half of its own": "each site goes on from the mean of its own and the new parameters",
+    "first alone": "only the first parameter is updated",
+    "last alone": "only the last parameter is updated",
     "stays where it was": "the shared parameters are never updated: each outer step starts from the "
     "very first ones",
     "remembers its own": "what this site had before the outer step is remembered as shared, not what "
@@ -148,6 +168,10 @@ SLIPS = {
     "forgets the velocity": "the velocity begins at 0 at each meeting",
     "dampened": "the gradient enters the velocity times 1 - momentum",
     "with the rate in it": "the learning rate is in the velocity, and then once more in the step",
+    "rate twice": "the gradient is multiplied by lr before the step is",
+    "rate once more": "the step is multiplied by lr twice",
+    "from H on": "after the first H steps the sites meet after each step: count anew from a meeting",
+    "after H - 1": "the sites meet after every H - 1 steps",
     "every step": "the sites meet after each step, not after every H",
     "never": "the sites never meet",
     "first step": "the sites meet after the first step, and then every H",
@@ -217,5 +241,6 @@ def judge_silence(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
 def asked_of(case: Case) -> tuple[Array, Asked]:
     """Return the first parameters, and what is asked."""
     given = case.given[0]
-    asked = Asked(int(given["every"]), float(given["lr"]), float(given["momentum"]))
+    numbers = int(given["every"]), float(given["lr"]), float(given["momentum"])
+    asked = Asked(*numbers, first=int(given["sizes"][0]))
     return given["parameters"], asked

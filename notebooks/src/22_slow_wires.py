@@ -47,8 +47,8 @@ show(
 # ## What is kept
 #
 # Four ranks fit weights to 20 inputs, whose variances differ up to a hundredfold. Each rank has rows of
-# its own; the losses are those of rank 0's rows. **Predict:** each sends one element of 20. Where does the loss end without anything kept, and
-# where with error feedback?
+# its own; the losses are those of rank 0's rows. **Predict:** each sends one element of 20. Where does
+# the loss end without anything kept, and where with error feedback?
 
 # %%
 SCALES = torch.logspace(0, -2, 20, dtype=torch.float64)
@@ -217,9 +217,9 @@ for name, plan, choose in PLANS:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Without a flush the first stage runs behind: its last forward uses version 2, after four updates were
-# possible; the last stage uses version 4. In 2BW all stages use the version before the last update, so
-# they agree, and each keeps two. With the flush nobody keeps an old one, and everybody waits.
+# Without a flush the first stage is two updates behind: its last forward uses version 2, that of the
+# last stage version 4. In 2BW all stages use the same version, one update behind, and each keeps two.
+# With a flush nobody keeps an old version, and everybody waits.
 #
 # </details>
 #

@@ -39,7 +39,8 @@ WITHOUT_TORCH = ("01", "02", "03", "21")  # lessons that begin in less than a se
 # that differ most there: requests, groups, streams, a pipeline, files
 UNDER_MPIRUN = ("01", "03", "04", "09", "15")
 LEANS = "is to be built by hand, but"
-FOUR_RANKS = ("03", "10", "14", "16", "21", "22")  # whose twins do something else on four than on two
+# whose twins do something else on four than on two
+FOUR_RANKS = ("03", "10", "14", "16", "21", "22")
 
 BOARDS: dict[str, dict[str, float]] = {  # figures of a leaderboard
     # two units of D = 4, of FSDP; else one
