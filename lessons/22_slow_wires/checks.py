@@ -6,11 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import judge_bytes, judge_sums, summed
-from judges_old import BACKWARD, UPDATE, aged, judge_old, judge_rates, rated
+from judges import judge_bytes, judge_sums, summed, told_apart
+from judges_old import (
+    BACKWARD,
+    UPDATE,
+    aged,
+    judge_old,
+    judge_rates,
+    rated,
+    row_of,
+    rows_told_apart,
+)
 from judges_outer import judge_silence, judge_steps, met
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "minidist.plan", "torch.distributed")
 FEWER_BYTES = Task(1, "fewer bytes", BY_HAND)
@@ -18,6 +27,10 @@ FEWER_MEETINGS = Task(2, "fewer meetings", BY_HAND)
 NO_WAITING = Task(3, "no waiting", BY_HAND)
 
 # ---------------------------------------------------------------- cases
+
+# tries to draw a case in which the commonest mistakes give something else than what is right, so
+# that an answer has the same points with each seed
+MOST = 300
 
 
 def each(make: Callable[..., Case], *shapes: tuple[Any, ...]) -> Draw:
@@ -38,8 +51,28 @@ def gradients(
     """Draw gradients. The largest elements change from step to step; smaller ones stay, so that
     they add up. With `same` all ranks have their largest elements at the same places.
     """
+    for _ in range(MOST):
+        drawn = drawn_gradients(rng, ranks, size, count, steps, same, zeros).astype(dtype)
+        if ranks == 1 or count == size or zeros or told_apart(drawn, count):
+            break
+    given = [{"gradients": each, "count": np.array(count)} for each in drawn]
+    label = f"{ranks} ranks, n={size}, k={count}, {dtype}"
+    label += ", the same places" * same + ", most elements are 0" * zeros
+    return Case(tuple(given), label)
+
+
+def drawn_gradients(
+    rng: np.random.Generator,
+    ranks: int,
+    size: int,
+    count: int,
+    steps: int,
+    same: bool,
+    zeros: bool,
+) -> Array:
+    """Draw the gradients of all ranks and steps."""
     constant = rng.uniform(0.3, 0.6, (ranks, 1, size)) * rng.choice((-1, 1), (ranks, 1, size))
-    drawn = constant + 0.1 * rng.normal(size=(ranks, steps, size))
+    drawn: Array = constant + 0.1 * rng.normal(size=(ranks, steps, size))
     for step in range(steps):
         places = rng.choice(size, min(size, count + 1), replace=False)
         for rank in range(ranks):
@@ -50,10 +83,7 @@ def gradients(
             drawn[rank, step, places] = signs[: len(places)] * rng.uniform(2, 3, len(places))
     if zeros:
         drawn[:, :, rng.permutation(size)[1:]] = 0
-    given = [{"gradients": each.astype(dtype), "count": np.array(count)} for each in drawn]
-    label = f"{ranks} ranks, n={size}, k={count}, {dtype}"
-    label += ", the same places" * same + ", most elements are 0" * zeros
-    return Case(tuple(given), label)
+    return drawn
 
 
 def meetings(
@@ -90,7 +120,17 @@ def stage(rng: np.random.Generator, warm_up: int, batches: int, batch: int = 1) 
 
 def any_row(rng: np.random.Generator, in_flight: int, batches: int, batch: int) -> Case:
     """Ask about a row of words in an order that nobody would plan."""
-    count, row, forward, backward = batches * batch, list[int](), 0, 0
+    for _ in range(MOST):
+        row = drawn_row(rng, in_flight, batches * batch, batch)
+        if rows_told_apart(row_of(row), batch):
+            break
+    given = {"row": np.array(row), "batch": np.array(batch)}
+    return Case((given,), f"any order, at most {in_flight} in flight")
+
+
+def drawn_row(rng: np.random.Generator, in_flight: int, count: int, batch: int) -> list[int]:
+    """Draw forwards and backwards in any order, with at most so many microbatches in flight."""
+    row, forward, backward = list[int](), 0, 0
     while backward < count:
         room = forward < min(count, backward + in_flight)
         if room and (forward == backward or rng.random() < 0.6):
@@ -101,8 +141,7 @@ def any_row(rng: np.random.Generator, in_flight: int, batches: int, batch: int) 
         backward += 1
         if backward % batch == 0:
             row.append(UPDATE)
-    given = {"row": np.array(row), "batch": np.array(batch)}
-    return Case((given,), f"any order, at most {in_flight} in flight")
+    return row
 
 
 def parabolas(rng: np.random.Generator, *delays: int) -> Case:

@@ -137,6 +137,17 @@ def left(whole: Array, new: Array, kept: Array, mine: Array, total: Array, how: 
     return rest
 
 
+USUAL = (
+    "nothing is kept",
+    "sent again",
+    "of this step",
+    "sent by anybody",
+    "of the new",
+    "new values",
+    "largest values",
+    "the last one counts",
+    "mean of senders",
+)
 SLIPS = {
     "untouched": "`gradient` stays as it was given: the sum is to be written into it, in place",
     "nothing is kept": "nothing is kept: what is not sent is lost for good, so there is no error "
@@ -177,6 +188,16 @@ SLIPS = {
     "all of it": "the whole gradients are summed, not what was sent",
     "adds to the gradient": "the sum is added to the gradient instead of taking its place",
 }
+
+
+def told_apart(gradients: Array, count: int) -> bool:
+    """Tell whether each of these mistakes gives something else than what is right."""
+    received, kept = top_k(gradients, count)
+    for how in USUAL:
+        wrong, rest = top_k(gradients, count, how)
+        if np.allclose(wrong, received) and np.allclose(rest, kept):
+            return False
+    return True
 
 
 def judge_sums(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

@@ -157,9 +157,6 @@ def copies_of(row: Sequence[str], batch: int, how: str = "") -> int:
         updates += 1
         kinds = "F" if how == "until the last forward" else "FB"
         later = row[position:]
-        if how == "only what is in flight":
-            started = {each[1:] for each in row[:position] if each[0] == "F"}
-            later = [each for each in later if each[1:] in started]
         used = {
             versions[int(each[1:]) // batch] for each in later if each[0] in kinds and each != "U"
         }
@@ -201,8 +198,6 @@ COPIES = {
     "and the newest is held in any case",
     "without the newest": "the newest version is forgotten: it is always held",
     "until the last forward": "a version is given up after its last forward: the backward needs it, too",
-    "only what is in flight": "only versions of microbatches in flight are held: later forwards of the "
-    "same batch need theirs, too",
     "and the one before": "an update writes into new memory even if nobody needs the old version",
     "all": "all versions that there ever were are held",
     "all that are used": "all versions that are ever used count, not those at the same time",
@@ -210,6 +205,16 @@ COPIES = {
     "two": "two versions are always held",
     "one": "no older version is held",
 }
+
+
+def rows_told_apart(row: Sequence[str], batch: int) -> bool:
+    """Tell whether each of these mistakes gives something else than what is right."""
+    ages = ["of the backward", "always one behind"] + ["of the last forward"] * (batch > 1)
+    counts = ("largest delay", "in flight", "without the newest", "until the last forward")
+    right, copies = delays_of(row, batch), copies_of(row, batch)
+    return all(delays_of(row, batch, how) != right for how in ages) and all(
+        copies_of(row, batch, how) != copies for how in counts
+    )
 
 
 def judge_old(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
