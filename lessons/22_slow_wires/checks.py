@@ -82,6 +82,7 @@ def drawn_gradients(
             signs[:2] = -1, 1
             drawn[rank, step, places] = signs[: len(places)] * rng.uniform(2, 3, len(places))
     if zeros:
+        drawn = -np.abs(drawn)
         drawn[:, :, rng.permutation(size)[1:]] = 0
     return drawn
 
@@ -104,13 +105,11 @@ def meetings(
 
 def stage(rng: np.random.Generator, warm_up: int, batches: int, batch: int = 1) -> Case:
     """Ask about a stage of 1F1B that has `warm_up` stages behind it; it is never flushed."""
-    count, row = batches * batch, list(range(warm_up))
-    row = row[: batches * batch]
+    count = batches * batch
+    row = list(range(min(warm_up, count)))
     for backward in range(count):
-        if len(row) and warm_up + backward < count:
+        if warm_up + backward < count:
             row.append(warm_up + backward)
-        elif not warm_up and backward < count:
-            row.append(backward)
         row.append(BACKWARD + backward)
         if (backward + 1) % batch == 0:
             row.append(UPDATE)
