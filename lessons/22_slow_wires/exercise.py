@@ -60,7 +60,7 @@ def sparse_all_reduce(gradient: Array, kept: Array, count: int, comm: Communicat
     Cost
     ----
     A rank sends (P - 1) k (4 + itemsize) bytes in a step: to each other rank k places, which are
-    numbers of 4 bytes, and k values.
+    numbers of 4 bytes (`numpy.int32`), and k values.
     """
     raise NotImplementedError("task 1 is not started")
 
