@@ -69,8 +69,9 @@ class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, S
 
     Its options are those of its strategies: see `TensorParallelOptions`, `ContextParallelOptions`,
     `ExpertParallelOptions`, `PipelineOptions`, `DataParallelOptions`, `ShardingOptions`,
-    `SiteOptions`, `AdapterOptions`, `Float8Options`, `AutocastOptions`, `RecomputeOptions` and `CompileOptions`. An
-    option without effect is refused, unless the reason is that an axis has only one rank.
+    `SiteOptions`, `AdapterOptions`, `Float8Options`, `AutocastOptions`, `RecomputeOptions` and
+    `CompileOptions`. An option without effect is refused, unless the reason is that an axis has
+    only one rank.
     """
 
     supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from minidist.parallel.data.options import ShardingOptions
-from minidist.parallel.layers.options import RecomputeOptions
+from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
 from minidist.parallel.tensor.options import TensorParallelOptions
 from minidist.plan.compute import Share
@@ -62,8 +62,8 @@ class Setup:
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
     a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
     loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
-    Megatron numbers its ranks. `autocast`: parameters, gradients and the residual stream are in 32
-    bits, and products in 16.
+    Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
+    stream are in 32 bits.
     """
 
     model: Model
@@ -83,7 +83,7 @@ class Setup:
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
     bits8: float = 0.0
-    autocast: bool = False
+    autocast: str = AutocastOptions.autocast
     offload: bool = False
     hidden_tensor: bool = False
     ends_less: bool = False

@@ -58,7 +58,7 @@ def test_an_option_is_declared_once() -> None:
     alone = Recipe().settled(Layout())
     planned = {option.name: option for option in fields(Setup)}
     shared = planned.keys() & {option.name for option in fields(Recipe)}
-    assert shared == {"zero", "hsdp", "sp", "schedule", "chunks", "recompute"}
+    assert shared == {"zero", "hsdp", "sp", "schedule", "chunks", "recompute", "autocast"}
     for name in shared:
         assert planned[name].default == getattr(alone, name), name
 

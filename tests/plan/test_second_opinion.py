@@ -90,7 +90,7 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
         chunks=run.chunks,
         microbatches=microbatches,
         recompute=run.recompute,
-        autocast="bfloat16" if run.autocast else "",
+        autocast=run.autocast,
         **({"bucket_mib": 0.25} if run.zero < 3 else {}),  # type: ignore[arg-type]
     )
 
@@ -200,7 +200,7 @@ AUTOCAST = {
 def test_under_autocast_it_sends_what_the_real_program_does(name: str) -> None:
     """To the byte; with numbers, as `meta` has no autocast."""
     how, microbatches = AUTOCAST[name]
-    run = setup(autocast=True, **how)  # type: ignore[arg-type]
+    run = setup(autocast="bfloat16", **how)  # type: ignore[arg-type]
     run = replace(run, batch=run.dp * run.microbatch * microbatches)
     counted, _ = really(run, microbatches)
     predicted = bytes_sent(run)
@@ -211,7 +211,7 @@ def test_under_autocast_it_sends_what_the_real_program_does(name: str) -> None:
 def test_under_autocast_states_are_in_32_bits_and_weights_have_copies(
     zero: int, state: tuple[float, ...]
 ) -> None:
-    run = replace(setup(dp=4, zero=zero, autocast=True), batch=8)
+    run = replace(setup(dp=4, zero=zero, autocast="bfloat16"), batch=8)
     held, layers = bytes_held(run), MODEL.layers * MODEL.layer
     numbers = layers + 2 * MODEL.vocabulary * MODEL.hidden
     found = (held["parameters"], held["gradients"], held["optimizer"])

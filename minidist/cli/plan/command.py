@@ -260,5 +260,5 @@ def setup(asked: argparse.Namespace) -> Setup:
     start = Setup(
         model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
     )
-    start = replace(start, autocast=asked.precision == "autocast")
+    start = replace(start, autocast="bfloat16" if asked.precision == "autocast" else "")
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
