@@ -54,7 +54,7 @@ class Communicator:
     clock : callable
         `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this
         rank.
-    wait_until, wake, fail : callable
+    start, wait_until, wake, fail : callable
         With the rank's other threads; see `Wire`.
     kept : dict
         What algorithms keep between their calls.
@@ -73,8 +73,9 @@ class Communicator:
         )
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
-        self.clock, self.wait_until, self.wake, self.fail = (
+        self.clock, self.start, self.wait_until, self.wake, self.fail = (
             wire.clock,
+            wire.start,
             wire.wait_until,
             wire.wake,
             wire.fail,
@@ -259,6 +260,12 @@ class Communicator:
         already.
         """
         return self.ledger.status.awaiting(Awaited(what, self.members), self.clock())
+
+    def hand_over(self) -> None:
+        """Let other ranks go on. Only simulated ranks of which exactly one runs need that, where
+        they read or write what they share: elsewhere it does nothing.
+        """
+        self.wire.hand_over()
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what an algorithm keeps between its calls: the one object of its class, made by

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minidist.comm.buffers import Array
+from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Status
 from minidist.comm.stream import Comm, Stream, ThreadStream
 
@@ -95,6 +96,13 @@ class Wire(ABC):
         Collective.
         """
 
+    def conclude(self, answer: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        """Return what `decide` makes of every rank's `answer`, by rank. Collective.
+
+        Ranks of one process may share the result: nobody changes it.
+        """
+        return decide(self.roll_call(answer))
+
     @property
     def native(self) -> Any:
         """The engine's own collectives, or None."""
@@ -104,9 +112,7 @@ class Wire(ABC):
 
     def split(self, color: int, key: int, name: str) -> Wire:
         """Return a wire between the ranks of one color, ordered by key. Collective."""
-        parts: dict[int, list[int]] = {}
-        for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):
-            parts.setdefault(chosen, []).append(rank)
+        parts: dict[int, list[int]] = self.conclude((color, key, self.rank), _parts)
         return self.derive(list(parts.values()), parts[color], name)
 
     def fork(self, name: str) -> Wire:
@@ -144,6 +150,13 @@ class Wire(ABC):
             self._changed.notify_all()
             self._changed.release()
 
+    def start(self, work: Callable[[], None], name: str) -> None:
+        """Begin `work()` beside the caller: what a stream does."""
+        BackgroundThread(work, name=name).start()
+
+    def hand_over(self) -> None:  # noqa: B027  # ranks that run at the same time need not
+        """Let other ranks go on, where exactly one runs at a time."""
+
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End the whole job because of `error`, which happened on a thread that nobody waits
@@ -157,7 +170,8 @@ class Wire(ABC):
         residents = defaultdict(list)
         for rank, member in enumerate(self.members):
             residents[self.homes[member]].append(rank)
-        return [tuple(residents[self.homes[member]]) for member in self.members]
+        nodes = {home: tuple(ranks) for home, ranks in residents.items()}
+        return [nodes[self.homes[member]] for member in self.members]
 
     @abstractmethod
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
@@ -194,6 +208,7 @@ class WireAround(Wire):
         self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
         self.wait_until, self.wake = inner.wait_until, inner.wake  # type: ignore[method-assign]
+        self.start, self.hand_over = inner.start, inner.hand_over  # type: ignore[method-assign]
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
         return self.inner.isend(array, to, tag)
@@ -221,3 +236,11 @@ class WireAround(Wire):
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)
+
+
+def _parts(answers: list[tuple[int, int, int]]) -> dict[int, list[int]]:
+    """Return which ranks chose each color, in the order of their keys."""
+    parts: dict[int, list[int]] = {}
+    for chosen, _, rank in sorted(answers):
+        parts.setdefault(chosen, []).append(rank)
+    return parts

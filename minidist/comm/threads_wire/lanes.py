@@ -1,4 +1,4 @@
-"""One thread of one simulated rank, and one message it posted; the virtual clock is here.
+"""One lane of one simulated rank, and one message it posted; the virtual clock is here.
 
 Posting costs nothing. A message leaves when the sender's outgoing port is free, occupies it for
 bytes/bandwidth, and occupies the receiver's incoming port as long; it has arrived `latency` later.
@@ -9,10 +9,9 @@ delays no other.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited
@@ -33,12 +32,12 @@ class Lane:
 
     rank: int
     name: str
-    wakeup: threading.Condition
+    wakeup: Any = None  # what its carrier wakes it with
     time: float = 0.0
     outgoing_free: float = 0.0
     incoming_free: float = 0.0
     ready: Callable[[], bool] | None = None  # while it waits: may it go on?
-    waits_for: WaitsFor = ("", None)
+    waits_for: Callable[[], WaitsFor] | None = None  # asked only by reports
     since: float = 0.0  # when it began to wait, on this machine's clock
     idle: bool = False  # a stream without work keeps nobody waiting
     polls: int = 0
@@ -47,8 +46,8 @@ class Lane:
     seen: int = -1  # what the world had posted when it was last released
     vain: int = 0  # how often it was released since
     finished: bool = False
-    # that used it last; None if it was forked and nobody has yet
-    thread: threading.Thread | None = None
+    # what runs it, a thread or a task of a carrier; None if it was forked and nobody has used it
+    thread: Any = None
 
 
 class Meeting(Protocol):
@@ -56,7 +55,9 @@ class Meeting(Protocol):
 
     cluster: Cluster | None
 
-    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor) -> None: ...
+    def wait(
+        self, lane: Lane, ready: Callable[[], bool], waits_for: Callable[[], WaitsFor]
+    ) -> None: ...
 
     def poll(self, operation: Operation) -> bool: ...
 
@@ -80,7 +81,7 @@ class Operation:
     def wait(self) -> None:
         """Block until this end is complete."""
         if not self.done:
-            self.world.wait(self.lane, lambda: self.done, self.waits_for)
+            self.world.wait(self.lane, self.is_done, self.waits_for)
         self.lane.polls = 0
         self.lane.time = max(self.lane.time, self.arrival())
 
@@ -99,7 +100,10 @@ class Operation:
         self.lane.time = max(self.lane.time, self.arrival())  # who spins without computing, waits
         return True
 
-    @property
+    def is_done(self) -> bool:
+        """Tell whether both ends have met."""
+        return self.done
+
     def waits_for(self) -> WaitsFor:
         """What its waiter waits for, in words, and the rank."""
         _, sender, receiver, tag = self.key
