@@ -105,7 +105,7 @@ class ThreadsWire(Wire):
         self.hand_over()
 
     def hand_over(self) -> None:
-        self.world.pause(self.lane)
+        self.world.pause()
 
     def clock(self) -> float:
         return time.perf_counter() if self.world.cluster is None else self.lane.time
@@ -230,6 +230,7 @@ def _run_rank(
 ) -> None:
     wire.lane.thread = wire.world.carrier.here()
     try:
+        wire.world.raise_failure()  # before its turn came
         results[wire.rank] = fn(comm)
     except BaseException as error:
         wire.world.abort(wire.rank, error)

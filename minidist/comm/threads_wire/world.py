@@ -28,7 +28,7 @@ from minidist.comm.errors import (
     RankFailed,
 )
 from minidist.comm.report import label, user_line
-from minidist.comm.threads_wire.carriers.carrier import Carrier
+from minidist.comm.threads_wire.carriers.carrier import WAITS_FOR_TURN, Carrier
 from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.group import Group, RollCall
@@ -88,7 +88,7 @@ class World:
     ) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
         if self.carrier.fine:
-            self.pause(lane)
+            self.pause()
         operation = Operation(
             self, lane, kind, array, key, lane.time, 0 < self.eager_limit >= array.nbytes
         )
@@ -100,7 +100,9 @@ class World:
         with self.lock:
             self.raise_failure()
             self.progress += 1
-            lane.polls, lane.thread = 0, self.carrier.here()
+            lane.polls, here = 0, self.carrier.here()
+            if lane.ready is None:  # or another thread, which waits, is in the middle of using it
+                lane.thread = here
             queue = self.unmatched[key]
             if not queue or queue[0].kind is kind:
                 if kind is SEND and operation.eager:
@@ -137,7 +139,7 @@ class World:
     def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
         """Bring this rank's answer, and return the roll call once all ranks of the group have."""
         if self.carrier.fine:
-            self.pause(lane)
+            self.pause()
         with self.lock:
             call = self.roll_calls.get(place)
             if call is None:
@@ -180,7 +182,7 @@ class World:
             lane.thread = carrier.here()
             if ready():
                 if carrier.fine:
-                    carrier.pause(lane)
+                    carrier.pause()
                 return
             lane.ready, lane.waits_for, lane.idle = ready, waits_for, idle
             lane.since = time.monotonic()
@@ -205,7 +207,7 @@ class World:
         lane = operation.lane
         if self.cluster is None and lane.polls < self.patience:
             lane.polls += 1
-            self.pause(lane)
+            self.pause()
             return operation.done
         with self.lock:
             lane.polling, lane.released = True, False
@@ -217,21 +219,24 @@ class World:
                 del self.pollers[id(lane)]
             return operation.done if self.cluster is None else not lane.released
 
-    def pause(self, lane: Lane) -> None:
+    def pause(self) -> None:
         """Let other ranks go on, where the carrier does not by itself."""
         self.raise_failure()
         with self.lock:
-            lane.thread = self.carrier.here()
-            self.carrier.pause(lane)
+            self.carrier.pause()
 
     def finish(self, lane: Lane) -> None:
         """Note that a lane has come to its end; those who wait for it may now wait in vain."""
         with self.lock:
             lane.finished = True
             self.carrier.left(lane)
-            if self.failure is None:
-                with suppress(DeadlockError):  # it is the failure now
-                    self._prove_progress()
+            self.prove()
+
+    def prove(self) -> None:
+        """Make every lane raise if none can go on. Call with the lock held."""
+        if self.failure is None:
+            with suppress(DeadlockError):  # it is the failure now
+                self._prove_progress()
 
     def abort(self, rank: int, error: BaseException) -> None:
         """Make every lane raise. The first failure is the one that counts."""
@@ -313,13 +318,19 @@ class World:
             self.carrier.wake(lane)
         return lane.released
 
-    def keep_limit(self) -> None:
-        """Fail if a lane waits for another rank; whoever runs has not let it go on for the limit."""
+    def keep_limit(self, running: str, seconds: float) -> None:
+        """Fail if a rank waits that `running` has not let go on for so many seconds, the limit."""
         with self.lock:
-            for lane in self.lanes():
-                if lane.ready is not None and not lane.ready():
-                    with suppress(LimitError):  # it is the failure now
-                        self._keep_limit(lane, time.monotonic() - lane.since)
+            lanes = [lane for lane in self.lanes() if not lane.finished and not lane.idle]
+            if any(self._kept_waiting(lane) for lane in lanes):
+                start = f"{running} has run for {seconds:.1f} s and handed over to nobody"
+                self.abort(-1, LimitError(self._over_limit(start)))
+
+    def _kept_waiting(self, lane: Lane) -> bool:
+        """Tell whether a lane waits for another rank, or for its turn."""
+        if lane.ready is None:
+            return self.carrier.doing(lane) == WAITS_FOR_TURN
+        return _waits_for(lane)[1] != lane.rank
 
     def _keep_limit(self, lane: Lane, waited: float) -> None:
         """Raise LimitError if a lane has waited too long for another rank. Call with the lock held.
@@ -329,16 +340,18 @@ class World:
         """
         if lane.idle or waited <= self.limit or _waits_for(lane)[1] == lane.rank:
             return
-        lines = [
-            f"rank {lane.rank} has waited {waited:.1f} s, longer than one operation may (limit "
-            f"{self.limit:g} s). Who waits for whom:"
-        ]
-        for other in sorted(self.lanes(), key=lambda lane: (lane.rank, lane.name)):
-            if state := self._state(other):
-                lines.append(f"  rank {other.rank}{other.name} {state}{self._line(other)}")
-        error = LimitError("\n".join(lines))
+        error = LimitError(self._over_limit(f"rank {lane.rank} has waited {waited:.1f} s"))
         self.abort(lane.rank, error)
         raise error
+
+    def _over_limit(self, start: str) -> str:
+        """Say that somebody took too long, and what all do."""
+        longer = f"longer than one operation may (limit {self.limit:g} s). Who waits for whom:"
+        lines = [f"{start}, {longer}"]
+        for lane in sorted(self.lanes(), key=lambda lane: (lane.rank, lane.name)):
+            if state := self._state(lane):
+                lines.append(f"  rank {lane.rank}{lane.name} {state}{self._line(lane)}")
+        return "\n".join(lines)
 
     def _report(self, waiting: list[Lane]) -> str:
         """Say who waits for whom, and close the cycle or the chain."""
@@ -370,7 +383,7 @@ class World:
         if lane.ready is not None:
             seconds = time.monotonic() - lane.since
             return "" if lane.idle else f"waits {seconds:.1f} s: {_waits_for(lane)[0]}"
-        return "computes" if self.carrier.computes(lane) else ""
+        return self.carrier.doing(lane)
 
     def _line(self, lane: Lane) -> str:
         """Return where in its user's program a lane stands; nothing if it has finished."""

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
+WAITS_FOR_TURN = "waits for its turn"
+
 
 class Work(NamedTuple):
     """What a rank or one of its streams does, and its name in reports and schedules."""
@@ -40,11 +42,14 @@ class Job(Protocol):
     def abort(self, rank: int, error: BaseException) -> None:
         """Make every lane raise."""
 
+    def prove(self) -> None:
+        """Make every lane raise if none can go on."""
+
     def close(self) -> None:
         """Wake every lane for the last time: the run is over."""
 
-    def keep_limit(self) -> None:
-        """Fail if a lane waits for another rank: whoever runs has run for too long."""
+    def keep_limit(self, running: str, seconds: float) -> None:
+        """Fail if a rank waits that `running` has not let go on for so many seconds."""
 
 
 class Carrier(Protocol):
@@ -93,8 +98,8 @@ class Carrier(Protocol):
         any thread.
         """
 
-    def pause(self, lane: Waiting) -> None:
-        """Let others run, although the lane, the caller's, could go on."""
+    def pause(self) -> None:
+        """Let others run, although the caller could go on."""
 
     def left(self, lane: Waiting) -> None:
         """Note that a lane has come to its end."""
@@ -107,8 +112,10 @@ class Carrier(Protocol):
     def strangers(self) -> bool:
         """Tell whether there is anybody who has used no lane yet, and might."""
 
-    def computes(self, lane: Waiting) -> bool:
-        """Tell whether what runs the lane is there, and parked on no lane."""
+    def doing(self, lane: Waiting) -> str:
+        """Say what a lane does that does not wait: `computes`, WAITS_FOR_TURN, or nothing, if what
+        runs it is not there or parked on another lane.
+        """
 
     def frame(self, lane: Waiting) -> FrameType | None:
         """Return the innermost call of what runs the lane."""

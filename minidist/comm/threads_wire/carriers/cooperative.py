@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from minidist.comm.errors import CommunicationError
-from minidist.comm.threads_wire.carriers.carrier import Job, Waiting, Work
+from minidist.comm.threads_wire.carriers.carrier import WAITS_FOR_TURN, Job, Waiting, Work
 from minidist.comm.threads_wire.carriers.order import Order
 
 
@@ -94,8 +94,8 @@ class Cooperative:
             if self.turns != seen:
                 seen, idle = self.turns, 0.0
             idle += LOOK
-            if idle > self.limit:  # whoever runs has run for so long
-                job.keep_limit()
+            if idle > self.limit and job.failure is None:
+                job.keep_limit(self.current.name, idle)
             return job.failure is not None and idle > 1.0
 
         self.stacks.run(self.current, look)
@@ -116,7 +116,9 @@ class Cooperative:
 
     def _leave(self) -> None:
         """Let another task go on for ever; if none can, the run is over, and is closed once."""
-        if not self.somebody_runs() and self.job is not None:
+        if self.job is not None and not self.somebody_runs():
+            self.job.prove()  # ranks may wait for what a stream has left undone
+        if self.job is not None and not self.somebody_runs():
             job, self.job = self.job, None
             job.close()
         if self.somebody_runs():
@@ -164,10 +166,10 @@ class Cooperative:
         """
         self.late.append(lane)
 
-    def pause(self, lane: Waiting) -> None:
+    def pause(self) -> None:
         """Stay among those who may go on, and draw."""
-        task: Task = lane.thread
         if self.ready or self.fine:
+            task = self.here()
             self.stacks.check(task)
             self.ready.append(task)
             self._hand_over(task)
@@ -207,9 +209,11 @@ class Cooperative:
         """Tell that there are none: other threads are refused."""
         return False
 
-    def computes(self, lane: Waiting) -> bool:
-        """Tell whether the lane's task is the one that runs, or could."""
-        return lane.thread is not None and not lane.thread.parked
+    def doing(self, lane: Waiting) -> str:
+        """Tell whether the lane's task is the one that runs, or would like to."""
+        if lane.thread is self.current:
+            return "computes"
+        return WAITS_FOR_TURN if lane.thread is None or not lane.thread.parked else ""
 
     def frame(self, lane: Waiting) -> FrameType | None:
         """Return the innermost call of the lane's task."""

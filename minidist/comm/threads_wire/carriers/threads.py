@@ -97,7 +97,7 @@ class Threads:
             self.wake(lane)
             self.lock.release()
 
-    def pause(self, lane: Waiting) -> None:
+    def pause(self) -> None:
         """Do nothing: the others run anyway."""
 
     def left(self, lane: Waiting) -> None:
@@ -117,10 +117,11 @@ class Threads:
         """Look for a thread that was not there before the ranks, and has used no lane."""
         return not self.known.issuperset(threading.enumerate())
 
-    def computes(self, lane: Waiting) -> bool:
+    def doing(self, lane: Waiting) -> str:
         """Tell whether the thread is alive and waits on no lane."""
         thread = lane.thread
-        return thread is not None and thread.is_alive() and thread not in self.blocked
+        alive = thread is not None and thread.is_alive() and thread not in self.blocked
+        return "computes" if alive else ""
 
     def frame(self, lane: Waiting) -> FrameType | None:
         """Return where the thread is."""
