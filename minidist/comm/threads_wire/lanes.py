@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited
-from minidist.comm.threads_wire.cluster import Cluster
+from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.trace.events import SEND, EventKind
 
 PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
@@ -62,7 +62,7 @@ class Meeting(Protocol):
     def poll(self, operation: Operation) -> bool: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # one is made for each end of a message
 class Operation:
     """One posted send or receive."""
 
@@ -71,8 +71,10 @@ class Operation:
     kind: EventKind
     array: Array
     key: tuple[str, int, int, int]  # communicator, sender, receiver, tag
+    bytes: int
     posted: float
-    eager: bool  # it goes ahead of its receive
+    eager: bool  # the send goes ahead of its receive
+    link: Link | None = None  # on a modelled cluster, once both ends are there; a send's at once
     departs: float = 0.0
     met: float = 0.0  # when the other end was ready: a receive posted, a send departing
     done: bool = False
@@ -108,20 +110,19 @@ class Operation:
         """What its waiter waits for, in words, and the rank."""
         _, sender, receiver, tag = self.key
         peer, what = (receiver, "send to") if self.kind is SEND else (sender, "receive from")
-        return str(Awaited(what, (peer,), tag, self.array.nbytes)), peer
+        return str(Awaited(what, (peer,), tag, self.bytes)), peer
 
     def arrival(self) -> float:
         """Return when this end is complete, in virtual time, charging the incoming port on the
         first call.
         """
         if self.completed is None:
-            cluster = self.world.cluster
-            if cluster is None or (self.kind is SEND and self.eager):
+            link = self.link
+            if link is None or (self.kind is SEND and self.eager):
                 self.completed = self.posted
             else:
                 assert self.done, "a message completes only when both ends are there"
-                link = cluster.link(self.key[1], self.key[2])
-                seconds = link.seconds(self.array.nbytes)
+                seconds = link.seconds(self.bytes)
                 if self.kind is SEND:
                     self.completed = max(self.departs, self.met) + seconds
                 else:

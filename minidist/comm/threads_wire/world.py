@@ -89,14 +89,14 @@ class World:
         """Post one end of a message; if the other is there, copy and complete both."""
         if self.carrier.fine:
             self.pause()
-        operation = Operation(
-            self, lane, kind, array, key, lane.time, 0 < self.eager_limit >= array.nbytes
-        )
+        bytes = array.nbytes
+        eager = 0 < self.eager_limit >= bytes
+        operation = Operation(self, lane, kind, array, key, bytes, lane.time, eager)
         if kind is SEND:
             operation.departs = max(lane.time, lane.outgoing_free)
             if self.cluster is not None:  # the outgoing port is charged in the order of posting
-                seconds = self.cluster.link(key[1], key[2]).seconds(array.nbytes)
-                lane.outgoing_free = operation.departs + seconds
+                link = operation.link = self.cluster.link(key[1], key[2])
+                lane.outgoing_free = operation.departs + link.seconds(bytes)
         with self.lock:
             self.raise_failure()
             self.progress += 1
@@ -105,7 +105,7 @@ class World:
                 lane.thread = here
             queue = self.unmatched[key]
             if not queue or queue[0].kind is kind:
-                if kind is SEND and operation.eager:
+                if kind is SEND and eager:
                     operation.array = _snapshot(array)
                     operation.done = True
                 queue.append(operation)
@@ -114,13 +114,13 @@ class World:
             if not queue:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
-        if send.array.nbytes != receive.array.nbytes:
+        if send.bytes != receive.bytes:
             _, sender, receiver, tag = key
             sizes = (
-                f"sends {send.array.nbytes} bytes to rank {receiver}, which receives into a "
+                f"sends {send.bytes} bytes to rank {receiver}, which receives into a "
                 "buffer of"
             )
-            fix = f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            fix = f"{receive.bytes} ({label(tag)}): give both the same shape and dtype"
             raise MismatchError(f"rank {sender} {sizes} {fix}")
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
@@ -133,7 +133,7 @@ class World:
 
     def _meet(self, send: Operation, receive: Operation) -> None:
         """Complete both ends of a message."""
-        send.met, receive.met = receive.posted, send.departs
+        send.met, receive.met, receive.link = receive.posted, send.departs, send.link
         send.done = receive.done = True
 
     def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
@@ -380,10 +380,12 @@ class World:
         """
         if lane.finished:
             return "has finished"
+        if (doing := self.carrier.doing(lane)) == WAITS_FOR_TURN:
+            return doing
         if lane.ready is not None:
             seconds = time.monotonic() - lane.since
             return "" if lane.idle else f"waits {seconds:.1f} s: {_waits_for(lane)[0]}"
-        return self.carrier.doing(lane)
+        return doing
 
     def _line(self, lane: Lane) -> str:
         """Return where in its user's program a lane stands; nothing if it has finished."""
