@@ -48,9 +48,9 @@ class RollCall:
         self.answers[self.group.places[lane.rank]] = answer
         self.lanes.append(lane)
         self.missing -= 1
-        return self.complete()
+        return self.ready()
 
-    def complete(self) -> bool:
+    def ready(self) -> bool:
         """Tell whether all ranks have come."""
         return not self.missing
 

@@ -26,6 +26,33 @@ ROUNDS = 1_000
 WaitsFor: TypeAlias = tuple[str, int | None]  # in words, and the rank
 
 
+class Event(Protocol):
+    """What a lane waits for."""
+
+    def ready(self) -> bool:
+        """Tell whether the lane may go on."""
+
+    def waits_for(self) -> WaitsFor:
+        """Say what for, in words, and for which rank. Only reports ask."""
+
+
+@dataclass(eq=False)
+class Until:
+    """Something that another lane of the rank makes true."""
+
+    holds: Callable[[], bool]
+    what: str
+    rank: int
+
+    def ready(self) -> bool:
+        """Tell whether it is true."""
+        return self.holds()
+
+    def waits_for(self) -> WaitsFor:
+        """Say what for."""
+        return self.what, self.rank
+
+
 @dataclass(eq=False)
 class Lane:
     """One thread of one rank: what it waits for, its clock and its two ports."""
@@ -36,8 +63,7 @@ class Lane:
     time: float = 0.0
     outgoing_free: float = 0.0
     incoming_free: float = 0.0
-    ready: Callable[[], bool] | None = None  # while it waits: may it go on?
-    waits_for: Callable[[], WaitsFor] | None = None  # asked only by reports
+    awaits: Event | None = None  # while it waits
     since: float = 0.0  # when it began to wait, on this machine's clock
     idle: bool = False  # a stream without work keeps nobody waiting
     polls: int = 0
@@ -55,9 +81,9 @@ class Meeting(Protocol):
 
     cluster: Cluster | None
 
-    def wait(
-        self, lane: Lane, ready: Callable[[], bool], waits_for: Callable[[], WaitsFor]
-    ) -> None: ...
+    fine: bool
+
+    def wait(self, lane: Lane, event: Event) -> None: ...
 
     def poll(self, operation: Operation) -> bool: ...
 
@@ -82,8 +108,8 @@ class Operation:
 
     def wait(self) -> None:
         """Block until this end is complete."""
-        if not self.done:
-            self.world.wait(self.lane, self.is_done, self.waits_for)
+        if not self.done or self.world.fine:
+            self.world.wait(self.lane, self)
         self.lane.polls = 0
         self.lane.time = max(self.lane.time, self.arrival())
 
@@ -93,7 +119,7 @@ class Operation:
         On the virtual clock "not yet" must not depend on this machine's threads: the answer waits
         until the other end is posted, or until nobody else can move.
         """
-        if not self.done and not self.world.poll(self):
+        if (not self.done or self.world.fine) and not self.world.poll(self):
             return False
         if self.arrival() > self.lane.time and self.lane.polls < PATIENCE:
             self.lane.polls += 1
@@ -102,7 +128,7 @@ class Operation:
         self.lane.time = max(self.lane.time, self.arrival())  # who spins without computing, waits
         return True
 
-    def is_done(self) -> bool:
+    def ready(self) -> bool:
         """Tell whether both ends have met."""
         return self.done
 
@@ -132,3 +158,18 @@ class Operation:
                     self.lane.incoming_free = starts + seconds
                     self.completed = starts + seconds + link.latency
         return self.completed
+
+
+@dataclass(eq=False)
+class Poll:
+    """A message that a lane waits for until it is told "not yet"."""
+
+    operation: Operation
+
+    def ready(self) -> bool:
+        """Tell whether there is an answer."""
+        return self.operation.done or self.operation.lane.released
+
+    def waits_for(self) -> WaitsFor:
+        """Say what for."""
+        return self.operation.waits_for()

@@ -33,7 +33,7 @@ from minidist.comm.threads_wire.carriers.engines import carrier_of
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.first_calls import call_once
 from minidist.comm.threads_wire.group import Group, RollCall
-from minidist.comm.threads_wire.lanes import Lane, Operation
+from minidist.comm.threads_wire.lanes import Lane, Operation, Until
 from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -119,8 +119,7 @@ class ThreadsWire(Wire):
         self.world.abort(self.members[self.rank], error)
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        rank = self.members[self.rank]
-        self.world.wait(self.lane, ready, lambda: (what, rank), idle)
+        self.world.wait(self.lane, Until(ready, what, self.members[self.rank]), idle)
 
     def wake(self, blocking: bool = True) -> None:
         self.world.wake_rank(self.members[self.rank], blocking)

@@ -32,7 +32,15 @@ from minidist.comm.threads_wire.carriers.carrier import WAITS_FOR_TURN, Carrier
 from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.group import Group, RollCall
-from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation, WaitsFor
+from minidist.comm.threads_wire.lanes import (
+    PATIENCE,
+    ROUNDS,
+    Event,
+    Lane,
+    Operation,
+    Poll,
+    WaitsFor,
+)
 from minidist.trace.events import SEND, EventKind
 
 
@@ -51,7 +59,7 @@ class World:
     ) -> None:
         self.cluster, self.eager_limit, self.limit = cluster, eager_limit, limit
         self.carrier = carrier or Threads(limit)
-        self.lock = self.carrier.lock
+        self.lock, self.fine = self.carrier.lock, self.carrier.fine
         self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
         # of each rank, by number; a fork that nobody holds any more takes its lane with it
         self.lanes_of: list[WeakValueDictionary[int, Lane]] = [
@@ -87,7 +95,7 @@ class World:
         self, lane: Lane, kind: EventKind, array: Array, key: tuple[str, int, int, int]
     ) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
-        if self.carrier.fine:
+        if self.fine:
             self.pause()
         bytes = array.nbytes
         eager = 0 < self.eager_limit >= bytes
@@ -101,7 +109,7 @@ class World:
             self.raise_failure()
             self.progress += 1
             lane.polls, here = 0, self.carrier.here()
-            if lane.ready is None:  # or another thread, which waits, is in the middle of using it
+            if lane.awaits is None:  # or another thread, which waits, is in the middle of using it
                 lane.thread = here
             queue = self.unmatched[key]
             if not queue or queue[0].kind is kind:
@@ -116,10 +124,7 @@ class World:
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
         if send.bytes != receive.bytes:
             _, sender, receiver, tag = key
-            sizes = (
-                f"sends {send.bytes} bytes to rank {receiver}, which receives into a "
-                "buffer of"
-            )
+            sizes = f"sends {send.bytes} bytes to rank {receiver}, which receives into a buffer of"
             fix = f"{receive.bytes} ({label(tag)}): give both the same shape and dtype"
             raise MismatchError(f"rank {sender} {sizes} {fix}")
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
@@ -138,7 +143,7 @@ class World:
 
     def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
         """Bring this rank's answer, and return the roll call once all ranks of the group have."""
-        if self.carrier.fine:
+        if self.fine:
             self.pause()
         with self.lock:
             call = self.roll_calls.get(place)
@@ -148,7 +153,7 @@ class World:
                 del self.roll_calls[place]
                 for other in call.lanes:
                     self._wake(other)
-        self.wait(lane, call.complete, call.waits_for)
+        self.wait(lane, call)
         return call
 
     def expose(self, memory: Any) -> None:
@@ -167,37 +172,34 @@ class World:
     def wait(
         self,
         lane: Lane,
-        ready: Callable[[], bool],
-        waits_for: Callable[[], WaitsFor],
+        event: Event,
         idle: bool = False,
     ) -> None:
-        """Block `lane` until `ready()`; raise if that can never be."""
+        """Block `lane` until the event is ready; raise if that can never be."""
         carrier = self.carrier
         with self.lock:
-            if lane.ready is not None:
+            if lane.awaits is not None:
                 fix = "give each its own, by fork(); what a stream runs communicates on stream.comm"
                 raise CommunicationError(
                     f"two threads of rank {lane.rank} wait on one communicator at once: {fix}"
                 )
             lane.thread = carrier.here()
-            if ready():
-                if carrier.fine:
+            if event.ready():
+                if self.fine:
                     carrier.pause()
                 return
-            lane.ready, lane.waits_for, lane.idle = ready, waits_for, idle
-            lane.since = time.monotonic()
+            lane.awaits, lane.idle, lane.since = event, idle, time.monotonic()
             try:
-                while not ready():
+                while not event.ready():
                     carrier.stands(lane)
                     self.raise_failure()
                     self._prove_progress()
-                    if not ready():
+                    if not event.ready():
                         if carrier.comes_back:
                             self._keep_limit(lane, time.monotonic() - lane.since)
                         carrier.park(lane)
             finally:
-                lane.ready = lane.waits_for = None
-                lane.idle = False
+                lane.awaits, lane.idle = None, False
                 carrier.goes_on(lane)
 
     def poll(self, operation: Operation) -> bool:
@@ -205,6 +207,9 @@ class World:
         waiting.
         """
         lane = operation.lane
+        if operation.done:  # it is asked only where others may go on at every call
+            self.pause()
+            return True
         if self.cluster is None and lane.polls < self.patience:
             lane.polls += 1
             self.pause()
@@ -213,7 +218,7 @@ class World:
             lane.polling, lane.released = True, False
             self.pollers[id(lane)] = lane
             try:
-                self.wait(lane, lambda: operation.done or lane.released, operation.waits_for)
+                self.wait(lane, Poll(operation))
             finally:
                 lane.polling = False
                 del self.pollers[id(lane)]
@@ -253,12 +258,12 @@ class World:
 
     def _wake_everybody(self) -> None:
         for lane in self.lanes():
-            if lane.ready is not None:
+            if lane.awaits is not None:
                 self.carrier.wake_late(lane)
 
     def _wake(self, lane: Lane) -> None:
         """Wake a lane that may go on now. Call with the lock held."""
-        if lane.ready is not None and lane.ready():
+        if lane.awaits is not None and lane.awaits.ready():
             self.carrier.wake(lane)
 
     def wake_rank(self, rank: int, blocking: bool = True) -> None:
@@ -272,7 +277,7 @@ class World:
                     self._wake(lane)
         else:
             for lane in lanes:
-                if lane.ready is not None and lane.ready():
+                if lane.awaits is not None and lane.awaits.ready():
                     self.carrier.wake_late(lane)
 
     def raise_failure(self) -> None:
@@ -296,9 +301,9 @@ class World:
         unused = any(lane.thread is None for lane in lanes)
         if unused and self.carrier.strangers():  # one may be about to use it
             return
-        if any(lane.ready is not None and lane.ready() for lane in lanes):
+        if any(lane.awaits is not None and lane.awaits.ready() for lane in lanes):
             return
-        waiting = [lane for lane in lanes if lane.ready is not None and not lane.idle]
+        waiting = [lane for lane in lanes if lane.awaits is not None and not lane.idle]
         if waiting:
             error = DeadlockError(self._report(waiting))
             self.abort(waiting[0].rank, error)
@@ -328,7 +333,7 @@ class World:
 
     def _kept_waiting(self, lane: Lane) -> bool:
         """Tell whether a lane waits for another rank, or for its turn."""
-        if lane.ready is None:
+        if lane.awaits is None:
             return self.carrier.doing(lane) == WAITS_FOR_TURN
         return _waits_for(lane)[1] != lane.rank
 
@@ -382,7 +387,7 @@ class World:
             return "has finished"
         if (doing := self.carrier.doing(lane)) == WAITS_FOR_TURN:
             return doing
-        if lane.ready is not None:
+        if lane.awaits is not None:
             seconds = time.monotonic() - lane.since
             return "" if lane.idle else f"waits {seconds:.1f} s: {_waits_for(lane)[0]}"
         return doing
@@ -395,7 +400,7 @@ class World:
 
 
 def _waits_for(lane: Lane) -> WaitsFor:
-    return lane.waits_for() if lane.waits_for is not None else ("", None)
+    return lane.awaits.waits_for() if lane.awaits is not None else ("", None)
 
 
 def _snapshot(array: Array) -> Array:

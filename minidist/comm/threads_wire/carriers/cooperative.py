@@ -66,9 +66,7 @@ class Cooperative:
 
     comes_back = False
 
-    def __init__(
-        self, stacks: Stacks, order: Order, limit: float = 300.0, fine: bool = False
-    ) -> None:
+    def __init__(self, stacks: Stacks, order: Order, limit: float, fine: bool) -> None:
         self.stacks, self.order, self.limit, self.fine = stacks, order, limit, fine
         # exactly one task runs, and none is interrupted
         self.lock: AbstractContextManager[Any] = nullcontext()

@@ -9,13 +9,14 @@ The rule is written and explicit, since nobody can tell before a program runs wh
 inside a backward. Both cooperative engines draw alike: of one seed they make one interleaving.
 """
 
+import math
 from collections.abc import Sequence
 
 from minidist.comm.threads_wire.carriers.baton import Baton
 from minidist.comm.threads_wire.carriers.carrier import Carrier
 from minidist.comm.threads_wire.carriers.cooperative import Cooperative
 from minidist.comm.threads_wire.carriers.greenlets import Greenlets
-from minidist.comm.threads_wire.carriers.order import drawn, repeated
+from minidist.comm.threads_wire.carriers.order import Order, drawn, repeated
 from minidist.comm.threads_wire.carriers.threads import Threads
 
 ENGINES = ("threads", "cooperative", "greenlets")
@@ -44,6 +45,15 @@ def carrier_of(
         return Threads(limit)
     if seed is not None and schedule is not None:
         raise ValueError("seed and schedule both say in which order ranks run: give one of them")
-    stacks = Greenlets() if engine == "greenlets" else Baton()
     order = drawn(seed or 0) if schedule is None else repeated(schedule)
-    return Cooperative(stacks, order, limit, fine=schedule is not None)
+    return cooperative(engine, order, limit, fine=schedule is not None)
+
+
+def cooperative(engine: str, order: Order, limit: float = math.inf, *, fine: bool) -> Cooperative:
+    """Return what carries ranks that take turns in an order; `fine`: at each call of a
+    communicator.
+    """
+    if engine not in ENGINES[1:]:
+        raise ValueError(f"engine={engine!r}: ranks take turns on {' and '.join(ENGINES[1:])}")
+    stacks = Greenlets() if engine == "greenlets" else Baton()
+    return Cooperative(stacks, order, limit, fine)
