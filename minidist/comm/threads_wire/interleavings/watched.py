@@ -37,7 +37,7 @@ class Step:
     changed: bool = False  # something that ranks share
     apart: bool = False  # it cannot have read that: it was all inside of a barrier, say
     polled: set[Key] = field(default_factory=set)  # messages whose arrival it has asked for
-    completed: set[Key] = field(default_factory=set)  # messages it was the second end of
+    posted: set[Key] = field(default_factory=set)  # messages that it has posted an end of
     after: set[int] = field(default_factory=set)  # steps that it had to wait for
 
     def depends_on(self, other: Step) -> bool:
@@ -46,7 +46,7 @@ class Step:
             return True
         if (self.changed and not other.apart) or (other.changed and not self.apart):
             return True
-        asked = self.polled & other.completed or other.polled & self.completed
+        asked = self.polled & other.posted or other.polled & self.posted
         return bool(asked)
 
 
@@ -117,12 +117,12 @@ class WatchedWorld(World):
     def post(self, lane: Lane, kind: Any, array: Any, key: Key) -> Operation:
         """Post one end of a message, and note the step."""
         operation = super().post(lane, kind, array, key)
+        self.steps[-1].posted.add(key)
         self.posted.setdefault(id(operation), (operation, set()))[1].add(self.now)
         return operation
 
     def _meet(self, send: Operation, receive: Operation) -> None:
         super()._meet(send, receive)
-        self.steps[-1].completed.add(send.key)
         causes = {self.now}
         for end in (send, receive):
             causes |= self.posted.get(id(end), (end, set()))[1]
