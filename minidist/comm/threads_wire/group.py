@@ -23,12 +23,14 @@ class Group:
         Their numbers in the world.
     places : dict[int, int]
         Each one's number in the group.
+    absent : int
+        How many have not asked for it yet.
     nodes : list or None
         For each rank, which ranks share memory with it, once somebody has asked.
     """
 
     def __init__(self, members: tuple[int, ...]) -> None:
-        self.members = members
+        self.members, self.absent = members, len(members)
         self.places = {member: rank for rank, member in enumerate(members)}
         self.nodes: list[tuple[int, ...]] | None = None
 

@@ -68,7 +68,7 @@ class World:
         self.made = 0
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
         self.roll_calls: dict[tuple[str, int], RollCall] = {}
-        self.groups: WeakValueDictionary[str, Group] = WeakValueDictionary()
+        self.groups: dict[str, Group] = {}  # that some of their ranks have still to ask for
         self.pollers: dict[int, Lane] = {}  # that wait, and may be told "not yet"
         self.failure: tuple[int, BaseException] | None = None
         self.progress = 0
@@ -160,11 +160,14 @@ class World:
         """Note memory that other ranks will read and write."""
 
     def group(self, name: str, members: Callable[[], tuple[int, ...]]) -> Group:
-        """Return the one description of the group of this name, which its ranks share."""
+        """Return the one description of a group, which all its ranks ask for once, and share."""
         with self.lock:
             group = self.groups.get(name)
             if group is None:
                 group = self.groups[name] = Group(members())
+            group.absent -= 1
+            if not group.absent:
+                del self.groups[name]
             return group
 
     # ---------------------------------------------------------------- waiting, and the proof
