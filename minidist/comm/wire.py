@@ -204,8 +204,10 @@ class WireAround(Wire):
 
     def __init__(self, inner: Wire) -> None:
         super().__init__(inner.rank, inner.members, inner.name, inner.homes)
-        self.inner, self.kind = inner, inner.kind
-        self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
+        self.inner = inner
+        self.kind = inner.kind
+        self.one_process = inner.one_process
+        self.carries_cuda = inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
         self.wait_until, self.wake = inner.wait_until, inner.wake  # type: ignore[method-assign]
         self.start, self.hand_over = inner.start, inner.hand_over  # type: ignore[method-assign]

@@ -49,16 +49,18 @@ class ThreadsWire(Wire):
 
     def __init__(self, world: World, lane: Lane, group: Group, name: str = "world") -> None:
         super().__init__(group.places[lane.rank], group.members, name, world.homes)
-        self.world, self.lane, self.group = world, lane, group
+        self.world = world
+        self.lane = lane
+        self.group = group
         self._roll_calls = itertools.count()
 
     def isend(self, array: Array, to: int, tag: int) -> Operation:
-        return self._post(SEND, array, (self.name, self.members[self.rank], self.members[to], tag))
+        key = (self.name, self.members[self.rank], self.members[to], tag)
+        return self._post(SEND, array, key)
 
     def irecv(self, array: Array, source: int, tag: int) -> Operation:
-        return self._post(
-            RECEIVE, array, (self.name, self.members[source], self.members[self.rank], tag)
-        )
+        key = (self.name, self.members[source], self.members[self.rank], tag)
+        return self._post(RECEIVE, array, key)
 
     def _post(self, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         if device_name(array) == "cuda":
@@ -70,7 +72,8 @@ class ThreadsWire(Wire):
     def derive(
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
     ) -> ThreadsWire:
-        world, rank = self.world, self.members[self.rank]
+        world = self.world
+        rank = self.members[self.rank]
         lane = world.add_lane(rank, name.removeprefix("world")) if for_thread else self.lane
         group = world.group(name, lambda: tuple(self.members[rank] for rank in mine))
         return ThreadsWire(world, lane, group, name)
@@ -131,7 +134,9 @@ class ThreadsWire(Wire):
 def alone() -> Communicator:
     """Return the communicator of a process that was started alone."""
     world = World(1)
-    return Communicator(ThreadsWire(world, world.add_lane(0, ""), Group((0,))), Ledger())
+    lane = world.add_lane(0, "")
+    wire = ThreadsWire(world, lane, Group((0,)))
+    return Communicator(wire, Ledger())
 
 
 def run(
@@ -193,8 +198,9 @@ def run(
         raise ValueError(f"ranks={ranks}: start at least 1")
     if cluster is not None:
         cluster.check(ranks)
-    carrier = carrier_of(engine, seed, schedule, time_limit(limit))
-    world = World(ranks, cluster, eager_limit, carrier.limit, carrier)
+    longest = time_limit(limit)
+    carrier = carrier_of(engine, seed, schedule, longest)
+    world = World(ranks, cluster, eager_limit, longest, carrier)
     return carry(fn, world, lambda: Ledger(trace, debug_mode(debug)))
 
 
@@ -204,11 +210,14 @@ def carry(
     """Call `fn(comm)` on each rank of a world, with a ledger each; return and raise as `run`."""
     ranks = len(world.homes)
     results: list[Any] = [None] * ranks
-    group, works = Group(tuple(range(ranks))), []
+    group = Group(tuple(range(ranks)))
+    works = []
     for rank in range(ranks):
-        wire = ThreadsWire(world, world.add_lane(rank, ""), group)
+        lane = world.add_lane(rank, "")
+        wire = ThreadsWire(world, lane, group)
         comm = Communicator(wire, ledger())
-        works.append(Work(f"rank {rank}", partial(_run_rank, wire, comm, fn, results)))
+        do = partial(_run_rank, wire, comm, fn, results)
+        works.append(Work(f"rank {rank}", do))
     if ranks > 1:
         call_once()
     try:

@@ -27,20 +27,13 @@ from minidist.comm.errors import (
     MismatchError,
     RankFailed,
 )
-from minidist.comm.report import label, user_line
-from minidist.comm.threads_wire.carriers.carrier import WAITS_FOR_TURN, Carrier
+from minidist.comm.report import label
+from minidist.comm.threads_wire.carriers.carrier import Carrier
 from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.group import Group, RollCall
-from minidist.comm.threads_wire.lanes import (
-    PATIENCE,
-    ROUNDS,
-    Event,
-    Lane,
-    Operation,
-    Poll,
-    WaitsFor,
-)
+from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Event, Lane, Operation, Poll
+from minidist.comm.threads_wire.standstill import deadlock, over_limit, waits_for
 from minidist.trace.events import SEND, EventKind
 
 
@@ -308,7 +301,7 @@ class World:
             return
         waiting = [lane for lane in lanes if lane.awaits is not None and not lane.idle]
         if waiting:
-            error = DeadlockError(self._report(waiting))
+            error = DeadlockError(deadlock(waiting, self.carrier))
             self.abort(waiting[0].rank, error)
             raise error
 
@@ -326,19 +319,20 @@ class World:
             self.carrier.wake(lane)
         return lane.released
 
-    def keep_limit(self, running: str, seconds: float) -> None:
-        """Fail if a rank waits that `running` has not let go on for so many seconds, the limit."""
+    def keep_limit(self, running: str, seconds: float, others: bool) -> None:
+        """Fail if anybody waits that `running` has not let go on for so many seconds, the limit;
+        `others`: somebody could, and has no turn.
+        """
         with self.lock:
-            lanes = [lane for lane in self.lanes() if not lane.finished and not lane.idle]
-            if any(self._kept_waiting(lane) for lane in lanes):
+            if others or any(self._waits_for_another(lane) for lane in self.lanes()):
                 start = f"{running} has run for {seconds:.1f} s and handed over to nobody"
-                self.abort(-1, LimitError(self._over_limit(start)))
+                self.abort(-1, self._over_limit(start))
 
-    def _kept_waiting(self, lane: Lane) -> bool:
-        """Tell whether a lane waits for another rank, or for its turn."""
-        if lane.awaits is None:
-            return self.carrier.doing(lane) == WAITS_FOR_TURN
-        return _waits_for(lane)[1] != lane.rank
+    def _waits_for_another(self, lane: Lane) -> bool:
+        return lane.awaits is not None and not lane.idle and waits_for(lane)[1] != lane.rank
+
+    def _over_limit(self, start: str) -> LimitError:
+        return LimitError(over_limit(start, self.limit, self.lanes(), self.carrier))
 
     def _keep_limit(self, lane: Lane, waited: float) -> None:
         """Raise LimitError if a lane has waited too long for another rank. Call with the lock held.
@@ -346,64 +340,11 @@ class World:
         A rank may wait for its own streams as long as they work: they say themselves whom they wait
         for.
         """
-        if lane.idle or waited <= self.limit or _waits_for(lane)[1] == lane.rank:
+        if waited <= self.limit or not self._waits_for_another(lane):
             return
-        error = LimitError(self._over_limit(f"rank {lane.rank} has waited {waited:.1f} s"))
+        error = self._over_limit(f"rank {lane.rank} has waited {waited:.1f} s")
         self.abort(lane.rank, error)
         raise error
-
-    def _over_limit(self, start: str) -> str:
-        """Say that somebody took too long, and what all do."""
-        longer = f"longer than one operation may (limit {self.limit:g} s). Who waits for whom:"
-        lines = [f"{start}, {longer}"]
-        for lane in sorted(self.lanes(), key=lambda lane: (lane.rank, lane.name)):
-            if state := self._state(lane):
-                lines.append(f"  rank {lane.rank}{lane.name} {state}{self._line(lane)}")
-        return "\n".join(lines)
-
-    def _report(self, waiting: list[Lane]) -> str:
-        """Say who waits for whom, and close the cycle or the chain."""
-        waiting.sort(key=lambda lane: (lane.rank, lane.name))
-        lines, edges = ["no rank can go on."], {}
-        for lane in waiting:
-            what, peer = _waits_for(lane)
-            lines.append(f"  rank {lane.rank}{lane.name} waits: {what}{self._line(lane)}")
-            if peer is not None:
-                edges[lane.rank] = peer
-        chain = [waiting[0].rank]
-        while (peer := edges.get(chain[-1])) is not None and peer not in chain:
-            chain.append(peer)
-        if peer is not None:
-            chain = [*chain[chain.index(peer) :], peer]
-            lines.append("  each waits for the next: " + " -> ".join(map(str, chain)))
-        elif chain[-1] not in {lane.rank for lane in waiting}:
-            lines.append(
-                "  rank " + " waits for rank ".join(map(str, chain)) + ", which has finished"
-            )
-        return "\n".join(lines)
-
-    def _state(self, lane: Lane) -> str:
-        """Say what a lane does now; nothing of a stream without work, or of a lane whose thread
-        waits on another one, which says so.
-        """
-        if lane.finished:
-            return "has finished"
-        if (doing := self.carrier.doing(lane)) == WAITS_FOR_TURN:
-            return doing
-        if lane.awaits is not None:
-            seconds = time.monotonic() - lane.since
-            return "" if lane.idle else f"waits {seconds:.1f} s: {_waits_for(lane)[0]}"
-        return doing
-
-    def _line(self, lane: Lane) -> str:
-        """Return where in its user's program a lane stands; nothing if it has finished."""
-        if lane.thread is None or lane.finished:
-            return ""
-        return user_line(self.carrier.frame(lane))
-
-
-def _waits_for(lane: Lane) -> WaitsFor:
-    return lane.awaits.waits_for() if lane.awaits is not None else ("", None)
 
 
 def _snapshot(array: Array) -> Array:

@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-WAITS_FOR_TURN = "waits for its turn"
-
 
 class Work(NamedTuple):
     """What a rank or one of its streams does, and its name in reports and schedules."""
@@ -48,8 +46,8 @@ class Job(Protocol):
     def close(self) -> None:
         """Wake every lane for the last time: the run is over."""
 
-    def keep_limit(self, running: str, seconds: float) -> None:
-        """Fail if a rank waits that `running` has not let go on for so many seconds."""
+    def keep_limit(self, running: str, seconds: float, others: bool) -> None:
+        """Fail if anybody waits that `running` has not let go on for so many seconds."""
 
 
 class Carrier(Protocol):
@@ -113,8 +111,8 @@ class Carrier(Protocol):
         """Tell whether there is anybody who has used no lane yet, and might."""
 
     def doing(self, lane: Waiting) -> str:
-        """Say what a lane does that does not wait: `computes`, WAITS_FOR_TURN, or nothing, if what
-        runs it is not there or parked on another lane.
+        """Say what a lane does that may go on: `computes`, or `waits for its turn`; nothing if what
+        runs it is parked, or not there.
         """
 
     def frame(self, lane: Waiting) -> FrameType | None:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from minidist.comm.errors import CommunicationError
-from minidist.comm.threads_wire.carriers.carrier import WAITS_FOR_TURN, Job, Waiting, Work
+from minidist.comm.threads_wire.carriers.carrier import Job, Waiting, Work
 from minidist.comm.threads_wire.carriers.order import Order
 
 
@@ -93,7 +93,7 @@ class Cooperative:
                 seen, idle = self.turns, 0.0
             idle += LOOK
             if idle > self.limit and job.failure is None:
-                job.keep_limit(self.current.name, idle)
+                job.keep_limit(self.current.name, idle, bool(self.ready))
             return job.failure is not None and idle > 1.0
 
         self.stacks.run(self.current, look)
@@ -211,7 +211,7 @@ class Cooperative:
         """Tell whether the lane's task is the one that runs, or would like to."""
         if lane.thread is self.current:
             return "computes"
-        return WAITS_FOR_TURN if lane.thread is None or not lane.thread.parked else ""
+        return "" if lane.thread is None or lane.thread.parked else "waits for its turn"
 
     def frame(self, lane: Waiting) -> FrameType | None:
         """Return the innermost call of the lane's task."""
