@@ -238,7 +238,6 @@ def _run_rank(
 ) -> None:
     wire.lane.thread = wire.world.carrier.here()
     try:
-        wire.world.raise_failure()  # before its turn came
         results[wire.rank] = fn(comm)
     except BaseException as error:
         wire.world.abort(wire.rank, error)

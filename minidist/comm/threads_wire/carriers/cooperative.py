@@ -105,7 +105,8 @@ class Cooperative:
 
         def do() -> None:
             try:
-                work.do()
+                if self.job is None or self.job.failure is None:  # before its first turn came
+                    work.do()
             finally:
                 self._leave()
 
