@@ -38,7 +38,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 
 def steps(comm: Communicator, layout: Layout, recipe: Recipe) -> tuple[Any, ...]:
-    """Train for two steps; return the parameters' bytes, the losses, what was sent, the clock."""
+    """Train for three steps; return the losses to the last bit, what was sent, and the clock."""
     generator = torch.Generator().manual_seed(5)
     mesh = Mesh(comm, layout)
     model = GPT(SIZES, dtype=torch.float64, generator=generator)
@@ -49,13 +49,12 @@ def steps(comm: Communicator, layout: Layout, recipe: Recipe) -> tuple[Any, ...]
     optimizer = parallel.optimizer(torch.optim.SGD, groups, elementwise=True, lr=0.1)
     tokens = [torch.randint(64, (2, 8), generator=generator) for _ in range(recipe.microbatches)]
     losses = []
-    for _ in range(2):
+    for _ in range(3):
         parallel.zero_grad()
         losses.append(parallel.step(tokens, tokens, [Where()] * len(tokens)))
         optimizer.step()
-    held = [parameter.detach().numpy().tobytes() for parameter in parallel.model.parameters()]
     sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
-    return held, repr(losses), sent, comm.clock()
+    return [float(loss).hex() for loss in losses], sent, comm.clock()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
