@@ -37,6 +37,7 @@ FLOORS = {
     "comm": 1,
     "collectives": 2,
     "mesh": 3,
+    "c10d": 3,
     "model": 3,
     "parallel": 4,
     "memory": 4,

@@ -216,6 +216,28 @@ class Communicator:
             wire = self.wire.split(color, key, f"{self.name}/{next(self._children)}.{color}")
         return Communicator(wire, self.ledger.of_group())
 
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Return a communicator of `ranks`, in this order. Collective among these ranks alone:
+        the others need not know of it.
+
+        Parameters
+        ----------
+        name : str
+            The same on all `ranks`, and another one for each group that they make.
+
+        Raises
+        ------
+        ValueError
+            If this rank is not one of them.
+        NotImplementedError
+            On the `torch` wire, whose groups are made by all ranks together.
+        """
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not one of the ranks {list(ranks)} of {name!r}")
+        with self.meeting(f"the group {name}"):
+            wire = self.wire.among(list(ranks), f"{self.name}/{name}")
+        return Communicator(wire, self.ledger.of_group())
+
     def fork(self) -> Communicator:
         """Return a communicator of the same ranks for another thread to use beside this one.
         Collective.

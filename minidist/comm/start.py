@@ -63,6 +63,11 @@ def launched_rank() -> str:
     )
 
 
+def under_mpirun() -> bool:
+    """Tell whether mpirun has started this process, and not torchrun, nor srun for torch."""
+    return _launcher() == "mpi4py"
+
+
 def restarts() -> int:
     """Return how often the launcher has started this job before: ours, torchrun or SLURM."""
     counts = [os.environ.get(name, "") for name in RESTARTS]
