@@ -136,11 +136,11 @@ def together(job: Job, every: int, away: float, sites: int, seed: int) -> float:
 @pytest.mark.parametrize("policy", ["restart", "spare"])
 def test_a_site_that_stops_alone_loses_what_it_did_since_sites_met(policy: str) -> None:
     """The closed form, the simulation of one job, and sites told one by one."""
-    way = Joined(0.0, 50, 2.0, 0.0)
+    way = Joined(0.0, 500, 2.0, 0.0)  # a meeting every 1,000 s
     away = JOB.restart + (JOB.repair if policy == "restart" else 0.0)
     share = trains(way, JOB, policy, 3)
     assert share == pytest.approx(simulate(*job_with(way, JOB, policy, 3)).training, abs=0.01)
-    assert share == pytest.approx(together(JOB, 50, away, 3, seed=1), abs=0.01)
+    assert share == pytest.approx(together(JOB, 500, away, 3, seed=1), abs=0.01)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
