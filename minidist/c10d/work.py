@@ -5,11 +5,13 @@
 
 A rank's own thread completes the futures, where it waits: callbacks may then communicate, and the
 clock of the rank moves to the end of the operation. DDP waits in C++, out of our sight; so a future
-that is asked for during a backward pass is completed at the end of it, before DDP looks.
+that is asked for during a backward pass is completed at the end of it, before DDP looks. A rank that
+has joined (`DDP.join`: it has no batch left) has no backward pass: its futures are completed at once.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+JOINED = DistributedDataParallel._match_all_reduce_for_bwd_pass.__code__
 
 
 class Working(dist.Work):
@@ -79,10 +84,20 @@ class Working(dist.Work):
             self._future = Completed(self.wait)
             if self._finish is None:
                 self._future.set_result(self._outputs)
+            elif has_joined():
+                self.wait()
             elif torch._C._current_graph_task_id() != -1:
                 engine: Any = Variable._execution_engine
                 engine.queue_callback(self.wait)
         return self._future
+
+
+def has_joined() -> bool:
+    """Tell whether DDP calls in place of a backward pass, on a rank that has no batch left."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not JOINED:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Completed(Future[Any]):
