@@ -3,10 +3,12 @@
 #
 # `train` is a training loop as people write it for `torchrun`: torch's own DDP, and nothing that
 # knows of minidist. Here it runs on four simulated ranks of a modelled H100 machine. The picture
-# shows on its virtual clock when a rank is in an all-reduce: first DDP's own preparations, then
-# three steps of two buckets each.
+# shows its last two steps on the virtual clock. DDP reduces two buckets in a step: the first while
+# the backward still computes, and for the second one the rank's own thread has to wait.
 
 # %%
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,12 +29,12 @@ def model():
     return torch.nn.Sequential(*wide)
 
 
-def train(rows=12):
+def train(batches=12, rows=8):
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model(), bucket_cap_mb=4)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
-    for batch in torch.randn(rows, 8, WIDTH)[rank::ranks]:
+    for batch in torch.randn(batches, rows, WIDTH)[rank::ranks]:
         loss = (parallel(batch) - batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -42,26 +44,39 @@ def train(rows=12):
 
 
 trace = Trace()
-machine = Cluster.h100(nodes=1)
-losses = minidist.run(lambda comm: train(), ranks=4, torch=True, cluster=machine, trace=trace)
+machine = replace(Cluster.h100(nodes=1), flops=67e12)  # an H100 in 32 bits
+running = {"torch": True, "cluster": machine, "trace": trace}
+losses = minidist.run(lambda comm: train(rows=256), ranks=4, **running)
 print("losses of the four ranks:", *losses)
 
 
 def timeline(file):
-    """Draw when each rank is in an all-reduce."""
+    """Draw when each rank's bucket is under way, and when its own thread waits for it."""
     figure = Figure(figsize=(8, 2.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    spans = [event for event in trace.events if event.name.startswith("all_reduce")]
-    starts = [1e6 * event.start for event in spans]
-    widths = [1e6 * (event.end - event.start) for event in spans]
-    axes.barh([event.rank for event in spans], widths, 0.7, starts, edgecolor="white")
+    end = max(event.end for event in trace.events)
+    for kind, place, colour, label in (
+        ("collective", -0.2, "#0072B2", "all-reduce"),
+        ("wait", 0.2, "#D55E00", "the rank's thread waits"),
+    ):
+        spans = [event for event in trace.events if event.kind == kind and event.bytes != 8]
+        starts = [1e6 * event.start for event in spans]
+        widths = [1e6 * (event.end - event.start) for event in spans]
+        rows = [event.rank + place for event in spans]
+        axes.barh(rows, widths, 0.38, starts, color=colour, edgecolor="white", label=label)
     axes.set(xlabel="virtual time (microseconds)", ylabel="rank", yticks=range(4))
+    axes.set_xlim(1e6 * end - 280, 1e6 * end)
     axes.invert_yaxis()
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
     figure.savefig(file, dpi=120)
 
 
-picture(timeline, "When each of four ranks is in an all-reduce: the same moments on all of them.")
+picture(
+    timeline,
+    "The last two steps of four ranks. In each step two all-reduces follow each other. A rank's own "
+    "thread waits during the last part of the first and all of the second.",
+)
 
 # %% [markdown]
 # ## A bug
@@ -71,7 +86,7 @@ picture(timeline, "When each of four ranks is in an all-reduce: the same moments
 
 # %%
 try:
-    minidist.run(lambda comm: train(rows=10), ranks=4, torch=True)
+    minidist.run(lambda comm: train(batches=10), ranks=4, torch=True)
 except minidist.DeadlockError as error:
     print(error)
 
@@ -114,7 +129,7 @@ print("minidist's DDP     ", ours[0])
 # ## On 64 modelled H100
 #
 # The same `train` on eight machines of eight GPUs. Products take time on the virtual clock, at the
-# peak of an H100. **Predict:** the model has 2 million parameters, an H100 sends 50 GB/s to another
+# peak of an H100 in 16 bits. **Predict:** the model has 2 million parameters, an H100 sends 50 GB/s to another
 # machine. How long does a step take with 8 ranks on one machine, and how long with 64 on eight?
 
 # %%
@@ -122,9 +137,9 @@ for nodes in (1, 8):
     ranks = 8 * nodes
 
     def timed(comm, ranks=ranks):
-        train(rows=ranks)  # DDP's preparations, and one step
+        train(batches=ranks)  # DDP's preparations, and one step
         before = comm.clock()
-        train(rows=3 * ranks)
+        train(batches=3 * ranks)
         return comm.clock() - before
 
     clocks = minidist.run(timed, ranks=ranks, torch=True, cluster=Cluster.h100(nodes=nodes))
