@@ -117,13 +117,13 @@ def warm_python(*more: str) -> list[str]:
     )
 
 
-def warm_environment() -> dict[str, str]:
-    """Return the environment for a program that begins with `warm_python()`, and whose own ranks are
+def warm_environment(*more: str) -> dict[str, str]:
+    """Return the environment for a program that begins with `warm_python(*more)`, and whose own ranks are
     to start so, too.
 
     They are forks: to a signal other than SIGKILL they do not listen.
     """
-    warm = {PYTHON: executable(warm_python())} if sys.platform == "linux" else {}
+    warm = {PYTHON: executable(warm_python(*more))} if sys.platform == "linux" else {}
     return clean_environment() | warm
 
 
