@@ -89,6 +89,12 @@ class Wire(ABC):
         receive.wait()
         send.wait()
 
+    def prepare_exchange(
+        self, leaving: Array, to: int, arriving: Array, source: int, tag: int
+    ) -> Callable[..., None]:
+        """Return what is called as `exchange`, with these arguments again and again."""
+        return self.exchange
+
     @abstractmethod
     def roll_call(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data, beside the program's messages.

@@ -439,8 +439,8 @@ COLLECTIVES = [
     Mutation(
         "shared memory is written again into the half that is still read",
         "minidist/collectives/shared.py",
-        old="self.parity = 1 - self.parity",
-        new="self.parity = 0",
+        old="half = self.turns % 2",
+        new="half = 0",
         tests=(
             "tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",
         ),
@@ -459,7 +459,8 @@ COLLECTIVES = [
             "out, comm.internal, combine),\n"
             "        lengths,\n"
             "    )\n"
-            "    finish(op, out, comm.size)\n"
+            '    if op == "mean":\n'
+            "        comm.computing(finish)(op, out, comm.size)\n"
         ),
         new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
