@@ -38,7 +38,7 @@ from minidist.collectives.operations import (
     reduce_scatter,
     scatter,
 )
-from minidist.collectives.prepared.handle import Prepared, prepare
+from minidist.collectives.prepared.handle import Prepared, PreparedLater, prepare
 from minidist.collectives.reduction import REDUCTIONS
 from minidist.comm.buffers import DTYPES
 
@@ -47,6 +47,7 @@ __all__ = [
     "DTYPES",
     "REDUCTIONS",
     "Prepared",
+    "PreparedLater",
     "algorithms",
     "all_gather",
     "all_reduce",

@@ -8,6 +8,7 @@ computes the same bits, and sends the same messages, as the plain call. (MPI 4.0
 """
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -101,6 +102,29 @@ def prepare(operation: str, buffer: Buffer | None, comm: Communicator, **options
     notes = Notes()
     result = getattr(operations, operation)(buffer, Noting(comm, notes), **options)
     return Prepared(operation, comm, notes, [buffer, options.get("out")], result)
+
+
+class PreparedLater:
+    """A handle that its first call prepares: for a stream, whose thread alone uses `stream.comm`.
+
+        reduce = PreparedLater("all_reduce", bucket, stream.comm)
+        stream.launch(reduce)
+
+    Arguments are those of `prepare`. What is wrong with them is found by the first call.
+    """
+
+    def __init__(
+        self, operation: str, buffer: Buffer | None, comm: Communicator, **options: Any
+    ) -> None:
+        self.__name__ = operation
+        self._prepare = partial(prepare, operation, buffer, comm, **options)
+        self._handle: Prepared | None = None
+
+    def __call__(self) -> Any:
+        """Run the collective. Every rank calls it."""
+        if self._handle is None:
+            self._handle = self._prepare()
+        return self._handle()
 
 
 def place_of(tensor: Any) -> tuple[object, ...]:
