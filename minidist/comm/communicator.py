@@ -55,8 +55,6 @@ class Communicator:
     clock : callable
         `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this
         rank.
-    copy : callable
-        `copy(target, source)` copies bytes between flat arrays; see `buffers.copy`.
     wait_until, wake, fail : callable
         With the rank's other threads; see `Wire`.
     kept : dict
@@ -76,7 +74,6 @@ class Communicator:
         )
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
-        self.copy = copy
         self.clock, self.wait_until, self.wake, self.fail = (
             wire.clock,
             wire.wait_until,
@@ -323,6 +320,9 @@ class Communicator:
         return Span(self, name, kind, bytes, engine_bytes)
 
     # ---------------------------------------------------------------- what collectives are made of
+
+    copy = staticmethod(copy)
+    """Copy bytes between flat arrays; see `buffers.copy`."""
 
     def computing(self, function: Computing) -> Computing:
         """Return what a collective calls to compute on arrays. A `Noting` communicator notes the

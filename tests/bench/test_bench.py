@@ -176,11 +176,11 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
-    ours = "send" if name == "p2p" else "auto"
+    ours = ("send",) if name == "p2p" else ("auto", "handle")
     # a multiple of 3 floats
     sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]
     assert names(found) == {
-        (name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")
+        (name.replace("-", "_"), size, who) for size in sizes for who in (*ours, "native")
     }
     assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"

@@ -81,7 +81,6 @@ class Noting(Communicator):
         self.kept = comm.kept
         self.registered = comm.registered
         self.tag_offset = comm.tag_offset
-        self.copy = self._copy
 
     @cached_property
     def internal(self) -> Communicator:
@@ -100,7 +99,7 @@ class Noting(Communicator):
 
         return noted  # type: ignore[return-value]
 
-    def _copy(self, target: Array, source: Array) -> None:
+    def copy(self, target: Array, source: Array) -> None:
         step = partial(copy, target, source)
         # Here it is known how to copy, which `copy` asks each time.
         if isinstance(target, np.ndarray) and target.dtype is source.dtype:
