@@ -446,6 +446,33 @@ COLLECTIVES = [
         ),
     ),
     Mutation(
+        "a handle always writes into the half of shared memory for which it was noted first",
+        "minidist/collectives/prepared/noting.py",
+        old="staging.turns = turns + 1",
+        new="staging.turns = turns + 2",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_handles_and_plain_calls_take_turns_in_shared_memory",
+        ),
+    ),
+    Mutation(
+        "a handle does not count what it sends",
+        "minidist/collectives/prepared/noting.py",
+        old="return counting + steps",
+        new="return steps",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",
+        ),
+    ),
+    Mutation(
+        "a handle does not look whether a tensor has moved",
+        "minidist/collectives/prepared/handle.py",
+        old="return tensor.shape, tensor.dtype, tensor.stride(), tensor.data_ptr()",
+        new="return tensor.shape, tensor.dtype, tensor.stride()",
+        tests=("tests/collectives/test_prepared.py::test_a_buffer_that_has_moved_is_refused",),
+    ),
+    Mutation(
         "an engine is asked for a mean, which it does not know",
         "minidist/collectives/reduction.py",
         old='    op = "sum" if op == "mean" else op\n',
