@@ -75,10 +75,12 @@ def prepare(operation: str, buffer: Buffer | None, comm: Communicator, **options
 
     Everything that depends on sizes is done here, once: buffers are checked and cut, in debug mode
     the ranks compare what they prepare, shapes and counts that ranks must tell each other are
-    told, the algorithm is chosen, results and temporaries are allocated, and on MPI the messages of
-    an exchange become persistent requests. Nothing is sent or computed.
+    told, the algorithm is chosen, results and temporaries are allocated. On MPI the messages of an
+    exchange become persistent requests, and MPI's own collectives persistent ones. Nothing is sent
+    or computed.
 
-    A handle keeps its buffers. It belongs to the thread that uses `comm`: a stream launches handles
+    A handle keeps its buffers, so on a GPU keep the handle until what it has launched was waited
+    for. It belongs to the thread that uses `comm`: a stream launches handles
     of `stream.comm`.
 
     Parameters

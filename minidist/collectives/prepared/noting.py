@@ -167,9 +167,10 @@ class Noting(Communicator):
         arguments: tuple[Any, ...],
     ) -> None:
         self.notes.algorithm = algorithm
-        again: Callable[[], None] = partial(work, *arguments)
         if engine_bytes is None:
-            again = self._noted(again)
+            again = self._noted(partial(work, *arguments))
+        else:
+            again = self.wire.prepare_native(what, work, arguments)
         step = partial(
             self.comm.carry_out,
             what,

@@ -152,6 +152,14 @@ class MpiWire(Wire):
 
         return NativeMpi(self.mpi)
 
+    def prepare_native(
+        self, what: str, collective: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> Callable[[], None]:
+        from minidist.comm.mpi_wire.native_mpi import persistent
+
+        plain = super().prepare_native(what, collective, arguments)
+        return persistent(self.mpi, what, arguments) or plain
+
     def derive(
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
     ) -> MpiWire:
