@@ -110,7 +110,7 @@ class Communicator:
         """Start sending; the buffer must stay unchanged until the returned request has been waited
         for.
         """
-        array = self.checked(buffer, to, tag, "to")
+        array = self._checked(buffer, to, tag, "to")
         self.ledger.traffic.sent(1, array.nbytes)
         return post(self, self.wire.isend, SEND, array, to, tag)
 
@@ -118,7 +118,7 @@ class Communicator:
         """Start receiving; the buffer holds the message once the returned request has been waited
         for.
         """
-        array = self.checked(buffer, source, tag, "source")
+        array = self._checked(buffer, source, tag, "source")
         return post(self, self.wire.irecv, RECEIVE, array, source, tag)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
@@ -150,7 +150,7 @@ class Communicator:
         A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then
         receives can.
         """
-        leaving, arriving = self.checked_exchange(outgoing, to, incoming, source, tag)
+        leaving, arriving = self._checked_exchange(outgoing, to, incoming, source, tag)
         self.ledger.traffic.sent(1, leaving.nbytes)
         awaited = awaited_exchange(self, arriving, source, tag)
         exchange(self, self.wire.exchange, awaited, leaving, to, arriving, source, tag)
@@ -189,6 +189,28 @@ class Communicator:
         agree(self, "split")
         with self.meeting("split"):
             wire = self.wire.split(color, key, f"{self.name}/{next(self._children)}.{color}")
+        return Communicator(wire, self.ledger.of_group())
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Return a communicator of `ranks`, in this order. Collective among these ranks alone:
+        the others need not know of it.
+
+        Parameters
+        ----------
+        name : str
+            The same on all `ranks`, and another one for each group that they make.
+
+        Raises
+        ------
+        ValueError
+            If this rank is not one of them.
+        NotImplementedError
+            On the `torch` wire, whose groups are made by all ranks together.
+        """
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not one of the ranks {list(ranks)} of {name!r}")
+        with self.meeting(f"the group {name}"):
+            wire = self.wire.among(list(ranks), f"{self.name}/{name}")
         return Communicator(wire, self.ledger.of_group())
 
     def fork(self) -> Communicator:
@@ -319,15 +341,10 @@ class Communicator:
         """
         return Span(self, name, kind, bytes, engine_bytes)
 
-    # ---------------------------------------------------------------- what collectives are made of
-
     copy = staticmethod(copy)
-    """Copy bytes between flat arrays; see `buffers.copy`."""
 
     def computing(self, function: Computing) -> Computing:
-        """Return what a collective calls to compute on arrays. A `Noting` communicator notes the
-        call.
-        """
+        """Return what computes on arrays in a collective; where it is prepared, it notes the call."""
         return function
 
     def carry_out(
@@ -342,8 +359,7 @@ class Communicator:
         """Call `work(*arguments)`, the collective `what`, in a span of `bytes`."""
         if engine_bytes is not None or self.seen:
             with self.span(f"{what} {algorithm}", COLLECTIVE, bytes, engine_bytes):
-                work(*arguments)
-            return
+                return work(*arguments)
         # Nobody sees a span, and small collectives notice what it costs: only time is counted.
         started = self.clock()
         try:
@@ -353,20 +369,18 @@ class Communicator:
 
     # ---------------------------------------------------------------- helpers
 
-    def checked_exchange(
+    def _checked_exchange(
         self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int
     ) -> tuple[Array, Array]:
-        """Return both buffers of an exchange, flat. Raises as `send`."""
-        leaving = self.checked(outgoing, to, tag, "to")
-        arriving = self.checked(incoming, source, tag, "source")
+        leaving = self._checked(outgoing, to, tag, "to")
+        arriving = self._checked(incoming, source, tag, "source")
         if outgoing is incoming:
             raise ValueError(
                 "exchange needs two buffers: what leaves must not be overwritten by what arrives"
             )
         return leaving, arriving
 
-    def checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
-        """Return the buffer of a message, flat. Raises as `send`."""
+    def _checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
         if not 0 <= peer < self.size:
             raise ValueError(
                 f"{role}={peer} is not a rank: there are {self.size}, numbered 0 to {self.size - 1}"

@@ -122,6 +122,15 @@ class Wire(ABC):
             parts.setdefault(chosen, []).append(rank)
         return self.derive(list(parts.values()), parts[color], name)
 
+    def among(self, mine: list[int], name: str) -> Wire:
+        """Return a wire between the ranks `mine`, in this order. Collective among these ranks
+        alone, which all say the same name.
+        """
+        raise NotImplementedError(
+            f"the {self.kind} wire makes a group only where all of its ranks call together: use "
+            "split()"
+        )
+
     def fork(self, name: str) -> Wire:
         """Return a wire between the same ranks, for another thread. Collective."""
         everyone = list(range(self.size))
@@ -225,6 +234,9 @@ class WireAround(Wire):
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
     ) -> Wire:
         return self.inner.derive(parts, mine, name, for_thread)
+
+    def among(self, mine: list[int], name: str) -> Wire:
+        return self.inner.among(mine, name)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         return self.inner.allocate(bytes, for_torch)

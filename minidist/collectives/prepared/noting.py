@@ -107,7 +107,7 @@ class Noting(Communicator):
         self.notes.steps.append(step)
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> "Message":  # type: ignore[override]
-        array = self.checked(buffer, to, tag, "to")
+        array = self._checked(buffer, to, tag, "to")
         self.notes.count(self.ledger.traffic, 1, array.nbytes)
         start = partial(
             post,
@@ -121,7 +121,7 @@ class Noting(Communicator):
         return Message(self.notes, start)
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> "Message":  # type: ignore[override]
-        array = self.checked(buffer, source, tag, "source")
+        array = self._checked(buffer, source, tag, "source")
         start = partial(
             post,
             self.comm,
@@ -136,7 +136,7 @@ class Noting(Communicator):
     def exchange(
         self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int = 0
     ) -> None:
-        leaving, arriving = self.checked_exchange(outgoing, to, incoming, source, tag)
+        leaving, arriving = self._checked_exchange(outgoing, to, incoming, source, tag)
         self.notes.count(self.ledger.traffic, 1, leaving.nbytes)
         message = leaving, to, arriving, source
         step = partial(

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
-from minidist.comm.report import label, marked_traceback
+from minidist.comm.report import TAGS, label, marked_traceback
 from minidist.comm.wire import Wire
 
 BRIEFLY = range(50)  # looks at a flag before this rank is noted as waiting
@@ -168,6 +169,13 @@ class MpiWire(Wire):
         )
         members = tuple(self.members[rank] for rank in mine)
         return MpiWire(group, members, self.homes, name, self if for_thread else None)
+
+    def among(self, mine: list[int], name: str) -> MpiWire:
+        chosen = self.mpi.Get_group().Incl(mine)
+        # the tag keeps apart what two threads make at once
+        handle = self.mpi.Create_group(chosen, zlib.crc32(name.encode()) % TAGS)
+        members = tuple(self.members[rank] for rank in mine)
+        return MpiWire(Group(handle), members, self.homes, name)
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)

@@ -78,6 +78,9 @@ class ThreadsWire(Wire):
             name,
         )
 
+    def among(self, mine: list[int], name: str) -> ThreadsWire:
+        return self.derive([mine], mine, name)  # which asks nobody
+
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
         everyones = self.roll_call(mine)
