@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from minidist.comm.buffers import Array
@@ -89,6 +90,12 @@ class Wire(ABC):
         receive.wait()
         send.wait()
 
+    def prepare_exchange(
+        self, leaving: Array, to: int, arriving: Array, source: int, tag: int
+    ) -> Callable[..., None]:
+        """Return what is called as `exchange`, with these arguments again and again."""
+        return self.exchange
+
     @abstractmethod
     def roll_call(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data, beside the program's messages.
@@ -99,6 +106,12 @@ class Wire(ABC):
     def native(self) -> Any:
         """The engine's own collectives, or None."""
         return None
+
+    def prepare_native(
+        self, what: str, collective: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> Callable[[], None]:
+        """Return what calls `native`'s collective `what` with these arguments again and again."""
+        return partial(collective, *arguments)
 
     # ---------------------------------------------------------------- groups and streams
 

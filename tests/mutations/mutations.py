@@ -439,11 +439,38 @@ COLLECTIVES = [
     Mutation(
         "shared memory is written again into the half that is still read",
         "minidist/collectives/shared.py",
-        old="self.parity = 1 - self.parity",
-        new="self.parity = 0",
+        old="half = self.turns % 2",
+        new="half = 0",
         tests=(
             "tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",
         ),
+    ),
+    Mutation(
+        "a handle always writes into the half of shared memory for which it was noted first",
+        "minidist/collectives/prepared/noting.py",
+        old="staging.turns = turns + 1",
+        new="staging.turns = turns + 2",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_handles_and_plain_calls_take_turns_in_shared_memory",
+        ),
+    ),
+    Mutation(
+        "a handle does not count what it sends",
+        "minidist/collectives/prepared/noting.py",
+        old="return counting + steps",
+        new="return steps",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",
+        ),
+    ),
+    Mutation(
+        "a handle does not look whether a tensor has moved",
+        "minidist/collectives/prepared/handle.py",
+        old="return tensor.shape, tensor.dtype, tensor.stride(), tensor.data_ptr()",
+        new="return tensor.shape, tensor.dtype, tensor.stride()",
+        tests=("tests/collectives/test_prepared.py::test_a_buffer_that_has_moved_is_refused",),
     ),
     Mutation(
         "an engine is asked for a mean, which it does not know",
@@ -459,7 +486,8 @@ COLLECTIVES = [
             "out, comm.internal, combine),\n"
             "        lengths,\n"
             "    )\n"
-            "    finish(op, out, comm.size)\n"
+            '    if op == "mean":\n'
+            "        comm.computing(finish)(op, out, comm.size)\n"
         ),
         new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
