@@ -12,9 +12,53 @@ Read the package from the ground floor up: `trace`, `comm`, `collectives`, `mesh
 `parallel`, `trainer`.
 """
 
-from minidist.comm import Cluster, Communicator, DeadlockError, init, run
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from minidist import comm as _comm
+from minidist.comm import Cluster, Communicator, DeadlockError, init
 from minidist.mesh import Layout, Mesh
 from minidist.trace import Trace
 
 __version__ = "0.3.0"
 __all__ = ["Cluster", "Communicator", "DeadlockError", "Layout", "Mesh", "Trace", "init", "run"]
+
+_Result = TypeVar("_Result")
+
+
+def run(
+    fn: Callable[[Communicator], _Result], ranks: int, *, torch: bool = False, **options: Any
+) -> list[_Result]:
+    """Call `fn(comm)` on each of `ranks` simulated ranks and return their results, by rank.
+
+    Parameters
+    ----------
+    torch : bool
+        Let each rank be a process to torch: with its own default group, so that
+        `init_process_group("minidist")` works in `fn`, and its own default generator. The ranks
+        then compare every collective before it begins, unless MINIDIST_DEBUG=0. On a `cluster`
+        matrix products take time as well, at the peak of its devices. See `minidist.c10d`.
+    options
+        `cluster`, `eager_limit`, `limit`, `debug`, `trace`: see `minidist.comm.run`, which says
+        what is raised.
+    """
+    if torch:
+        from minidist.c10d import simulated
+
+        fn = simulated(_computing(fn, options.get("cluster")))
+    return _comm.run(fn, ranks, **options)
+
+
+def _computing(
+    fn: Callable[[Communicator], _Result], cluster: Cluster | None
+) -> Callable[[Communicator], _Result]:
+    """Return `fn` with products that take time on the cluster's clock."""
+    if cluster is None:
+        return fn
+    from minidist.parallel.meta import Computing
+
+    def on_clock(comm: Communicator) -> _Result:
+        with Computing(comm, cluster.flops):
+            return fn(comm)
+
+    return on_clock

@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 INSTRUMENTS = {"bench", "course"}  # they measure and teach the package; they are not the package
 # Tokens of code, a string counts once: floors 0 to 4, and the package without its instruments.
 # Packing saves none.
-MOST_TOKENS = {"core": 158_000, "package": 262_000}
+MOST_TOKENS = {"core": 168_000, "package": 272_000}
 DENSEST = 10.5  # tokens on a line, of a whole file: the formatter alone gives about 9.4
 # A page of so few lines of code hides nothing; the ring, the style's example, has 24 of 13 tokens.
 SHORT = 25
@@ -37,6 +37,7 @@ FLOORS = {
     "comm": 1,
     "collectives": 2,
     "mesh": 3,
+    "c10d": 3,
     "model": 3,
     "parallel": 4,
     "memory": 4,
@@ -48,6 +49,7 @@ FLOORS = {
     "bench": 6,
     "cli": 6,
     "__main__": 6,
+    "on_import": 6,
     "__init__": 6,  # the front door: what users name, from all floors
 }
 MUTATORS = {

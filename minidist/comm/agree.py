@@ -17,11 +17,14 @@ from minidist.comm.ledger import Ranks
 Ready = TypeVar("Ready")
 
 
-def debug_mode(wanted: bool | None) -> bool:
+def debug_mode(wanted: bool | None, otherwise: bool = False) -> bool:
     """Return `wanted`; if it is None, whether the environment variable MINIDIST_DEBUG is set and
-    not 0.
+    not 0; if it is not set, `otherwise`.
     """
-    return os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if wanted is None else wanted
+    said = os.environ.get("MINIDIST_DEBUG", "")
+    if wanted is not None:
+        return wanted
+    return said != "0" if said else otherwise
 
 
 def agree(comm: Ranks, operation: str, *details: object, **named: object) -> None:

@@ -181,12 +181,11 @@ def copy(target: Array, source: Array) -> None:
     """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing
     to copy.
     """
-    if (
-        isinstance(target, np.ndarray)
-        and isinstance(source, np.ndarray)
-        and target.dtype == source.dtype
-    ):
-        target[:] = source
+    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
+        if target.dtype is source.dtype:
+            target[...] = source
+        else:
+            as_bytes(target)[...] = as_bytes(source)
     elif device_name(target) == "cpu" and device_name(source) == "cpu":
         as_bytes(target)[:] = as_bytes(source)
     elif is_tensor(target) and is_tensor(source) and target.device.type == source.device.type:

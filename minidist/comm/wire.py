@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from minidist.comm.buffers import Array
@@ -90,6 +91,12 @@ class Wire(ABC):
         receive.wait()
         send.wait()
 
+    def prepare_exchange(
+        self, leaving: Array, to: int, arriving: Array, source: int, tag: int
+    ) -> Callable[..., None]:
+        """Return what is called as `exchange`, with these arguments again and again."""
+        return self.exchange
+
     @abstractmethod
     def roll_call(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data, beside the program's messages.
@@ -108,12 +115,27 @@ class Wire(ABC):
         """The engine's own collectives, or None."""
         return None
 
+    def prepare_native(
+        self, what: str, collective: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> Callable[[], None]:
+        """Return what calls `native`'s collective `what` with these arguments again and again."""
+        return partial(collective, *arguments)
+
     # ---------------------------------------------------------------- groups and streams
 
     def split(self, color: int, key: int, name: str) -> Wire:
         """Return a wire between the ranks of one color, ordered by key. Collective."""
         parts: dict[int, list[int]] = self.conclude((color, key, self.rank), _parts)
         return self.derive(list(parts.values()), parts[color], name)
+
+    def among(self, mine: list[int], name: str) -> Wire:
+        """Return a wire between the ranks `mine`, in this order. Collective among these ranks
+        alone, which all say the same name.
+        """
+        raise NotImplementedError(
+            f"the {self.kind} wire makes a group only where all of its ranks call together: use "
+            "split()"
+        )
 
     def fork(self, name: str) -> Wire:
         """Return a wire between the same ranks, for another thread. Collective."""
@@ -229,6 +251,9 @@ class WireAround(Wire):
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
     ) -> Wire:
         return self.inner.derive(parts, mine, name, for_thread)
+
+    def among(self, mine: list[int], name: str) -> Wire:
+        return self.inner.among(mine, name)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         return self.inner.allocate(bytes, for_torch)

@@ -477,11 +477,38 @@ COLLECTIVES = [
     Mutation(
         "shared memory is written again into the half that is still read",
         "minidist/collectives/shared.py",
-        old="self.parity = 1 - self.parity",
-        new="self.parity = 0",
+        old="half = self.turns % 2",
+        new="half = 0",
         tests=(
             "tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",
         ),
+    ),
+    Mutation(
+        "a handle always writes into the half of shared memory for which it was noted first",
+        "minidist/collectives/prepared/noting.py",
+        old="staging.turns = turns + 1",
+        new="staging.turns = turns + 2",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_handles_and_plain_calls_take_turns_in_shared_memory",
+        ),
+    ),
+    Mutation(
+        "a handle does not count what it sends",
+        "minidist/collectives/prepared/noting.py",
+        old="return counting + steps",
+        new="return steps",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",
+        ),
+    ),
+    Mutation(
+        "a handle does not look whether a tensor has moved",
+        "minidist/collectives/prepared/handle.py",
+        old="return tensor.shape, tensor.dtype, tensor.stride(), tensor.data_ptr()",
+        new="return tensor.shape, tensor.dtype, tensor.stride()",
+        tests=("tests/collectives/test_prepared.py::test_a_buffer_that_has_moved_is_refused",),
     ),
     Mutation(
         "an engine is asked for a mean, which it does not know",
@@ -497,7 +524,8 @@ COLLECTIVES = [
             "out, comm.internal, combine),\n"
             "        lengths,\n"
             "    )\n"
-            "    finish(op, out, comm.size)\n"
+            '    if op == "mean":\n'
+            "        comm.computing(finish)(op, out, comm.size)\n"
         ),
         new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
@@ -922,6 +950,20 @@ OPTIMIZER = [
         old="owners[number] = given.index(min(given))",
         new="owners[number] = given.index(max(given))",
         tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
+    ),
+    Mutation(
+        "Muon makes each block of a matrix orthogonal by itself",
+        "minidist/parallel/optimizer/muon.py",
+        old="            matrix = block.full(matrix)\n",
+        new="            block = None\n",
+        tests=("tests/trainer/test_train_muon.py::test_on_other_axes_too",),
+    ),
+    Mutation(
+        "Muon gets no group of its own",
+        "minidist/trainer/optimizer.py",
+        old="groups = muon_groups(parallel.model, groups)",
+        new="muon_groups(parallel.model, groups)",
+        tests=("tests/trainer/test_train_muon.py::test_masters_are_updated_in_32_bits",),
     ),
     Mutation(
         "clipping adds up norms instead of their squares",
@@ -2375,6 +2417,24 @@ OLD_WEIGHTS = [
         old="        users[used] -= self.plan.batch\n",
         new="",
         tests=(f"{STALE}test_versions_are_as_many_as_the_table_says",),
+    ),
+    Mutation(
+        "sites that meet in every step fail as seldom as one",
+        "minidist/plan/sites/stops.py",
+        old="mtbf=job.mtbf / sites",
+        new="mtbf=job.mtbf",
+        tests=(
+            "tests/plan/test_planned_sites.py::test_sites_that_meet_in_every_step_stop_together",
+        ),
+    ),
+    Mutation(
+        "a site that stops alone loses one step",
+        "minidist/plan/sites/stops.py",
+        old="step=step * way.every, stall",
+        new="step=step, stall",
+        tests=(
+            "tests/plan/test_planned_sites.py::test_a_site_that_stops_alone_loses_what_it_did_since_sites_met",
+        ),
     ),
     Mutation(
         "a worker takes a version that is one too new",

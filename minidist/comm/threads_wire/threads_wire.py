@@ -75,8 +75,12 @@ class ThreadsWire(Wire):
         world = self.world
         rank = self.members[self.rank]
         lane = world.add_lane(rank, name.removeprefix("world")) if for_thread else self.lane
-        group = world.group(name, lambda: tuple(self.members[rank] for rank in mine))
+        key = (name, self.members[mine[0]])  # groups that have no rank in common may share a name
+        group = world.group(key, lambda: tuple(self.members[rank] for rank in mine))
         return ThreadsWire(world, lane, group, name)
+
+    def among(self, mine: list[int], name: str) -> ThreadsWire:
+        return self.derive([mine], mine, name)  # which asks nobody
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
@@ -111,7 +115,9 @@ class ThreadsWire(Wire):
         self.world.pause()
 
     def clock(self) -> float:
-        return time.perf_counter() if self.world.cluster is None else self.lane.time
+        if self.world.cluster is None:
+            return time.perf_counter()
+        return self.lane.time
 
     def advance(self, seconds: float) -> None:
         if self.world.cluster is not None:
@@ -122,7 +128,8 @@ class ThreadsWire(Wire):
         self.world.abort(self.members[self.rank], error)
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        self.world.wait(self.lane, Until(ready, what, self.members[self.rank]), idle)
+        event = Until(ready, what, self.members[self.rank])
+        self.world.wait(self.lane, event, idle)
 
     def wake(self, blocking: bool = True) -> None:
         self.world.wake_rank(self.members[self.rank], blocking)

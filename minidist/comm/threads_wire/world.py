@@ -61,7 +61,9 @@ class World:
         self.made = 0
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
         self.roll_calls: dict[tuple[str, int], RollCall] = {}
-        self.groups: dict[str, Group] = {}  # that some of their ranks have still to ask for
+        self.groups: dict[
+            tuple[str, int], Group
+        ] = {}  # that some of their ranks have still to ask for
         self.pollers: dict[int, Lane] = {}  # that wait, and may be told "not yet"
         self.failure: tuple[int, BaseException] | None = None
         self.progress = 0
@@ -152,7 +154,7 @@ class World:
     def expose(self, memory: Any) -> None:
         """Note memory that other ranks will read and write."""
 
-    def group(self, name: str, members: Callable[[], tuple[int, ...]]) -> Group:
+    def group(self, name: tuple[str, int], members: Callable[[], tuple[int, ...]]) -> Group:
         """Return the one description of a group, which all its ranks ask for once, and share."""
         with self.lock:
             group = self.groups.get(name)

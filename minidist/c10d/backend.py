@@ -1,0 +1,383 @@
+"""The process group: each of c10d's calls, mapped onto our collectives.
+
+    dist.all_gather_into_tensor(out, shard)
+      └▶ MinidistGroup.all_gather_single(out, shard, opts)
+           └▶ stream.launch(all_gather)        minidist.collectives, counted, traced, on the clock
+
+A group has a stream, and all of its collectives go there, in the order in which they are called,
+waited for at once or later: torch lets one rank wait where another does not. Messages (`send`,
+`recv`) are posted by the rank's own thread.
+
+Calls are checked before anything is sent. In debug mode, which is on unless MINIDIST_DEBUG=0, the
+ranks compare each collective before it begins, and a difference is a `MismatchError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minidist import collectives
+from minidist.c10d.tensors import Flat, flat, joined, reduction_of, spread
+from minidist.c10d.work import Working
+from minidist.comm.agree import agree
+from minidist.comm.communicator import Communicator
+from minidist.comm.errors import MismatchError
+
+
+class MinidistGroup(dist.ProcessGroup):
+    """A process group on a communicator."""
+
+    def __init__(self, comm: Communicator, name: str) -> None:
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
+        self.comm, self._name, self._description = comm, name, ""
+        self.stream = comm.stream()
+
+    # C++ asks by these names, Python by the properties
+    def getBackendName(self) -> str:
+        return "minidist"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def shutdown(self) -> None:
+        """Nothing is open but the stream, which ends when nobody holds the group."""
+
+    def abort(self) -> None:
+        """As `shutdown`."""
+
+    def __repr__(self) -> str:
+        return f"MinidistGroup({self.comm.name!r}, rank {self.comm.rank} of {self.comm.size})"
+
+    def _launch(
+        self,
+        work: Callable[[Communicator], object],
+        outputs: list[Tensor],
+        landing: Sequence[Flat] = (),
+    ) -> Working:
+        """Launch `work(comm)` on the stream; then what arrived lands in its tensors."""
+
+        def run() -> None:
+            with torch.no_grad():
+                work(self.stream.comm)
+                for part in landing:
+                    part.land()
+
+        run.__name__ = work.__name__
+        job: Any = self.stream.launch(run)
+        return Working(job.wait, outputs, lambda: bool(job.done))
+
+    # ---------------------------------------------------------------- reductions
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Working:
+        outputs = _listed(tensors)
+        op = _op_of(opts)
+        names = [reduction_of(op, tensor) for tensor in outputs]
+        parts = flat(outputs)
+
+        def all_reduce(comm: Communicator) -> None:
+            for part, (name, factor) in zip(parts, names, strict=True):
+                if factor is not None:
+                    part.buffer.mul_(factor)
+                collectives.all_reduce(part.buffer, comm, name)
+
+        return self._launch(all_reduce, outputs, parts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Working:
+        return self.allreduce(tensors, opts)
+
+    def reduce(
+        self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
+    ) -> Working:
+        (tensor,) = _listed(tensors)
+        at = root if isinstance(root, int) else root.rootRank
+        name, factor = reduction_of(_op_of(op if isinstance(root, int) else root), tensor)
+        part = Flat(tensor)
+
+        def reduce(comm: Communicator) -> None:
+            buffer = part.buffer if factor is None else part.buffer * factor
+            collectives.reduce(buffer, comm, at, name)
+            if factor is not None and comm.rank == at:
+                part.buffer.copy_(buffer)
+
+        return self._launch(reduce, [tensor], [part] if self.comm.rank == at else [])
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Working:
+        (output,) = _listed(outputs)
+        parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
+        self._check_count("reduce_scatter", "input tensors", len(parts))
+        counts = [len(part.buffer) for part in parts]
+        return self._reduce_scatter(output, lambda: joined(parts), counts, opts)
+
+    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Working:
+        part = Flat(whole)
+        self._check_whole("reduce_scatter_tensor", "input", whole, output)
+        counts = [output.numel() * part.unit] * self.comm.size
+        return self._reduce_scatter(output, lambda: part.buffer, counts, opts)
+
+    def _reduce_scatter(
+        self, output: Tensor, whole: Callable[[], Tensor], counts: list[int], opts: Any
+    ) -> Working:
+        name, factor = reduction_of(_op_of(opts), output)
+        target = Flat(output)
+        if len(target.buffer) != counts[self.comm.rank]:
+            raise ValueError(
+                f"reduce_scatter: rank {self.comm.rank} has an output of {output.numel()} elements "
+                f"for an input of {counts[self.comm.rank] // target.unit}: give both one size"
+            )
+
+        def reduce_scatter(comm: Communicator) -> None:
+            full = whole() if factor is None else whole() * factor
+            target.buffer.copy_(collectives.reduce_scatter(full, comm, name, counts=counts))
+
+        return self._launch(reduce_scatter, [output], [target])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Working:
+        works = [
+            self.reduce_scatter_single(output, whole, opts)
+            for output, whole in zip(outputs, inputs, strict=True)
+        ]
+        return _all_of(works, outputs)
+
+    # ---------------------------------------------------------------- moving
+
+    def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Working:
+        outputs = _listed(tensors)
+        at = root if isinstance(root, int) else root.rootRank
+        parts = flat(outputs)
+
+        def broadcast(comm: Communicator) -> None:
+            for part in parts:
+                collectives.broadcast(part.buffer, comm, at)
+
+        return self._launch(broadcast, outputs, parts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
+        (shard,) = _listed(inputs)
+        targets = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+        self._check_count("all_gather", "output tensors", len(targets))
+        own, parts = Flat(shard), flat(targets)
+        counts = [len(part.buffer) for part in parts]
+        if len(own.buffer) != counts[self.comm.rank]:
+            raise ValueError(
+                f"all_gather: rank {self.comm.rank} brings {shard.numel()} elements for an output "
+                f"of {counts[self.comm.rank] // own.unit}: give both one size"
+            )
+
+        def all_gather(comm: Communicator) -> None:
+            spread(collectives.all_gather(own.buffer, comm, counts=counts), parts)
+
+        return self._launch(all_gather, list(targets))
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Working:
+        works = [
+            self.allgather([targets], [shard])
+            for targets, shard in zip(outputs, inputs, strict=True)
+        ]
+        return _all_of(works, [tensor for targets in outputs for tensor in targets])
+
+    def all_gather_single(self, output: Tensor, shard: Tensor, opts: Any = None) -> Working:
+        self._check_whole("all_gather_into_tensor", "output", output, shard)
+        target, own = Flat(output), Flat(shard)
+        counts = [len(own.buffer)] * self.comm.size
+
+        def all_gather(comm: Communicator) -> None:
+            collectives.all_gather(own.buffer, comm, out=target.buffer, counts=counts)
+
+        return self._launch(all_gather, [output], [target])
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Working:
+        works = [
+            self.all_gather_single(output, shard)
+            for output, shard in zip(outputs, inputs, strict=True)
+        ]
+        return _all_of(works, outputs)
+
+    def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
+        (shard,) = _listed(inputs)
+        at = root if isinstance(root, int) else root.rootRank
+        targets: list[Tensor] = []
+        if self.comm.rank == at:
+            targets = list(outputs[0] if isinstance(outputs[0], list | tuple) else outputs)
+            self._check_count("gather", "output tensors", len(targets))
+        own, parts = Flat(shard), flat(targets)
+
+        def gather(comm: Communicator) -> None:
+            whole = collectives.gather(own.buffer, comm, at)
+            if whole is not None:
+                spread(whole, parts)
+
+        return self._launch(gather, list(targets))
+
+    def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
+        (output,) = _listed(outputs)
+        at = root if isinstance(root, int) else root.rootRank
+        parts: list[Flat] = []
+        target = Flat(output)
+        if self.comm.rank == at:
+            parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
+            self._check_count("scatter", "input tensors", len(parts))
+            sizes = {len(part.buffer) // part.unit for part in parts}
+            if sizes != {output.numel()}:
+                raise ValueError(
+                    f"scatter: tensors of {sorted(sizes)} elements do not all fit an output of "
+                    f"{output.numel()}: give all one size"
+                )
+
+        def scatter(comm: Communicator) -> None:
+            shard = collectives.scatter(joined(parts) if parts else None, comm, at)
+            if shard.dtype != target.buffer.dtype or len(shard) != len(target.buffer):
+                raise MismatchError(
+                    f"scatter: rank {at} sends {len(shard)} elements of {shard.dtype}, rank "
+                    f"{comm.rank} has room for {len(target.buffer)} of {target.buffer.dtype}"
+                )
+            target.buffer.copy_(shard)
+
+        return self._launch(scatter, [output], [target])
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
+        self._check_count("all_to_all", "input tensors", len(inputs))
+        self._check_count("all_to_all", "output tensors", len(outputs))
+        leaving, arriving = flat(inputs), flat(outputs)
+        sent = [len(part.buffer) for part in leaving]
+        received = [len(part.buffer) for part in arriving]
+
+        def all_to_all(comm: Communicator) -> None:
+            full = joined(leaving)
+            whole = collectives.all_to_all(full, comm, send_counts=sent, receive_counts=received)
+            spread(whole, arriving)
+
+        return self._launch(all_to_all, list(outputs))
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_sizes: Sequence[int] | None = None,
+        input_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Working:
+        leaving, arriving = Flat(whole), Flat(output)
+        sent = self._elements("input", leaving, input_sizes)
+        received = self._elements("output", arriving, output_sizes)
+
+        def all_to_all(comm: Communicator) -> None:
+            arrived = collectives.all_to_all(
+                leaving.buffer, comm, send_counts=sent, receive_counts=received
+            )
+            arriving.buffer.copy_(arrived)
+
+        return self._launch(all_to_all, [output], [arriving])
+
+    def barrier(self, opts: Any = None) -> Working:
+        def barrier(comm: Communicator) -> None:
+            agree(comm, "barrier")
+            comm.barrier()
+
+        return self._launch(barrier, [])
+
+    # ---------------------------------------------------------------- messages
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Working:
+        (tensor,) = tensors
+        message = self.comm.isend(Flat(tensor).buffer, to, tag)
+        return Working(message.wait, [tensor], message.test, self.comm.rank)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Working:
+        (tensor,) = tensors
+        part = Flat(tensor)
+        message = self.comm.irecv(part.buffer, source, tag)
+
+        def finish() -> None:
+            message.wait()
+            with torch.no_grad():
+                part.land()
+
+        return Working(finish, [tensor], message.test, source)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> NoReturn:
+        raise NotImplementedError(
+            "minidist has no receive from any source, so that what a program does never depends on "
+            "who was faster: name the sender, recv(tensor, src=...)"
+        )
+
+    # names that torch has given up, or keeps for its own
+    _allgather_base: Any = all_gather_single
+    allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
+    _reduce_scatter_base: Any = reduce_scatter_single
+    reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
+    alltoall_base: Any = all_to_all_single
+
+    # ---------------------------------------------------------------- checks
+
+    def _check_count(self, call: str, what: str, count: int) -> None:
+        if count != self.comm.size:
+            raise ValueError(f"{call}: {count} {what} for {self.comm.size} ranks: give one a rank")
+
+    def _check_whole(self, call: str, what: str, whole: Tensor, shard: Tensor) -> None:
+        if whole.numel() != shard.numel() * self.comm.size or whole.dtype != shard.dtype:
+            raise ValueError(
+                f"{call}: an {what} of {whole.numel()} elements of {whole.dtype} is not "
+                f"{self.comm.size} times the {shard.numel()} of {shard.dtype}: give it that size"
+            )
+
+    def _elements(self, what: str, part: Flat, sizes: Sequence[int] | None) -> list[int]:
+        """Return how many elements of the buffer go to, or come from, each rank."""
+        rows = part.tensor.shape[0] if part.tensor.dim() else 1
+        if not sizes:
+            if rows % self.comm.size:
+                raise ValueError(
+                    f"all_to_all_single: {rows} rows of the {what} do not divide by "
+                    f"{self.comm.size} ranks: say {what}_split_sizes"
+                )
+            sizes = [rows // self.comm.size] * self.comm.size
+        if len(sizes) != self.comm.size or sum(sizes) != rows:
+            raise ValueError(
+                f"all_to_all_single: {what}_split_sizes={list(sizes)} must be {self.comm.size} "
+                f"numbers that add up to the {rows} rows of the {what}"
+            )
+        row = len(part.buffer) // rows if rows else 0
+        return [size * row for size in sizes]
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _op_of(opts: Any) -> Any:
+    """Return the reduction in a call's options; some calls bring it alone."""
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)
+
+
+def _all_of(works: list[Working], outputs: list[Tensor]) -> Working:
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    return Working(finish, list(outputs), lambda: all(work.is_completed() for work in works))

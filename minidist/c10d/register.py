@@ -1,0 +1,116 @@
+"""How torch finds us: the backend's name, and the meeting of ranks that no variable names.
+
+`init_process_group("minidist")` asks torch's *rendezvous* for a store, the rank and how many there
+are. torch reads RANK and WORLD_SIZE for that. A simulated rank, and a process that mpirun started
+without them, ask us instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from minidist.c10d.any_name import NAME, take_any_name
+from minidist.c10d.backend import MinidistGroup
+from minidist.c10d.ranks import RANKS, Rank
+from minidist.comm.agree import debug_mode
+from minidist.comm.communicator import Communicator
+from minidist.comm.start import init, under_mpirun
+
+
+def register() -> None:
+    """Make the backend known to torch. It may be called more than once."""
+    if NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
+    take_any_name()
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    handlers["env"] = _Rendezvous(handlers["env"])
+
+
+def as_users_want(comm: Communicator) -> Communicator:
+    """Have the ranks compare their calls, unless MINIDIST_DEBUG=0: these programs are not ours."""
+    comm.debug = debug_mode(None, otherwise=True)
+    return comm
+
+
+@contextmanager
+def on(comm: Communicator) -> Iterator[None]:
+    """Have `init_process_group("minidist")` in the body take the ranks of `comm`. Collective.
+
+    For a communicator that exists already, in a process of its own.
+    """
+    RANKS.adopt(Rank(as_users_want(comm), shared_store(comm)))
+    try:
+        yield
+    finally:
+        RANKS.adopt(None)
+
+
+def shared_store(comm: Communicator) -> Store:
+    """Return a store that all ranks of `comm` share: rank 0 serves it. Collective."""
+    if comm.size == 1:
+        return HashStore()
+    host = "localhost" if len(comm.node) == comm.size else _host_name()
+    served = TCPStore(host, 0, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
+    host, port = comm.roll_call((host, 0 if served is None else served.port))[0]
+    return served or TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+
+class _Rendezvous:
+    """torch's meeting by variables of the environment, and ours where there are none."""
+
+    def __init__(self, others: Callable[..., Any]) -> None:
+        self.others = others
+
+    def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        rank = RANKS.here()
+        if rank is None and under_mpirun():
+            rank = RANKS.of_process(_of_mpirun)
+        if rank is None:
+            yield from self.others(url, **options)
+            return
+        for name, true in (("rank", rank.comm.rank), ("world_size", rank.comm.size)):
+            said = parse_qs(urlsplit(url).query).get(name)
+            if said is not None and int(said[0]) != true:
+                raise ValueError(
+                    f"init_process_group: {name}={said[0]}, but it is {true}: leave {name} out"
+                )
+        yield rank.store, rank.comm.rank, rank.comm.size
+
+
+def _of_mpirun() -> Rank:
+    comm = as_users_want(init())
+    return Rank(comm, shared_store(comm))
+
+
+def _create(options: Any, more: Any) -> MinidistGroup:
+    """Make a process group; torch calls this on its members alone."""
+    rank = RANKS.here()
+    if rank is None and under_mpirun():
+        rank = RANKS.of_process(_of_mpirun)
+    if rank is None:
+        raise RuntimeError(
+            "init_process_group('minidist') needs ranks: simulate them, minidist.run(program, "
+            "ranks=4, torch=True), start the program with mpirun, or give it a communicator, "
+            "with minidist.c10d.on(comm)"
+        )
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if rank.comm.rank != members[options.group_rank]:
+        raise ValueError(
+            f"this is rank {rank.comm.rank} of {rank.comm.size}, not rank {options.group_rank} of "
+            f"{options.group_size}: leave rank= and world_size= out"
+        )
+    return MinidistGroup(rank.group(members), str(options.group_id))
+
+
+def _host_name() -> str:
+    import socket
+
+    return socket.gethostname()

@@ -1,0 +1,121 @@
+"""A default group for each simulated rank, where torch keeps one for the process.
+
+torch looks everything up in one object, `distributed_c10d._world`, "an extension point to override
+it". While simulated ranks run, `Worlds` stands there: it hands each question on to the `World` of
+the thread that asks. The groups that C++ finds by name are kept by thread as well: torch's
+*isolation mode*.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+# Its functions name the default group when they are defined. On a rank, that would be this rank's
+# group for all; so they are defined before there is one.
+import torch.distributed.nn.functional
+from torch._C._distributed_c10d import Store
+
+from minidist.c10d.generators import OwnGenerator, default_generators
+from minidist.c10d.ranks import RANKS, Rank
+from minidist.comm.communicator import Communicator
+
+
+class World(c10d._World):
+    """What torch knows of the groups of one rank."""
+
+    pg_map: Any = None
+    pg_names: Any = None
+    pg_group_ranks: Any = None
+    pg_backend_config: Any = None
+    tags_to_pg: Any = None
+    pg_to_tag: Any = None
+    group_count: Any = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+        self.pg_backend_config, self.tags_to_pg, self.pg_to_tag = {}, {}, {}
+
+
+class Worlds:
+    """Hands on to the world of the thread that asks."""
+
+    def __init__(self, process: Any) -> None:
+        self.__dict__["process"], self.__dict__["thread"] = process, threading.local()
+
+    def mine(self) -> Any:
+        """Return this thread's world."""
+        return getattr(self.__dict__["thread"], "world", self.__dict__["process"])
+
+    def enter(self, world: World | None) -> None:
+        """Give this thread a world of its own, or the process's again."""
+        if world is None:
+            del self.__dict__["thread"].world
+        else:
+            self.__dict__["thread"].world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mine(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.mine(), name, value)
+
+
+isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+
+
+class Isolation:
+    """torch, as long as simulated ranks run in this process; the last one to leave restores it."""
+
+    def __init__(self) -> None:
+        self.lock, self.users = threading.Lock(), 0
+        self.worlds: Worlds | None = None
+
+    @contextmanager
+    def of(self) -> Iterator[Worlds]:
+        """Return the worlds for the body."""
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.worlds = Worlds(c10d._world)
+                self.excepthook = sys.excepthook  # torch wraps it for every default group
+                self.generators = default_generators()
+                self.generators.__enter__()
+                c10d._world = self.worlds  # type: ignore[assignment]
+                isolate(True)
+            worlds = self.worlds
+        assert worlds is not None
+        try:
+            yield worlds
+        finally:
+            with self.lock:
+                self.users -= 1
+                if self.users == 0:
+                    isolate(False)
+                    c10d._world = worlds.__dict__["process"]
+                    self.generators.__exit__(None, None, None)
+                    sys.excepthook = self.excepthook
+
+
+ISOLATION = Isolation()
+
+
+@contextmanager
+def simulated_rank(comm: Communicator, store: Store) -> Iterator[Rank]:
+    """Let this thread be a rank of its own for torch.distributed and for torch's generator."""
+    rank = Rank(comm, store, torch.Generator())
+    with ISOLATION.of() as worlds, OwnGenerator(rank.generator):
+        worlds.enter(World())
+        RANKS.enter(rank)
+        try:
+            yield rank
+        finally:
+            RANKS.enter(None)
+            worlds.enter(None)
