@@ -32,10 +32,12 @@ def race(comm: Communicator, board: list[int]) -> list[int]:
     return list(board) if comm.rank == 2 else []
 
 
-def test_a_race_is_found_that_a_thousand_runs_on_threads_miss() -> None:
-    for _ in range(1000):
+def test_a_race_is_found_that_threads_hardly_ever_show() -> None:
+    shown = 0
+    for _ in range(300):
         board: list[int] = []
-        assert run(lambda comm, board=board: race(comm, board), 3)[2] == [7]  # type: ignore[misc]
+        shown += run(lambda comm, board=board: race(comm, board), 3)[2] != [7]  # type: ignore[misc]
+    assert shown < 30, "a busy machine may let rank 1 starve for ten messages, but seldom"
     found = explore(race, 3, shared=list)
     assert found.verdict == "other values" and found.interleavings < 20
     assert (found.values[2], found.expected[2]) == ([], [7])
