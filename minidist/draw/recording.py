@@ -71,7 +71,8 @@ def record(
     if torch:
         from minidist.c10d import simulated
 
-        program = simulated(program)
+        anyone: Any = program
+        program = simulated(anyone)
     moments: dict[str, int] = {}
     observers = [
         Observer(rank, ranks, cluster is not None, moments, meetings or Meetings())
