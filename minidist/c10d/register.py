@@ -16,13 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from minidist.c10d.any_name import NAME, take_any_name
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS, Rank
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.start import init, under_mpirun
-
-NAME = "minidist"
 
 
 def register() -> None:
@@ -30,6 +29,7 @@ def register() -> None:
     if NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
+    take_any_name()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _Rendezvous(handlers["env"])
 
