@@ -33,24 +33,24 @@ class MinidistGroup(dist.ProcessGroup):
     """A process group on a communicator."""
 
     def __init__(self, comm: Communicator, name: str) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
         self.comm, self._name, self._description = comm, name, ""
         self.stream = comm.stream()
 
     # C++ asks by these names, Python by the properties
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "minidist"
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+    def setGroupDesc(self, description: str) -> None:
         self._description = description
 
     group_name = property(getGroupName)
@@ -102,7 +102,9 @@ class MinidistGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Working:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None) -> Working:
+    def reduce(
+        self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
+    ) -> Working:
         (tensor,) = _listed(tensors)
         at = root if isinstance(root, int) else root.rootRank
         name, factor = reduction_of(_op_of(op if isinstance(root, int) else root), tensor)
@@ -220,7 +222,7 @@ class MinidistGroup(dist.ProcessGroup):
         at = root if isinstance(root, int) else root.rootRank
         targets: list[Tensor] = []
         if self.comm.rank == at:
-            targets = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+            targets = list(outputs[0] if isinstance(outputs[0], list | tuple) else outputs)
             self._check_count("gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
 
@@ -266,9 +268,7 @@ class MinidistGroup(dist.ProcessGroup):
 
         def all_to_all(comm: Communicator) -> None:
             full = joined(leaving)
-            whole = collectives.all_to_all(
-                full, comm, send_counts=sent, receive_counts=received
-            )
+            whole = collectives.all_to_all(full, comm, send_counts=sent, receive_counts=received)
             spread(whole, arriving)
 
         return self._launch(all_to_all, list(outputs))
@@ -326,11 +326,11 @@ class MinidistGroup(dist.ProcessGroup):
         )
 
     # names that torch has given up, or keeps for its own
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
+    _allgather_base: Any = all_gather_single
+    allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
+    _reduce_scatter_base: Any = reduce_scatter_single
+    reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
+    alltoall_base: Any = all_to_all_single
 
     # ---------------------------------------------------------------- checks
 

@@ -10,8 +10,9 @@ torch marks every operation that draws (`Tag.nondeterministic_seeded`), dropout'
 caught where torch dispatches them, so it does not matter which function a program called. While one
 draws no rank waits for another, so that the lock cannot make a deadlock.
 
-Not covered, because they are the process's own: Python's `random`, `numpy.random`, and an explicit
-`generator=torch.default_generator`, which is refused.
+Not covered, because they are the process's own: Python's `random`, `numpy.random`, and the methods
+of `torch.default_generator` itself (`torch.manual_seed` and its like are covered). An operation that
+is given `generator=torch.default_generator` draws from the rank's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from minidist.c10d.ranks import RANKS
 
 PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 ONE_AT_A_TIME = threading.RLock()
-PROCESS = torch.default_generator
+PROCESS: Any = torch.default_generator
 
 
 @cache
@@ -39,11 +40,11 @@ def draws(operation: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
-class OwnGenerator(TorchDispatchMode):
+class OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, what this thread draws comes from `generator`."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         assert generator is not None
         self.generator = generator
 
@@ -56,13 +57,8 @@ class OwnGenerator(TorchDispatchMode):
         if not PLAIN.issuperset(types):
             return NotImplemented  # a DTensor: what it does with its local tensor comes here again
         given = kwargs.get("generator")
-        if given is PROCESS:
-            raise ValueError(
-                "generator=torch.default_generator is the process's, which simulated ranks share: "
-                "leave generator= out, and each rank draws from its own"
-            )
-        if given is not None:
-            return func(*args, **kwargs)
+        if given is not None and given._cdata != PROCESS._cdata:
+            return func(*args, **kwargs)  # from a generator of its own
         with ONE_AT_A_TIME:
             before = PROCESS.get_state()
             PROCESS.set_state(self.generator.get_state())
@@ -87,8 +83,9 @@ class DefaultGenerator:
 @contextmanager
 def default_generators() -> Iterator[None]:
     """Have `torch.manual_seed` and its like ask for the rank's own generator during the body."""
-    torch.random.default_generator = DefaultGenerator()  # type: ignore[assignment]
+    seeding: Any = torch.random
+    seeding.default_generator = DefaultGenerator()
     try:
         yield
     finally:
-        torch.random.default_generator = PROCESS
+        seeding.default_generator = PROCESS

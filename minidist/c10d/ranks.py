@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from minidist.comm.communicator import Communicator
 
@@ -37,18 +37,18 @@ class Rank:
         self, comm: Communicator, store: Store, generator: torch.Generator | None = None
     ) -> None:
         self.comm, self.store, self.generator = comm, store, generator
-        self._made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._made: Counter[tuple[int, ...]] = Counter()
 
-    def group(self, ranks: list[int], name: str) -> Communicator:
+    def group(self, ranks: list[int]) -> Communicator:
         """Return a communicator of `ranks`; only they call.
 
-        torch may use the name of a group again after it was destroyed. Every member counts alike
-        how often, so all find the same name.
+        Every member counts alike how often these ranks have made a group, so all find the same
+        name. torch's own name would not do: where only members call, it counts the groups that a
+        rank is in, and members may be in different numbers of groups.
         """
-        self._made[name, tuple(ranks)] += 1
-        often = self._made[name, tuple(ranks)]
+        self._made[tuple(ranks)] += 1
         among = ",".join(map(str, ranks))
-        return self.comm.subgroup(ranks, f"c10d {name[:8]} of {among}, {often}")
+        return self.comm.subgroup(ranks, f"c10d {among} #{self._made[tuple(ranks)]}")
 
 
 class Ranks:

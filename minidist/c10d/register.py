@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS, Rank
@@ -107,8 +107,7 @@ def _create(options: Any, more: Any) -> MinidistGroup:
             f"this is rank {rank.comm.rank} of {rank.comm.size}, not rank {options.group_rank} of "
             f"{options.group_size}: leave rank= and world_size= out"
         )
-    name = str(options.group_id)
-    return MinidistGroup(rank.group(members, name), name)
+    return MinidistGroup(rank.group(members), str(options.group_id))
 
 
 def _host_name() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from minidist.c10d.register import as_users_want, register
 from minidist.c10d.worlds import simulated_rank

@@ -1,8 +1,8 @@
 """torch's tensors as our buffers: flat, contiguous, of a dtype that travels.
 
-    strided      ->  a contiguous copy, copied back where it receives
-    complex      ->  its real view, twice as long
-    8-bit float  ->  its bytes, where nothing is computed
+strided      ->  a contiguous copy, copied back where it receives
+complex      ->  its real view, twice as long
+8-bit float  ->  its bytes, where nothing is computed
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def joined(parts: Sequence[Flat]) -> Tensor:
 
 def spread(whole: Tensor, parts: Sequence[Flat]) -> None:
     """Fill the tensors with consecutive parts of a flat buffer."""
-    for part, arrived in zip(parts, whole.split([len(part.buffer) for part in parts]), strict=True):
+    pieces = torch.split_with_sizes(whole, [len(part.buffer) for part in parts])
+    for part, arrived in zip(parts, pieces, strict=True):
         part.buffer.copy_(arrived)
         part.land()
 
@@ -84,7 +85,7 @@ def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
         For numbers that it cannot reduce.
     """
     factor = None
-    kind = op.op if isinstance(op, ReduceOp) else op
+    kind: Any = getattr(op, "op", op)
     if kind == ReduceOp.PREMUL_SUM:
         factor, name = op.factor, "sum"
     elif (known := next((name for one, name in REDUCTIONS.items() if kind == one), "")) == "":

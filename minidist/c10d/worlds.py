@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import Store
+
+# Its functions name the default group when they are defined. On a rank, that would be this rank's
+# group for all; so they are defined before there is one.
+import torch.distributed.nn.functional
+from torch._C._distributed_c10d import Store
 
 from minidist.c10d.generators import OwnGenerator, default_generators
 from minidist.c10d.ranks import RANKS, Rank
@@ -64,6 +68,9 @@ class Worlds:
         setattr(self.mine(), name, value)
 
 
+isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+
+
 class Isolation:
     """torch, as long as simulated ranks run in this process; the last one to leave restores it."""
 
@@ -82,7 +89,7 @@ class Isolation:
                 self.generators = default_generators()
                 self.generators.__enter__()
                 c10d._world = self.worlds  # type: ignore[assignment]
-                torch._C._distributed_c10d._set_thread_isolation_mode(True)
+                isolate(True)
             worlds = self.worlds
         assert worlds is not None
         try:
@@ -91,7 +98,7 @@ class Isolation:
             with self.lock:
                 self.users -= 1
                 if self.users == 0:
-                    torch._C._distributed_c10d._set_thread_isolation_mode(False)
+                    isolate(False)
                     c10d._world = worlds.__dict__["process"]
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook

@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from minidist.draw.table import format_sent
 from minidist.mesh import CARRIED, SITES
+from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
 from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.plan import ModelStates, model_states
@@ -159,6 +160,10 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
+        if isinstance(optimizer := trainer.optimizer, MuonWithAdamW):
+            formula = round(optimizer.volume() * len(outcome.history))
+            rows.append(("bytes of Muon's updates sent by rank 0", f"{optimizer.matrices.sent:,}"))
+            rows.append(("    by formula, in all steps", f"{formula:,}"))
         if apart := trainer.parallel.replica.between_nodes():
             rows.append(("    of these to other nodes", sent["nodes"]))
             rows.append(("    the formula x steps", f"{apart[1] * len(outcome.history):,.0f}"))

@@ -8,10 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidist.plan.cost import DAY
-from minidist.plan.search import Found
-from minidist.plan.sites.ways import WAYS, Wire, best, join
-
 
 class Look(NamedTuple):
     """How a kind is drawn. In grey print, kinds of one lightness differ in their hatching."""
@@ -54,7 +50,6 @@ LINES = [
     for dash in ("-", "--")
     for colour in ("#0072B2", "#009E73", "#E69F00", "#D55E00")
 ]
-POINTS, DECADES = 120, 3  # of a line over bandwidths, and how far it goes on each side of the wire
 
 
 def draw_plan(
@@ -128,48 +123,45 @@ def _bars(
     )
 
 
-def draw_sites(found: Found, wire: Wire, tokens: float, path: str | Path, title: str = "") -> None:
-    """Draw the days that `tokens` take on several sites, by the bandwidth between them: a line for
-    each way to join them, and the wire that there is.
+def draw_sites(
+    gigabits: Sequence[float],
+    days: Mapping[str, Sequence[float]],
+    alone: float,
+    there: tuple[float, str],
+    path: str | Path,
+    title: str = "",
+) -> None:
+    """Draw the days of a run on several sites, by the bandwidth between them: a line for each way
+    to join them, and the wire that there is.
+
+    Parameters
+    ----------
+    gigabits : sequence of float
+        Bandwidths, in Gbit/s.
+    days : mapping
+        By way, the days at each bandwidth.
+    alone : float
+        The days of one site alone.
+    there : tuple
+        The bandwidth that there is, and what wins with it.
 
     Needs matplotlib.
     """
     from matplotlib.figure import Figure
 
-    run = found.run
-    steps = tokens / (run.batch * run.sequence)
-    alone = steps * found.seconds / DAY
-    together = steps / wire.sites / DAY
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
-    gigabits, lines = days_by_bandwidth(found, wire, together)
-    for (name, days), (colour, dash) in zip(lines.items(), LINES, strict=False):
-        axes.plot(gigabits, days, dash, color=colour, label=name, linewidth=1.8)
+    for (name, line), (colour, dash) in zip(days.items(), LINES, strict=False):
+        axes.plot(gigabits, line, dash, color=colour, label=name, linewidth=1.8)
     axes.axhline(alone, color="#555555", linewidth=1)
     axes.annotate("one site alone", (gigabits[0], alone), va="bottom", fontsize=9)
-    there = 8 * wire.bandwidth / 1e9
-    axes.axvline(there, color="#555555", linewidth=1, linestyle=":")
-    wins = best(join(found, wire), found.seconds, wire.sites) or "one site alone"
-    said = f" {there:g} Gbit/s: {wins}"
-    axes.annotate(said, (there, alone * 4), rotation=90, va="bottom", fontsize=9)
+    axes.axvline(there[0], color="#555555", linewidth=1, linestyle=":")
+    said = f" {there[0]:g} Gbit/s: {there[1]}"
+    axes.annotate(said, (there[0], alone * 4), rotation=90, va="bottom", fontsize=9)
     axes.set(xscale="log", yscale="log", xlabel="Gbit/s between the sites", ylabel="days")
     axes.set_xlim(gigabits[0], gigabits[-1])
-    axes.set_ylim(0.7 * alone / wire.sites, 100 * alone)
+    fastest = min(min(line) for line in days.values())
+    axes.set_ylim(0.7 * min(alone, fastest), 100 * alone)
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=9, loc="upper right")
     figure.savefig(path, dpi=110)
-
-
-def days_by_bandwidth(
-    found: Found, wire: Wire, steps: float
-) -> tuple[list[float], dict[str, list[float]]]:
-    """Return bandwidths in Gbit/s, and the time of so many steps at each of them, by way."""
-    gigabits = []
-    lines: dict[str, list[float]] = {name: [] for name in WAYS}
-    for at in range(POINTS):
-        decades = DECADES * (2 * at / (POINTS - 1) - 1)
-        bandwidth = wire.bandwidth * 10**decades
-        gigabits.append(8 * bandwidth / 1e9)
-        for name, each in join(found, Wire(wire.sites, bandwidth)).items():
-            lines[name].append(steps * each.seconds)
-    return gigabits, {name: times for name, times in lines.items() if times}

@@ -886,6 +886,20 @@ OPTIMIZER = [
         tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
     ),
     Mutation(
+        "Muon makes each block of a matrix orthogonal by itself",
+        "minidist/parallel/optimizer/muon.py",
+        old="            matrix = block.full(matrix)\n",
+        new="            block = None\n",
+        tests=("tests/trainer/test_train_muon.py::test_on_other_axes_too",),
+    ),
+    Mutation(
+        "Muon gets no group of its own",
+        "minidist/trainer/optimizer.py",
+        old="groups = muon_groups(parallel.model, groups)",
+        new="muon_groups(parallel.model, groups)",
+        tests=("tests/trainer/test_train_muon.py::test_masters_are_updated_in_32_bits",),
+    ),
+    Mutation(
         "clipping adds up norms instead of their squares",
         "minidist/parallel/clip.py",
         old="    square = norm.square()\n    all_reduce(square, comm)\n    return square.sqrt()\n",
@@ -2337,6 +2351,24 @@ OLD_WEIGHTS = [
         old="        users[used] -= self.plan.batch\n",
         new="",
         tests=(f"{STALE}test_versions_are_as_many_as_the_table_says",),
+    ),
+    Mutation(
+        "sites that meet in every step fail as seldom as one",
+        "minidist/plan/sites/stops.py",
+        old="mtbf=job.mtbf / sites",
+        new="mtbf=job.mtbf",
+        tests=(
+            "tests/plan/test_planned_sites.py::test_sites_that_meet_in_every_step_stop_together",
+        ),
+    ),
+    Mutation(
+        "a site that stops alone loses one step",
+        "minidist/plan/sites/stops.py",
+        old="step=step * way.every, stall",
+        new="step=step, stall",
+        tests=(
+            "tests/plan/test_planned_sites.py::test_a_site_that_stops_alone_loses_what_it_did_since_sites_met",
+        ),
     ),
     Mutation(
         "a worker takes a version that is one too new",

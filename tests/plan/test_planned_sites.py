@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,13 @@ from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel.apply import parallelize
 from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
+from minidist.plan.failures.policies import POLICIES, Job, closed_form
+from minidist.plan.failures.simulate import simulate
 from minidist.plan.model import Model
 from minidist.plan.run import Setup
 from minidist.plan.search import Found, search
-from minidist.plan.sites.ways import WAYS, Wire, best, join, seconds_of_step
+from minidist.plan.sites.stops import job_with, trains
+from minidist.plan.sites.ways import WAYS, Joined, Wire, best, join, seconds_of_step
 
 SIZES = GPTConfig(vocabulary=256, layers=2, hidden=128, heads=4, intermediate=352, sequence=8)
 MODEL = Model(layers=2, hidden=128, heads=4, vocabulary=256, ffn=352)
@@ -106,6 +111,55 @@ def test_whole_gradients_are_nowhere_under_zero() -> None:
         "powersgd",
         "topk",
     }
+
+
+JOB = Job(3 * 3600.0, 2.0, 20.0, 600.0, stall=40.0, repair=3600.0, replicas=4)
+
+
+def together(job: Job, every: int, away: float, sites: int, seed: int) -> float:
+    """Return the share of the time that trains, told again: sites one by one, on one clock, and
+    each loses what it did since the last meeting or since it came back.
+    """
+    draws, meeting, trained = random.Random(seed), every * job.step, 0.0
+    horizon = 3000 * job.mtbf
+    for _ in range(sites):
+        now = 0.0
+        while now < horizon:
+            fails = now + draws.expovariate(1 / job.mtbf)
+            trained += max(0.0, fails // meeting * meeting - now)
+            now = fails + away
+            while (again := draws.expovariate(1 / job.mtbf)) < away:  # before it is back
+                now += again
+    return trained / sites / now
+
+
+@pytest.mark.parametrize("policy", ["restart", "spare"])
+def test_a_site_that_stops_alone_loses_what_it_did_since_sites_met(policy: str) -> None:
+    """The closed form, the simulation of one job, and sites told one by one."""
+    way = Joined(0.0, 500, 2.0, 0.0)  # a meeting every 1,000 s
+    away = JOB.restart + (JOB.repair if policy == "restart" else 0.0)
+    share = trains(way, JOB, policy, 3)
+    assert share == pytest.approx(simulate(*job_with(way, JOB, policy, 3)).training, abs=0.01)
+    assert share == pytest.approx(together(JOB, 500, away, 3, seed=1), abs=0.01)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_sites_that_meet_in_every_step_stop_together(policy: str) -> None:
+    every, rarely = (Joined(0.0, steps, 2.0, 0.0) for steps in (1, 50))
+    joined = replace(JOB, mtbf=JOB.mtbf / 3, replicas=12)
+    assert trains(every, JOB, policy, 3) == closed_form(joined, policy)
+    assert trains(rarely, JOB, policy, 3) > trains(every, JOB, policy, 3)
+    if policy in ("replace", "quorum"):
+        assert trains(rarely, JOB, policy, 3) == closed_form(JOB, policy)
+
+
+def test_failures_change_which_way_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    """A powersgd that stops both sites for four hours loses to sites that stop alone."""
+    words = f"{ASKED} --fixed zero=0 --sites 2@125e6 --policy restart --mtbf".split()
+    for hours, wins in (("5000", "powersgd"), ("5", "sparse")):
+        assert command.main([*words, hours]) == 0
+        said = capsys.readouterr().out
+        assert f"use {wins}, " in said and f"a failure every {float(hours):,.2f} h in each" in said
 
 
 ASKED = "--model llama-7b --cluster h100:64 --batch 1M --sequence 4096 --tokens 140B --top 1"

@@ -173,6 +173,16 @@ def test_a_base_that_changed_or_is_gone_is_named(
         ),
         (
             1,
+            "--init {} --lora 4 --optimizer muon",
+            "--lora and --qlora train two factors of a change, which --optimizer muon",
+        ),
+        (
+            1,
+            "--init {} --qlora --optimizer muon",
+            "--lora and --qlora train two factors of a change, which --optimizer muon",
+        ),
+        (
+            1,
             "--init {} --qlora --precision fp8",
             "--precision fp8 multiplies matrices of 16 bits or more",
         ),

@@ -4,6 +4,7 @@ runs that stop and go on elsewhere.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from minidist.mesh import Layout, Mesh
 from minidist.model import GPT
 from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.trainer.checked import check_run
+from minidist.trainer.config import ConfigError
 from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
@@ -95,6 +97,32 @@ def test_the_serial_run_is_torchs_muon_beside_torchs_adamw() -> None:
 
     [(ours, theirs)] = minidist.run(program, 1)
     assert largest_difference(ours, theirs) <= 1e-9
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_the_summary_counts_what_its_updates_send(
+    zero: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the gradients, whose formula does not know them; without ZeRO they send nothing."""
+    assert train_on(3, MUON, f"--steps 3 --zero {zero}") == 0
+    said = capsys.readouterr().out
+    pattern = r"Muon's updates sent by rank 0 +([\d,]+)\n +by formula, in all steps +([\d,]+)\n"
+    [(counted, formula)] = re.findall(pattern, said)
+    assert counted == formula and (counted == "0") == (zero == 0)
+    assert train_on(3, f"--steps 3 --zero {zero}") == 0
+    assert "Muon" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--offload memory", "--offload memory updates chunk by chunk, and"),
+        ("--experts 4 --top-k 2", "--experts 4 are stacks, and"),
+    ],
+)
+def test_what_it_does_not_go_with(words: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{why} --optimizer muon .*: leave one of them out$"):
+        parse(f"{MUON} {words}".split())
 
 
 def test_a_run_goes_on_on_another_layout(

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.cli.plan.between_sites import sites_text, sites_tree
 from minidist.cli.plan.runnable import Offer, command
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
-from minidist.plan.cost import DAY, HOUR, LONGER, REPAIR, cost, goodput, job_of
+from minidist.plan.cost import HOUR, LONGER, REPAIR, cost, goodput, job_of
 from minidist.plan.device import table
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
-from minidist.plan.sites.ways import WAYS, Wire, as_good_as_free, best, join
+from minidist.plan.sites.planned import PlannedSites
+from minidist.plan.sites.ways import Wire
 from minidist.plan.traffic import bytes_sent
 
 SHOWN_VARIANTS = 2  # of a layout
@@ -64,6 +66,13 @@ class Bill:
         """Return where the time of a layout goes when machines fail, by policy."""
         return goodput(job_of(found, self.mtbf, self.repair))
 
+    def sites(self, found: Found) -> PlannedSites | None:
+        """Return several sites that have this layout; None if there is one."""
+        if self.wire is None:
+            return None
+        job, policy = job_of(found, self.mtbf, self.repair), self.policy if self.asked else ""
+        return PlannedSites(found, self.wire, job, policy)
+
 
 def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str:
     """Return what the command prints."""
@@ -88,7 +97,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
         crossing(run),
         costs(shown[0], bill),
         failing(shown[0], bill),
-        between_sites(shown[0], bill),
+        sites_text(sites, bill.tokens) if (sites := bill.sites(shown[0])) else "",
         "\n".join(f"refused: {count:,} that {reason}" for reason, count in by_count(refused)),
         "\n".join(lines(offers[0])),
     ]
@@ -115,7 +124,7 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
                 "links": crossing(each.run),
                 "cost": bill.of(each),
                 "goodput": bill.goodput(each),
-                "sites": joined(each, bill),
+                "sites": sites_tree(sites) if (sites := bill.sites(each)) else {},
                 "command": [] if offer.refusal else command(each.run),
                 "no_command": offer.refusal,
             }
@@ -304,63 +313,6 @@ def failing(found: Found, bill: Bill) -> str:
             "optimizer's shards once"
         )
     return aligned(("share of the time", *KINDS.values()), rows) + f"\n{said}"
-
-
-def between_sites(found: Found, bill: Bill) -> str:
-    """Return the table of ways to train on several sites; nothing if there is one."""
-    if bill.wire is None:
-        return ""
-    run, wire = found.run, bill.wire
-    tokens = wire.sites * run.batch * run.sequence  # of a step
-    ways = join(found, wire)
-    title = (
-        f"{wire.sites} sites, {8 * wire.bandwidth / GB:,.3g} Gbit/s between them",
-        "a meeting sends",
-        "every",
-        "step",
-        "tokens/s",
-        "days",
-        "as good as free from",
-    )
-    rows = []
-    for name, each in ways.items():
-        days = bill.tokens / tokens * each.seconds / DAY
-        steps = f"{each.every} step{'s' * (each.every > 1)}"
-        rows.append(
-            (
-                f"  {name}",
-                f"{each.bytes / GB:,.3g} GB",
-                steps,
-                f"{each.seconds:,.2f} s",
-                f"{tokens / each.seconds:,.0f}",
-                f"{days:,.1f}",
-                f"{8 * each.enough / GB:,.3g} Gbit/s",
-            )
-        )
-    alone = bill.tokens / (tokens / wire.sites) * found.seconds / DAY
-    wins = best(ways, found.seconds, wire.sites)
-    said = f"one site alone takes {found.seconds:,.2f} s a step and {alone:,.1f} days; "
-    if wins:
-        free = as_good_as_free(ways[wins], found.seconds)
-        why = "of what is as good as free, it changes the numbers least" if free else "the fastest"
-        flags = WAYS[wins].flags.format(sites=wire.sites)
-        said += f"use {wins}, `train {flags}`: {why}. ddp alone changes none"
-    else:
-        said += "so do not join them: every way takes longer"
-    if left := [name for name in WAYS if name not in ways]:
-        said += f"\n{', '.join(left)}: not with zero={run.zero}, which keeps no whole gradients"
-    return aligned(title, rows) + f"\n{said}"
-
-
-def joined(found: Found, bill: Bill) -> dict[str, Any]:
-    """Return the same for programs."""
-    if bill.wire is None:
-        return {}
-    ways = join(found, bill.wire)
-    return {
-        "ways": {name: each._asdict() for name, each in ways.items()},
-        "best": best(ways, found.seconds, bill.wire.sites),
-    }
 
 
 def lines(offer: Offer) -> list[str]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
+from minidist.cli.plan.between_sites import sites_picture
 from minidist.cli.plan.runnable import offers
-from minidist.draw.plan import draw_plan, draw_sites
+from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
@@ -110,14 +111,8 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> No
     run = shown[0].run
     title = f"{asked.model} on {run.machine.total:,} GPUs of {run.machine.name}, "
     title += f"{run.batch:,} sequences of {run.sequence:,} tokens a step"
-    if bill.wire is not None:
-        draw_sites(
-            shown[0],
-            bill.wire,
-            bill.tokens,
-            asked.picture,
-            f"{bill.wire.sites} sites, each {title}",
-        )
+    if sites := bill.sites(shown[0]):
+        sites_picture(sites, bill.tokens, asked.picture, title)
         return
     draw_plan(
         names=[name_of(each.run) for each in shown],

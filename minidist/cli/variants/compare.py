@@ -16,7 +16,6 @@ from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.comm import Communicator
 from minidist.draw.table import aligned, format_bytes, format_sent
 from minidist.memory.account import CATEGORIES, Account, total
-from minidist.memory.precision.masters import wide
 from minidist.mesh import Mesh
 from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
@@ -152,8 +151,7 @@ def muon_of(trainer: Trainer, steps: int) -> tuple[int, int] | None:
     optimizer = trainer.optimizer
     if not isinstance(optimizer, MuonWithAdamW):
         return None
-    matrices, itemsize = optimizer.matrices, wide(next(trainer.model.parameters())).itemsize
-    everyones = trainer.comm.roll_call((matrices.sent, matrices.elements() * itemsize))
+    everyones = trainer.comm.roll_call((optimizer.matrices.sent, optimizer.volume()))
     counted = sum(sent for sent, _ in everyones)
     return counted // steps, round(sum(formula for _, formula in everyones))
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from minidist.memory.precision.masters import Chunk, MasterWeights, Visit
+from minidist.memory.precision.masters import Chunk, MasterWeights, Visit, wide
 from minidist.parallel.optimizer.muon import Matrices, Part, options_of
 
 
@@ -51,6 +51,11 @@ class MuonWithAdamW(MasterWeights):
             if group["muon"]:
                 matrices += group["params"]
         self.matrices = Matrices(matrices)
+
+    def volume(self) -> float:
+        """Return how many bytes this rank sends in a step for Muon's updates, by formula."""
+        itemsize = wide(self.param_groups[0]["params"][0]).itemsize  # all have one dtype
+        return self.matrices.elements() * itemsize
 
     def _chunks(self) -> Iterator[Chunk]:
         """Yield Muon's matrices all at once: ranks have unequal slices, and have to send

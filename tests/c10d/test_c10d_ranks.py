@@ -1,0 +1,83 @@
+"""Simulated ranks are processes to torch: each has its own default group and generator."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import minidist
+from minidist.comm import Communicator, DeadlockError
+
+
+def draws(seed: int) -> list[Tensor]:
+    """Draw in every way that comes to mind; a process of its own would draw these numbers."""
+    torch.manual_seed(seed)
+    layer = nn.Linear(3, 3)  # what it is initialised with
+    drawn = [layer.weight.detach(), torch.randn(5), torch.rand_like(torch.empty(3))]
+    state = torch.get_rng_state()
+    drawn += [nn.functional.dropout(torch.ones(64)), torch.randperm(20)]
+    torch.set_rng_state(state)
+    first, _ = torch.utils.data.random_split(range(10), [4, 6])  # names torch's generator
+    drawn += [torch.tensor(list(first))]
+    drawn += [torch.multinomial(torch.ones(9), 4), torch.empty(4).exponential_()]
+    drawn += [
+        torch.tensor(torch.initial_seed()),
+        torch.native_dropout(torch.ones(64), 0.5, True)[0],
+    ]
+    inputs = torch.ones(4, 3, requires_grad=True)
+    noisy = checkpoint(lambda x: nn.functional.dropout(layer(x)), inputs, use_reentrant=False)
+    noisy.sum().backward()  # draws the same mask again
+    assert inputs.grad is not None
+    return [*drawn, noisy.detach(), inputs.grad]
+
+
+def test_each_rank_draws_from_a_default_generator_of_its_own() -> None:
+    alone = [draws(seed) for seed in range(4)]
+    before = torch.get_rng_state()
+
+    def program(comm: Communicator) -> list[Tensor]:
+        for _ in range(20):  # so that threads meet
+            found = draws(comm.rank)
+        return found
+
+    for one, other in zip(minidist.run(program, 4, torch=True), alone, strict=True):
+        assert all(map(torch.equal, one, other))
+    assert torch.equal(torch.get_rng_state(), before), "the process's own is as it was"
+
+
+def test_ranks_begin_as_a_fresh_process_does() -> None:
+    fresh = torch.Generator()
+    expected = torch.randn(3, generator=fresh)
+    for drawn in minidist.run(lambda comm: torch.randn(3), 3, torch=True):
+        assert torch.equal(drawn, expected)
+
+
+def test_nothing_of_the_ranks_stays_behind() -> None:
+    world = dist.distributed_c10d._world
+    hook, generator = sys.excepthook, torch.random.default_generator
+
+    def program(comm: Communicator) -> bool:
+        dist.init_process_group("minidist")  # and leaves it open
+        return dist.is_initialized()
+
+    assert minidist.run(program, 3, torch=True) == [True] * 3
+    assert not dist.is_initialized()
+    assert dist.distributed_c10d._world is world
+    assert (sys.excepthook, torch.random.default_generator) == (hook, generator)
+
+
+def test_a_receive_that_nobody_sends_is_a_proved_deadlock_with_its_line() -> None:
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("minidist")
+        if comm.rank == 0:
+            dist.recv(torch.empty(1), 1)
+        else:
+            dist.all_reduce(torch.empty(1))
+
+    with pytest.raises(DeadlockError, match=r"receive from rank 1 .* at test_c10d_ranks.py:\d+"):
+        minidist.run(program, 2, torch=True)
