@@ -192,9 +192,17 @@ class MinidistGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Working:
+        """`outputs[rank][i]` is the rank's `inputs[i]`."""
+        self._check_count("all_gather_coalesced", "lists of output tensors", len(outputs))
+        for targets in outputs:
+            if len(targets) != len(inputs):
+                raise ValueError(
+                    f"all_gather_coalesced: {len(targets)} output tensors from a rank that brings "
+                    f"{len(inputs)}: give one for each"
+                )
         works = [
-            self.allgather([targets], [shard])
-            for targets, shard in zip(outputs, inputs, strict=True)
+            self.allgather([list(targets)], [shard])
+            for targets, shard in zip(zip(*outputs, strict=True), inputs, strict=True)
         ]
         return _all_of(works, [tensor for targets in outputs for tensor in targets])
 

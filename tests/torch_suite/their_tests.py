@@ -28,6 +28,7 @@ for folder in ("test_dir", "barrier"):
 
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
+from torch.testing._internal.common_utils import set_rng_seed  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as theirs  # noqa: E402
 
 import minidist.c10d  # noqa: E402, F401
@@ -91,6 +92,7 @@ def run_on(kind: type[OnProcesses], name: str, rank: int) -> str:
     case.rank = rank
     theirs.BACKEND = "gloo" if AS_GLOO.match(name) else "minidist"
     dist.init_process_group("minidist", timeout=timedelta(seconds=60))
+    set_rng_seed()  # as their harness does: each rank of each test starts alike
     try:
         getattr(case, name)()
     except SkipTest as skip:
