@@ -14,6 +14,7 @@ ranks compare each collective before it begins, and a difference is a `MismatchE
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from minidist import collectives
 from minidist.c10d.tensors import Flat, flat, joined, reduction_of, spread
-from minidist.c10d.work import Working
+from minidist.c10d.work import Line, Working
 from minidist.comm.agree import agree
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import MismatchError
@@ -35,7 +36,7 @@ class MinidistGroup(dist.ProcessGroup):
     def __init__(self, comm: Communicator, name: str) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
         self.comm, self._name, self._description = comm, name, ""
-        self.stream = comm.stream()
+        self.stream, self.line = comm.stream(), Line()
 
     # C++ asks by these names, Python by the properties
     def getBackendName(self) -> str:
@@ -57,7 +58,11 @@ class MinidistGroup(dist.ProcessGroup):
     group_desc = property(getGroupDesc)
 
     def shutdown(self) -> None:
-        """Nothing is open but the stream, which ends when nobody holds the group."""
+        """Run the callbacks that nobody has waited for, unless an error ends the program. Else
+        nothing is open but the stream, which ends when nobody holds the group.
+        """
+        if sys.exception() is None:
+            self.line.complete()
 
     def abort(self) -> None:
         """As `shutdown`."""
@@ -81,7 +86,19 @@ class MinidistGroup(dist.ProcessGroup):
 
         run.__name__ = work.__name__
         job: Any = self.stream.launch(run)
-        return Working(job.wait, outputs, lambda: bool(job.done))
+        return Working(job.wait, outputs, lambda: bool(job.done), self.line, self.line.number())
+
+    def _all_of(self, works: list[Working], outputs: list[Tensor]) -> Working:
+        """Return several operations as one."""
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        def done() -> bool:
+            return all(work.is_completed() for work in works)
+
+        return Working(finish, list(outputs), done, self.line, self.line.number())
 
     # ---------------------------------------------------------------- reductions
 
@@ -157,7 +174,7 @@ class MinidistGroup(dist.ProcessGroup):
             self.reduce_scatter_single(output, whole, opts)
             for output, whole in zip(outputs, inputs, strict=True)
         ]
-        return _all_of(works, outputs)
+        return self._all_of(works, outputs)
 
     # ---------------------------------------------------------------- moving
 
@@ -204,7 +221,7 @@ class MinidistGroup(dist.ProcessGroup):
             self.allgather([list(targets)], [shard])
             for targets, shard in zip(zip(*outputs, strict=True), inputs, strict=True)
         ]
-        return _all_of(works, [tensor for targets in outputs for tensor in targets])
+        return self._all_of(works, [tensor for targets in outputs for tensor in targets])
 
     def all_gather_single(self, output: Tensor, shard: Tensor, opts: Any = None) -> Working:
         self._check_whole("all_gather_into_tensor", "output", output, shard)
@@ -223,7 +240,7 @@ class MinidistGroup(dist.ProcessGroup):
             self.all_gather_single(output, shard)
             for output, shard in zip(outputs, inputs, strict=True)
         ]
-        return _all_of(works, outputs)
+        return self._all_of(works, outputs)
 
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
         (shard,) = _listed(inputs)
@@ -313,7 +330,7 @@ class MinidistGroup(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Working:
         (tensor,) = tensors
         message = self.comm.isend(Flat(tensor).buffer, to, tag)
-        return Working(message.wait, [tensor], message.test, self.comm.rank)
+        return Working(message.wait, [tensor], message.test, self.line, source=self.comm.rank)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Working:
         (tensor,) = tensors
@@ -325,7 +342,7 @@ class MinidistGroup(dist.ProcessGroup):
             with torch.no_grad():
                 part.land()
 
-        return Working(finish, [tensor], message.test, source)
+        return Working(finish, [tensor], message.test, self.line, source=source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> NoReturn:
         raise NotImplementedError(
@@ -381,11 +398,3 @@ def _op_of(opts: Any) -> Any:
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts)
-
-
-def _all_of(works: list[Working], outputs: list[Tensor]) -> Working:
-    def finish() -> None:
-        for work in works:
-            work.wait()
-
-    return Working(finish, list(outputs), lambda: all(work.is_completed() for work in works))

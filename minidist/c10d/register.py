@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS, Rank
+from minidist.c10d.work import collecting, waiting
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.start import init, under_mpirun
@@ -32,6 +34,9 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _Rendezvous(handlers["env"])
+    functions: Any = torch._C
+    functions._collect_all = collecting(functions._collect_all)
+    functions.wait = waiting(functions.wait)
 
 
 def as_users_want(comm: Communicator) -> Communicator:
