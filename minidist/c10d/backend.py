@@ -78,27 +78,30 @@ class MinidistGroup(dist.ProcessGroup):
     ) -> Working:
         """Launch `work(comm)` on the stream; then what arrived lands in its tensors."""
 
+        working = Working(outputs, self.line, self.line.number())
+
         def run() -> None:
-            with torch.no_grad():
-                work(self.stream.comm)
-                for part in landing:
-                    part.land()
+            try:
+                with torch.no_grad():
+                    work(self.stream.comm)
+                    for part in landing:
+                        part.land()
+            except BaseException as error:
+                working.arrive(error)
+                raise
+            working.arrive()
 
         run.__name__ = work.__name__
         job: Any = self.stream.launch(run)
-        return Working(job.wait, outputs, lambda: bool(job.done), self.line, self.line.number())
+        return working.begun(job.wait, lambda: bool(job.done))
 
-    def _all_of(self, works: list[Working], outputs: list[Tensor]) -> Working:
-        """Return several operations as one."""
+    def _all_of(self, outputs: list[Tensor]) -> Working:
+        """Return the operations that were just launched as one: the stream runs them in order."""
 
-        def finish() -> None:
-            for work in works:
-                work.wait()
+        def together(comm: Communicator) -> None:
+            """Nothing is left to do."""
 
-        def done() -> bool:
-            return all(work.is_completed() for work in works)
-
-        return Working(finish, list(outputs), done, self.line, self.line.number())
+        return self._launch(together, outputs)
 
     # ---------------------------------------------------------------- reductions
 
@@ -170,11 +173,9 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Working:
-        works = [
+        for output, whole in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, whole, opts)
-            for output, whole in zip(outputs, inputs, strict=True)
-        ]
-        return self._all_of(works, outputs)
+        return self._all_of(outputs)
 
     # ---------------------------------------------------------------- moving
 
@@ -217,11 +218,9 @@ class MinidistGroup(dist.ProcessGroup):
                     f"all_gather_coalesced: {len(targets)} output tensors from a rank that brings "
                     f"{len(inputs)}: give one for each"
                 )
-        works = [
-            self.allgather([list(targets)], [shard])
-            for targets, shard in zip(zip(*outputs, strict=True), inputs, strict=True)
-        ]
-        return self._all_of(works, [tensor for targets in outputs for tensor in targets])
+        for arriving, shard in zip(zip(*outputs, strict=True), inputs, strict=True):
+            self.allgather([list(arriving)], [shard])
+        return self._all_of([tensor for targets in outputs for tensor in targets])
 
     def all_gather_single(self, output: Tensor, shard: Tensor, opts: Any = None) -> Working:
         self._check_whole("all_gather_into_tensor", "output", output, shard)
@@ -236,11 +235,9 @@ class MinidistGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Working:
-        works = [
+        for output, shard in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, shard)
-            for output, shard in zip(outputs, inputs, strict=True)
-        ]
-        return self._all_of(works, outputs)
+        return self._all_of(outputs)
 
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
         (shard,) = _listed(inputs)
@@ -330,7 +327,7 @@ class MinidistGroup(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Working:
         (tensor,) = tensors
         message = self.comm.isend(Flat(tensor).buffer, to, tag)
-        return Working(message.wait, [tensor], message.test, self.line, source=self.comm.rank)
+        return Working([tensor], self.line, source=self.comm.rank).begun(message.wait, message.test)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Working:
         (tensor,) = tensors
@@ -342,7 +339,7 @@ class MinidistGroup(dist.ProcessGroup):
             with torch.no_grad():
                 part.land()
 
-        return Working(finish, [tensor], message.test, self.line, source=source)
+        return Working([tensor], self.line, source=source).begun(finish, message.test)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> NoReturn:
         raise NotImplementedError(

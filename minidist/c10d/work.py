@@ -1,15 +1,18 @@
 """What an operation returns: c10d's `Work`, and its future.
 
-    launch ──▶ the group's stream runs it ──▶ work.wait() on the rank's own thread
-                                              └▶ the future is set, its callbacks run
+    launch ──▶ the group's stream runs it ──▶ the future has its value: who waits in C++ goes on
+                                          └▶ work.wait() on the rank's own thread: callbacks run
 
-A rank's own thread completes the futures, where it waits: callbacks may then communicate, and the
-clock of the rank moves to the end of the operation. Whoever waits, polls (`done`) or collects
-futures in Python reaches us. Some wait in C++, out of our sight:
+A rank's own thread runs the callbacks, where it waits: they may then communicate, and the clock of
+the rank moves to the end of the operation. Whoever waits, polls (`done`) or collects futures in
+Python reaches us. C++ is out of our sight:
 
-- DDP, at the end of a backward pass. A future that is asked for during one is completed there.
+- DDP waits at the end of a backward pass. What was asked for its future during one is waited for
+  there.
 - `torch.futures.collect_all` and `wait_all`, `torch.jit.wait`: `register.py` has `collecting` and
   `waiting` stand in for the C++ functions that they call.
+- Futures that C++ makes of ours run their callbacks on the stream's thread. Those may compute, and
+  cannot communicate.
 
 A callback that nobody waits for runs when the rank waits for a later operation of the group, which
 means that this one is done, too; at the latest when the group is destroyed.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +37,7 @@ class Line:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
+        self.lock = threading.Lock()  # the stream's thread and the rank's meet at a future
         self._called_back: list[Working] = []
 
     def number(self) -> int:
@@ -63,28 +68,36 @@ class Working(dist.Work):
 
     Parameters
     ----------
-    finish
-        Blocks until the operation is done, and puts down what arrived.
     outputs
         The tensors that are the result.
     line, place
         The group's operations, and which one this is; a message has no place among them.
+    source
+        Who sends a message.
     """
 
     def __init__(
-        self,
-        finish: Callable[[], object],
-        outputs: list[torch.Tensor],
-        done: Callable[[], bool],
-        line: Line,
-        place: float = math.inf,
-        source: int = -1,
+        self, outputs: list[torch.Tensor], line: Line, place: float = math.inf, source: int = -1
     ) -> None:
         super().__init__()
-        self._finish: Callable[[], object] | None = finish
-        self._outputs, self._done, self._source = outputs, done, source
-        self._line, self.place = line, place
+        self._outputs, self._line, self.place, self._source = outputs, line, place, source
+        self._finish: Callable[[], object] | None = None
+        self._done: Callable[[], bool] = lambda: False
+        self._arrived: list[BaseException | None] = []  # one, when the stream has run it
         self._future: Completed | None = None
+
+    def begun(self, finish: Callable[[], object], done: Callable[[], bool]) -> Working:
+        """Return itself, with what blocks until the operation is done and tells whether it is."""
+        self._finish, self._done = finish, done
+        return self
+
+    def arrive(self, error: BaseException | None = None) -> None:
+        """The stream's thread says that the outputs are there, or why not."""
+        with self._line.lock:
+            self._arrived.append(error)
+            future = self._future
+        if future is not None:
+            future.settle(self._outputs, error)
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until it is done. How long is the job's `limit`; torch's timeout is not used."""
@@ -94,14 +107,17 @@ class Working(dist.Work):
             return True
         try:
             self._finish()
-        except Exception as error:
-            if self._future is not None and not self._future.is_set():
-                self._future.set_exception(error)
+        except BaseException as error:
+            self._settle(error)
             raise
         self._finish = None
-        if self._future is not None:
-            self._future.set_result(self._outputs)
+        self._settle()
         return True
+
+    def _settle(self, error: BaseException | None = None) -> None:
+        if self._future is not None:
+            self._future.settle(self._outputs, error)
+            self._future.run_callbacks()
 
     def is_waited_for(self) -> bool:
         """Tell whether the rank has waited for it."""
@@ -131,25 +147,30 @@ class Working(dist.Work):
 
     def get_future(self) -> Any:
         """Return a future of the outputs."""
-        if self._future is None:
-            self._future = Completed(
-                self.wait, self.is_completed, lambda: self._line.call_back(self)
-            )
-            if self._finish is None:
-                self._future.set_result(self._outputs)
-            elif torch._C._current_graph_task_id() != -1:
-                engine: Any = Variable._execution_engine
-                engine.queue_callback(self.wait)
-        return self._future
+        if self._future is not None:
+            return self._future
+        future = Completed(self.wait, self.is_completed, lambda: self._line.call_back(self))
+        with self._line.lock:
+            self._future, arrived = future, list(self._arrived)
+        if self._finish is None:
+            arrived = [None]
+        for error in arrived:
+            future.settle(self._outputs, error)
+        if self._finish is None:
+            future.run_callbacks()
+        elif torch._C._current_graph_task_id() != -1:
+            engine: Any = Variable._execution_engine
+            engine.queue_callback(self.wait)
+        return future
 
 
 class Completed(Future[Any]):
-    """A future that its waiter completes.
+    """A future whose waiter runs its callbacks.
 
     Parameters
     ----------
     complete
-        Blocks until this future is set.
+        Blocks until there is a value, and runs the callbacks.
     ready
         Tells whether `complete` would return at once.
     call_back
@@ -164,19 +185,32 @@ class Completed(Future[Any]):
     ) -> None:
         super().__init__()
         self._complete, self._ready, self._call_back = complete, ready, call_back
+        self._first = threading.Lock()
+        self._callbacks: list[Callable[[Any], None]] | None = []
 
-    def is_set(self) -> bool:
-        """Tell whether it has its result, or an error."""
-        return super().done()
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """Give it its value or its error, if it has none yet. Any thread may."""
+        if not self._first.acquire(blocking=False):
+            return
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def run_callbacks(self) -> None:
+        """Run the callbacks, on the rank's own thread."""
+        callbacks, self._callbacks = self._callbacks or [], None
+        for callback in callbacks:
+            callback(self)
 
     def done(self) -> bool:
         """Tell whether the operation is done; it is completed then."""
-        if not self.is_set() and self._ready():
+        if self._callbacks is not None and self._ready():
             self._complete()
-        return self.is_set()
+        return self._callbacks is None
 
     def wait(self) -> Any:
-        if not self.is_set():
+        if self._callbacks is not None:
             self._complete()
         return super().wait()
 
@@ -185,17 +219,20 @@ class Completed(Future[Any]):
 
         def go_on(_: object) -> None:
             try:
-                following.set_result(callback(self))
+                following.settle(callback(self))
             except Exception as error:
-                following.set_exception(error)
+                following.settle(None, error)
+            following.run_callbacks()
 
         self.add_done_callback(go_on)
         return following
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        if not self.is_set():
-            self._call_back()
-        super().add_done_callback(callback)
+        if self._callbacks is None:
+            callback(self)
+            return
+        self._callbacks.append(callback)
+        self._call_back()
 
 
 def collecting(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -203,23 +240,29 @@ def collecting(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any
 
     def collect_all(futures: list[Any]) -> Any:
         ours = [future for future in futures if isinstance(future, Completed)]
-        if not ours:
-            return collect(futures)
         together = collect(futures)
+        if not ours:
+            return together
+
+        def complete() -> None:
+            for future in ours:
+                future.wait()
+            together.wait()
+            whole.settle(futures)
+            whole.run_callbacks()
+
+        def call_back() -> None:
+            for future in ours:
+                future.add_done_callback(lambda _: go_on())
+
+        def go_on() -> None:
+            whole.done()
+
         whole = Completed(
-            lambda: [future.wait() for future in ours],
+            complete,
             lambda: all(future.done() for future in ours) and bool(together.done()),
-            lambda: [future._call_back() for future in ours],
+            call_back,
         )
-
-        def go_on(_: object) -> None:
-            try:
-                together.value()  # raises the error of one
-                whole.set_result(futures)
-            except Exception as error:
-                whole.set_exception(error)
-
-        together.add_done_callback(go_on)
         return whole
 
     return collect_all

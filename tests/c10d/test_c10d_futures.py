@@ -52,6 +52,12 @@ def polled() -> list[float]:
     return future.value()[0].tolist()  # type: ignore[no-any-return]
 
 
+def waited_for_in_cpp() -> list[float]:
+    """A future that C++ has made of ours, as it does for some of DDP's hooks."""
+    torch_then: Any = torch._C.Future.then
+    return torch_then(future_of(3), lambda done: done.value()[0]).wait().tolist()  # type: ignore[no-any-return]
+
+
 def waited_for_as_a_script() -> list[float]:
     return torch.jit.wait(future_of(2))[0].tolist()  # type: ignore[no-any-return]
 
@@ -64,6 +70,7 @@ def waited_for_as_a_script() -> list[float]:
         (waited_for_all, [3, 6]),
         (collected_then, [27, 27]),
         (polled, [9, 9]),
+        (waited_for_in_cpp, [9, 9]),
         (waited_for_as_a_script, [6, 6]),
     ],
 )

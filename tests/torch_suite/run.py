@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 warnings.simplefilter("ignore")
 
-from their_tests import MORE, MORE_RANKS, RANKS, OnThreads, names, run_on, why_not  # noqa: E402
+from their_tests import MORE, MORE_RANKS, RANKS, OnThreads, names, place_of, run_on, why_not  # noqa: E402
 
 import minidist  # noqa: E402
 from minidist.comm import Communicator  # noqa: E402
@@ -140,7 +140,8 @@ def simulated(name: str, ranks: int) -> Outcome:
         return run_on(OnThreads, name, comm.rank)
 
     try:
-        skipped = [why for why in minidist.run(program, ranks, torch=True, limit=60) if why]
+        with place_of(name):
+            skipped = [why for why in minidist.run(program, ranks, torch=True, limit=60) if why]
     except BaseException as error:
         return Outcome("failed", f"{type(error).__name__}: {str(error)[:500]}")
     return Outcome("not applicable", skipped[0]) if skipped else Outcome("passed")

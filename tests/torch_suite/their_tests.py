@@ -4,8 +4,10 @@
       └▶ OnProcesses("test_broadcast") on each rank, with init_process_group("minidist")
 
 That file asks for its backend by a variable, and marks what the backend cannot do. It is told
-`gloo` when it is imported, so that all that gloo can is asked of us, too; and `minidist` when a
-test runs. What only MPI can, by its marks, is asked as well.
+`gloo` when it is imported, and `minidist` when a test runs. Its marks skip nothing here: what only
+MPI or NCCL can, or what torch leaves out on its own machines, is asked of us as well, and a test
+that is marked for GPUs finds the CPU in their place (`on_the_cpu.py`). What does not apply even so
+is listed in `not_applicable.toml`, each test with its reason.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,16 +31,20 @@ for folder in ("test_dir", "barrier"):
     Path(os.environ["TEMP_DIR"], folder).mkdir(exist_ok=True)
 
 import torch.distributed as dist  # noqa: E402
+from marks import GPU, NCCL, noted, skips  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.common_utils import set_rng_seed  # noqa: E402
-from torch.testing._internal.distributed import distributed_test as theirs  # noqa: E402
+
+with noted():
+    from torch.testing._internal.distributed import distributed_test as theirs
+
+from on_the_cpu import OnTheCPU, gpus_replaced  # noqa: E402
 
 import minidist.c10d  # noqa: E402, F401
 
 RANKS, MORE = 4, 8  # some tests want more
 MORE_RANKS = TEST_SKIPS["small_worldsize"].message
 SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
-OURS_TOO = re.compile("Only MPI supports")
 # Those that take a model on the CPU if the variable says so, and else none.
 AS_GLOO = re.compile("test_accumulate_gradients_no_sync")
 NOT_APPLICABLE = tomllib.loads(Path(__file__).with_name("not_applicable.toml").read_text())
@@ -73,17 +81,24 @@ def names() -> list[str]:
 
 
 def why_not(name: str, threads: bool) -> str:
-    """Return why a test does not apply to us, as it says itself or `not_applicable.toml`; nothing if
-    it does.
-    """
-    said = getattr(getattr(OnProcesses, name), "__unittest_skip_why__", "")
-    if said and not OURS_TOO.match(said):
-        return str(said)
+    """Return why a test does not apply to us, as `not_applicable.toml` says; nothing if it does."""
     for part in ("everywhere", "on_threads")[: 1 + threads]:
         for reason, tests in NOT_APPLICABLE[part].items():
             if name in tests:
                 return str(reason)
     return ""
+
+
+def wants_gpu(name: str) -> bool:
+    """Tell whether a test is marked for a GPU."""
+    return not {GPU, NCCL}.isdisjoint(skips(getattr(OnProcesses, name)))
+
+
+@contextmanager
+def place_of(name: str) -> Iterator[None]:
+    """Have a test find in this process what it needs."""
+    with gpus_replaced() if wants_gpu(name) else nullcontext():
+        yield
 
 
 def run_on(kind: type[OnProcesses], name: str, rank: int) -> str:
@@ -94,7 +109,8 @@ def run_on(kind: type[OnProcesses], name: str, rank: int) -> str:
     dist.init_process_group("minidist", timeout=timedelta(seconds=60))
     set_rng_seed()  # as their harness does: each rank of each test starts alike
     try:
-        getattr(case, name)()
+        with OnTheCPU() if wants_gpu(name) else nullcontext():
+            getattr(case, name)()
     except SkipTest as skip:
         return str(skip)
     except SystemExit as left:

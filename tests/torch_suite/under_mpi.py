@@ -11,7 +11,7 @@ import warnings
 
 warnings.simplefilter("ignore")
 
-from their_tests import OnProcesses, run_on  # noqa: E402
+from their_tests import OnProcesses, place_of, run_on  # noqa: E402
 
 import minidist  # noqa: E402
 
@@ -20,7 +20,9 @@ def main(names: list[str]) -> None:
     """Run the tests, and say of each why it does not apply; nothing if it has passed."""
     comm = minidist.init(limit=60)
     for name in names:
-        skipped = [why for why in comm.roll_call(run_on(OnProcesses, name, comm.rank)) if why]
+        with place_of(name):
+            said = run_on(OnProcesses, name, comm.rank)
+        skipped = [why for why in comm.roll_call(said) if why]
         if comm.rank == 0:
             print(json.dumps(["a test", name, skipped[0] if skipped else ""]), flush=True)
 
