@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minidist import collectives
-from minidist.c10d.tensors import Flat, flat, joined, reduction_of, spread
+from minidist.c10d.tensors import Flat, flat, joined, listed, op_of, reduction_of, spread
+from minidist.c10d.to_self import ToSelf
 from minidist.c10d.work import Line, Working
 from minidist.comm.agree import agree
 from minidist.comm.communicator import Communicator
@@ -36,7 +37,7 @@ class MinidistGroup(dist.ProcessGroup):
     def __init__(self, comm: Communicator, name: str) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
         self.comm, self._name, self._description = comm, name, ""
-        self.stream, self.line = comm.stream(), Line()
+        self.stream, self.line, self.to_self = comm.stream(), Line(), ToSelf()
 
     # C++ asks by these names, Python by the properties
     def getBackendName(self) -> str:
@@ -106,8 +107,8 @@ class MinidistGroup(dist.ProcessGroup):
     # ---------------------------------------------------------------- reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Working:
-        outputs = _listed(tensors)
-        op = _op_of(opts)
+        outputs = listed(tensors)
+        op = op_of(opts)
         names = [reduction_of(op, tensor) for tensor in outputs]
         parts = flat(outputs)
 
@@ -125,9 +126,9 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
     ) -> Working:
-        (tensor,) = _listed(tensors)
+        (tensor,) = listed(tensors)
         at = root if isinstance(root, int) else root.rootRank
-        name, factor = reduction_of(_op_of(op if isinstance(root, int) else root), tensor)
+        name, factor = reduction_of(op_of(op if isinstance(root, int) else root), tensor)
         part = Flat(tensor)
 
         def reduce(comm: Communicator) -> None:
@@ -141,7 +142,7 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Working:
-        (output,) = _listed(outputs)
+        (output,) = listed(outputs)
         parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
         self._check_count("reduce_scatter", "input tensors", len(parts))
         counts = [len(part.buffer) for part in parts]
@@ -156,7 +157,7 @@ class MinidistGroup(dist.ProcessGroup):
     def _reduce_scatter(
         self, output: Tensor, whole: Callable[[], Tensor], counts: list[int], opts: Any
     ) -> Working:
-        name, factor = reduction_of(_op_of(opts), output)
+        name, factor = reduction_of(op_of(opts), output)
         target = Flat(output)
         if len(target.buffer) != counts[self.comm.rank]:
             raise ValueError(
@@ -180,7 +181,7 @@ class MinidistGroup(dist.ProcessGroup):
     # ---------------------------------------------------------------- moving
 
     def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Working:
-        outputs = _listed(tensors)
+        outputs = listed(tensors)
         at = root if isinstance(root, int) else root.rootRank
         parts = flat(outputs)
 
@@ -191,7 +192,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._launch(broadcast, outputs, parts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
-        (shard,) = _listed(inputs)
+        (shard,) = listed(inputs)
         targets = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
         self._check_count("all_gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
@@ -240,7 +241,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._all_of(outputs)
 
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
-        (shard,) = _listed(inputs)
+        (shard,) = listed(inputs)
         at = root if isinstance(root, int) else root.rootRank
         targets: list[Tensor] = []
         if self.comm.rank == at:
@@ -256,7 +257,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._launch(gather, list(targets))
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
-        (output,) = _listed(outputs)
+        (output,) = listed(outputs)
         at = root if isinstance(root, int) else root.rootRank
         parts: list[Flat] = []
         target = Flat(output)
@@ -326,20 +327,28 @@ class MinidistGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Working:
         (tensor,) = tensors
+        working = Working([tensor], self.line, source=self.comm.rank)
+        if to == self.comm.rank:
+            self.to_self.send(Flat(tensor).buffer, tag)
+            return working.begun(lambda: None, lambda: True)
         message = self.comm.isend(Flat(tensor).buffer, to, tag)
-        return Working([tensor], self.line, source=self.comm.rank).begun(message.wait, message.test)
+        return working.begun(message.wait, message.test)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Working:
         (tensor,) = tensors
         part = Flat(tensor)
-        message = self.comm.irecv(part.buffer, source, tag)
+        if source == self.comm.rank:
+            arrive, test = self.to_self.receive(part.buffer, tag)
+        else:
+            message: Any = self.comm.irecv(part.buffer, source, tag)
+            arrive, test = message.wait, message.test
 
         def finish() -> None:
-            message.wait()
+            arrive()
             with torch.no_grad():
                 part.land()
 
-        return Working([tensor], self.line, source=source).begun(finish, message.test)
+        return Working([tensor], self.line, source=source).begun(finish, test)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> NoReturn:
         raise NotImplementedError(
@@ -384,14 +393,3 @@ class MinidistGroup(dist.ProcessGroup):
             )
         row = len(part.buffer) // rows if rows else 0
         return [size * row for size in sizes]
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _op_of(opts: Any) -> Any:
-    """Return the reduction in a call's options; some calls bring it alone."""
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)

@@ -11,7 +11,7 @@ from c10d_calls import every_call
 from ranks import mpirun
 
 import minidist
-from minidist.comm import Communicator, MismatchError
+from minidist.comm import Communicator, DeadlockError, MismatchError
 
 HERE = Path(__file__).parent
 
@@ -93,12 +93,20 @@ def as_another_rank(comm: Communicator) -> None:
     dist.init_process_group("minidist", rank=0, world_size=2)
 
 
+def waits_for_itself(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    work = dist.irecv(torch.empty(4), comm.rank)
+    assert work is not None
+    work.wait()
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
         (bitwise, NotImplementedError, "minidist does not reduce with"),
         (average_of_integers, TypeError, "the average of int32 is not int32"),
         (one_tensor_too_few, ValueError, "all_gather: 1 output tensors for 2 ranks"),
+        (waits_for_itself, DeadlockError, "its own message .tag 0., which it has not sent"),
         (as_another_rank, ValueError, "rank=0, but it is 1: leave rank out"),
     ],
 )

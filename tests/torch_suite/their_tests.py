@@ -31,7 +31,7 @@ for folder in ("test_dir", "barrier"):
     Path(os.environ["TEMP_DIR"], folder).mkdir(exist_ok=True)
 
 import torch.distributed as dist  # noqa: E402
-from marks import GPU, NCCL, noted, skips  # noqa: E402
+from marks import noted, skips  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.common_utils import set_rng_seed  # noqa: E402
 
@@ -45,6 +45,7 @@ import minidist.c10d  # noqa: E402, F401
 RANKS, MORE = 4, 8  # some tests want more
 MORE_RANKS = TEST_SKIPS["small_worldsize"].message
 SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
+FOR_GPUS = re.compile("GPU|CUDA|nccl", re.IGNORECASE)
 # Those that take a model on the CPU if the variable says so, and else none.
 AS_GLOO = re.compile("test_accumulate_gradients_no_sync")
 NOT_APPLICABLE = tomllib.loads(Path(__file__).with_name("not_applicable.toml").read_text())
@@ -90,8 +91,8 @@ def why_not(name: str, threads: bool) -> str:
 
 
 def wants_gpu(name: str) -> bool:
-    """Tell whether a test is marked for a GPU."""
-    return not {GPU, NCCL}.isdisjoint(skips(getattr(OnProcesses, name)))
+    """Tell whether a test is marked for GPUs."""
+    return any(FOR_GPUS.search(why) for why in skips(getattr(OnProcesses, name)))
 
 
 @contextmanager
