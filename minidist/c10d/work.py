@@ -39,6 +39,7 @@ class Line:
         self._numbers = itertools.count()
         self.lock = threading.Lock()  # the stream's thread and the rank's meet at a future
         self._called_back: list[Working] = []
+        self.kept: Working | None = None
 
     def number(self) -> int:
         """Return the next operation's place."""
@@ -118,6 +119,10 @@ class Working(dist.Work):
         if self._future is not None:
             self._future.settle(self._outputs, error)
             self._future.run_callbacks()
+
+    def keep(self) -> None:
+        """Stay for as long as the group, or until another work does."""
+        self._line.kept = self
 
     def is_waited_for(self) -> bool:
         """Tell whether the rank has waited for it."""
@@ -275,3 +280,18 @@ def waiting(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return future.wait() if isinstance(future, Completed) else wait(future)
 
     return wait_for
+
+
+def keeping(hand_over: Callable[..., None]) -> Callable[..., None]:
+    """Return a function of torch's by which C++ gets a work, so that the work stays what it is.
+
+    C++ holds its own part alone. Once Python's is gone, it is a `Work` that knows no future. DDP
+    hands over one work for each forward pass; so its group keeps the last.
+    """
+
+    def keep(self: Any, work: Any, *args: Any) -> None:
+        if isinstance(work, Working):
+            work.keep()
+        hand_over(self, work, *args)
+
+    return keep

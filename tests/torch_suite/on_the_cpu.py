@@ -74,6 +74,7 @@ def gpus_replaced() -> Iterator[None]:
             (torch.nn.Module, "cuda", lambda self, device=None: self),
             (theirs, "init_multigpu_helper", lambda ranks, _: {one: [one] for one in range(ranks)}),
             (torch.cuda, "set_device", lambda device: None),
+            (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "synchronize", lambda device=None: None),
         ):
             stack.enter_context(mock.patch.object(where, name, stand_in))

@@ -26,7 +26,8 @@ from unittest import SkipTest
 os.environ["BACKEND"] = "gloo"
 os.environ.setdefault("WORLD_SIZE", "4")
 if "TEMP_DIR" not in os.environ:  # ranks under mpirun get one for all
-    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-suite-")
+    FOLDER = tempfile.TemporaryDirectory(prefix="torch-suite-")
+    os.environ["TEMP_DIR"] = FOLDER.name
 for folder in ("test_dir", "barrier"):
     Path(os.environ["TEMP_DIR"], folder).mkdir(exist_ok=True)
 
