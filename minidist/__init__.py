@@ -36,8 +36,8 @@ def run(
     torch : bool
         Let each rank be a process to torch: with its own default group, so that
         `init_process_group("minidist")` works in `fn`, and its own default generator. The ranks
-        then compare every collective before it begins, unless MINIDIST_DEBUG=0. See
-        `minidist.c10d`.
+        then compare every collective before it begins, unless MINIDIST_DEBUG=0. On a `cluster`
+        matrix products take time as well, at the peak of its devices. See `minidist.c10d`.
     options
         `cluster`, `eager_limit`, `limit`, `debug`, `trace`: see `minidist.comm.run`, which says
         what is raised.
@@ -45,5 +45,20 @@ def run(
     if torch:
         from minidist.c10d import simulated
 
-        fn = simulated(fn)
+        fn = simulated(_computing(fn, options.get("cluster")))
     return _comm.run(fn, ranks, **options)
+
+
+def _computing(
+    fn: Callable[[Communicator], _Result], cluster: Cluster | None
+) -> Callable[[Communicator], _Result]:
+    """Return `fn` with products that take time on the cluster's clock."""
+    if cluster is None:
+        return fn
+    from minidist.parallel.meta import Computing
+
+    def on_clock(comm: Communicator) -> _Result:
+        with Computing(comm, cluster.flops):
+            return fn(comm)
+
+    return on_clock

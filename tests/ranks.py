@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from warm import warm
+from warm import PYTHON, executable, warm
 
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import Mpirun, environment, find_mpirun
@@ -115,6 +115,16 @@ def warm_python(*more: str) -> list[str]:
         if sys.platform == "linux"
         else [sys.executable]
     )
+
+
+def warm_environment(*more: str) -> dict[str, str]:
+    """Return the environment for a program that begins with `warm_python(*more)`, and whose own ranks are
+    to start so, too.
+
+    They are forks: to a signal other than SIGKILL they do not listen.
+    """
+    warm = {PYTHON: executable(warm_python(*more))} if sys.platform == "linux" else {}
+    return clean_environment() | warm
 
 
 @functools.cache

@@ -49,6 +49,7 @@ FLOORS = {
     "bench": 6,
     "cli": 6,
     "__main__": 6,
+    "on_import": 6,
     "__init__": 6,  # the front door: what users name, from all floors
 }
 MUTATORS = {

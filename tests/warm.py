@@ -23,6 +23,12 @@ from pathlib import Path
 from minidist.launch.imports import quick_imports
 from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 
+# What programs may be given as their Python, by this variable: they start others by it
+PYTHON = "WARM_PYTHON"
+AS_PYTHON = """#!{python} -IS
+import sys
+sys.argv.insert(1, {socket!r})
+{stand_in}"""
 START = "import warm; program = warm.serve(); program()"
 # what a kernel would say before it imports matplotlib
 INLINE = "module://matplotlib_inline.backend_inline"
@@ -49,7 +55,16 @@ def warm(path: str, *more: str) -> list[str]:
     atexit.register(folder.cleanup)
     atexit.register(server.communicate)
     assert server.stdout.read(1) == b".", "it imports what tests need, and listens"
-    return [sys.executable, "-I", "-S", "-c", STAND_IN, str(Path(folder.name, "socket"))]
+    socket = str(Path(folder.name, "socket"))
+    file = Path(folder.name, "python")
+    file.write_text(AS_PYTHON.format(python=sys.executable, socket=socket, stand_in=STAND_IN))
+    file.chmod(0o755)
+    return [sys.executable, "-I", "-S", "-c", STAND_IN, socket]
+
+
+def executable(command: list[str]) -> str:
+    """Return the path of a program that is what such a `command` is, for who takes a path alone."""
+    return str(Path(command[-1]).with_name("python"))
 
 
 def serve() -> Callable[[], object]:
@@ -70,8 +85,15 @@ def serve() -> Callable[[], object]:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a program as Python would: `-m module ...` or `program.py ...`."""
-    if arguments[0] == "-m":
+    """Run a program as Python would: `-m module ...`, `-c code` or `program.py ...`, after `-u`."""
+    sys.executable = os.environ.get(PYTHON, sys.executable)
+    if arguments[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        arguments = arguments[1:]
+    if arguments[0] == "-c":
+        sys.argv, sys.path[:0] = arguments[:1] + arguments[2:], [""]
+        exec(arguments[1], vars(sys.modules["__main__"]))
+    elif arguments[0] == "-m":
         sys.argv, sys.path[:0] = arguments[1:], [os.getcwd()]
         sys.modules.pop(arguments[1], None)  # or it would be twice there, which is warned of
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

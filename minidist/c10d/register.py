@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from minidist.c10d.any_name import NAME, take_any_name
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS, Rank
 from minidist.c10d.work import Working, collecting, keeping, waiting
@@ -25,14 +26,13 @@ from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.start import init, under_mpirun
 
-NAME = "minidist"
-
 
 def register() -> None:
     """Make the backend known to torch. It may be called more than once."""
     if NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
+    take_any_name()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _Rendezvous(handlers["env"])
     never_compile(MinidistGroup)

@@ -8,7 +8,8 @@ the rank moves to the end of the operation. Whoever waits, polls (`done`) or col
 Python reaches us. C++ is out of our sight:
 
 - DDP waits at the end of a backward pass. What was asked for its future during one is waited for
-  there.
+  there. A rank that has joined (`DDP.join`: it has no batch left) has no backward pass: what it asks
+  for its future is waited for at once.
 - `torch.futures.collect_all` and `wait_all`, `torch.jit.wait`: `register.py` has `collecting` and
   `waiting` stand in for the C++ functions that they call.
 - Futures that C++ makes of ours run their callbacks on the stream's thread. Those may compute, and
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+JOINED = DistributedDataParallel._match_all_reduce_for_bwd_pass.__code__
 
 
 class Line:
@@ -163,10 +168,20 @@ class Working(dist.Work):
             future.settle(self._outputs, error)
         if self._finish is None:
             future.run_callbacks()
+        elif has_joined():
+            self.wait()
         elif torch._C._current_graph_task_id() != -1:
             engine: Any = Variable._execution_engine
             engine.queue_callback(self.wait)
         return future
+
+
+def has_joined() -> bool:
+    """Tell whether DDP calls in place of a backward pass, on a rank that has no batch left."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not JOINED:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Completed(Future[Any]):

@@ -18,7 +18,7 @@ from minidist.comm.errors import LaunchError
 from minidist.launch.allocation import allocation_here, run_on_machines
 from minidist.launch.jobs import Outcome, run_job, running, send_signal
 from minidist.launch.leaving import WARNINGS
-from minidist.launch.mpirun import environment, find_mpirun, torchrun
+from minidist.launch.mpirun import environment, find_mpirun, over_mpi, torchrun
 from minidist.launch.parser import Parser, flag_of
 from minidist.launch.replacing import run_replacing
 from minidist.launch.restarts import Restarts, run_until_done
@@ -209,9 +209,8 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         # torchrun puts Python in front of the ranks' program itself
         return [*torchrun(options.ranks), *rank], environment() | extra
     mpirun = find_mpirun()
-    return [mpirun.path, "-n", str(options.ranks), sys.executable, *rank], environment(
-        mpirun
-    ) | extra
+    command = [mpirun.path, "-n", str(options.ranks), sys.executable, *rank]
+    return command, environment(mpirun) | extra | over_mpi()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,8 +16,10 @@ from minidist.comm.threads_wire.threads_wire import alone
 from minidist.trace import Trace
 
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
 MEMBER = "MINIDIST_MEMBER"
+OVER_MPI = "MINIDIST_OVER_MPI"  # our launcher's ranks, which mpirun starts: a port for them
 RESTARTS = ("MINIDIST_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
@@ -63,9 +65,36 @@ def launched_rank() -> str:
     )
 
 
+def started_by_mpi() -> bool:
+    """Tell whether mpirun has started this process, whatever it is for."""
+    return not os.environ.keys().isdisjoint(MPI_RANKS)
+
+
+def launched_over_mpi() -> bool:
+    """Tell whether our own launcher has started this process, by mpirun."""
+    return OVER_MPI in os.environ and under_mpirun()
+
+
 def under_mpirun() -> bool:
     """Tell whether mpirun has started this process, and not torchrun, nor srun for torch."""
     return _launcher() == "mpi4py"
+
+
+def set_as_torchrun() -> None:
+    """Set what torchrun tells its ranks, if our launcher and mpirun have started this one.
+
+    For programs that read RANK, WORLD_SIZE, LOCAL_RANK and their like. The launcher starts all
+    ranks on one machine, and says by `MINIDIST_OVER_MPI` that they are MPI's nevertheless.
+    (PyTorch's documentation of `torch.distributed.run`, "Environment Variables".)
+    """
+    rank, size = (
+        next((os.environ[name] for name in names if name in os.environ), "")
+        for names in (MPI_RANKS, MPI_SIZES)
+    )
+    if rank and size and OVER_MPI in os.environ:
+        os.environ |= {"RANK": rank, "WORLD_SIZE": size, "GROUP_RANK": "0"}
+        os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ[OVER_MPI]}
 
 
 def restarts() -> int:
@@ -116,10 +145,12 @@ def _launcher() -> str:
     """Return the library that the launcher of this process expects it to use, if there was one."""
     distributed = sys.modules.get("torch.distributed")
     in_torch_group = (
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_backend() != "minidist"  # ours, over what we are looking for
     )
-    if in_torch_group or (
-        "MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)
-    ):
+    for_torch = "MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)
+    if in_torch_group or (for_torch and OVER_MPI not in os.environ):
         return "torch"
-    return "" if os.environ.keys().isdisjoint(MPI_RANKS) else "mpi4py"
+    return "mpi4py" if started_by_mpi() else ""

@@ -73,7 +73,7 @@ class Texts:
         names = {*code.co_names, *code.co_varnames} - {".0"}
         if len(code.co_code) < SHORTEST:
             return ""
-        for module, path, text in self.barred:
+        for module, path, text in barred_texts(self.task, self.lesson):
             if not all(name in text for name in names):
                 continue
             if path not in self.looks:
@@ -83,18 +83,23 @@ class Texts:
                 return module
         return ""
 
-    @functools.cached_property
-    def barred(self) -> list[tuple[str, Path, str]]:
-        """Name, path and text of each module that is barred."""
-        lessons = Path(self.lesson).glob("*.py")
-        found = {path: CHECKS for path in lessons if path.name != "exercise.py"}
-        for name in self.task.not_from:
-            if name.partition(".")[0] == PACKAGE.name:
-                place = PACKAGE.joinpath(*name.split(".")[1:])
-                for path in (place.with_suffix(".py"), *place.rglob("*.py")):
-                    found[path] = dotted(path)
-        there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
-        return [(name, path, path.read_text(encoding="utf-8")) for path, name in there]
+
+@functools.cache
+def barred_texts(task: Task, lesson: str) -> tuple[tuple[str, Path, str], ...]:
+    """Return name, path and text of each module that a task of a lesson bars.
+
+    Whoever forks for many cases calls this before: to read the files again takes longer than most
+    cases.
+    """
+    lessons = Path(lesson).glob("*.py")
+    found = {path: CHECKS for path in lessons if path.name != "exercise.py"}
+    for name in task.not_from:
+        if name.partition(".")[0] == PACKAGE.name:
+            place = PACKAGE.joinpath(*name.split(".")[1:])
+            for path in (place.with_suffix(".py"), *place.rglob("*.py")):
+                found[path] = dotted(path)
+    there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
+    return tuple((name, path, path.read_text(encoding="utf-8")) for path, name in there)
 
 
 def dotted(path: Path) -> str:

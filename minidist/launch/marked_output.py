@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from minidist.comm.start import launched_rank
+from minidist.comm.start import launched_rank, set_as_torchrun
 
 
 class MarkedLines(io.FileIO):
@@ -82,4 +82,5 @@ def run(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     mark_output()
+    set_as_torchrun()
     run(sys.argv[1:])

@@ -4,6 +4,7 @@ not see each other.
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
+from minidist.comm.start import OVER_MPI
 
 FIXES = {
     "MPICH": "pip install mpich",
@@ -19,7 +21,7 @@ FIXES = {
 }
 UNKNOWN = "an unknown MPI"
 # left by a launcher around this one
-STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")
+STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_", OVER_MPI)
 ASK_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
     "print(MPI.Get_library_version())"
@@ -55,6 +57,15 @@ def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
     if mpirun is not None and mpirun.vendor == "MPICH" and sys.platform == "darwin":
         needed["MPICH_INTERFACE_HOSTNAME"] = "localhost"  # a VPN hides this machine from itself
     return needed | kept
+
+
+def over_mpi() -> dict[str, str]:
+    """Return what tells ranks that mpirun starts them here, and where a program may listen; see
+    `minidist.comm.start.set_as_torchrun`.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {OVER_MPI: str(free.getsockname()[1])}
 
 
 def torchrun(ranks: int) -> list[str]:

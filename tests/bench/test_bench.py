@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import clean_environment, mpirun, warm_python
+from ranks import clean_environment, mpirun, warm_environment, warm_python
 from torch.distributed.fsdp import FSDPModule
 
 from minidist.bench import main, nccl
@@ -39,7 +38,7 @@ def bench(*arguments: str) -> dict[str, Any]:
     """Run a bench as a user would, and return its JSON."""
     command = [*warm_python(), "-m", "minidist", "bench", *arguments, "--json", "-"]
     done = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, timeout=100
+        command, env=warm_environment(), capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -163,9 +162,9 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
         "--json",
         str(file),
     ]
-    command = [sys.executable, "-m", "minidist", "bench", name, *small]
+    command = [*warm_python(), "-m", "minidist", "bench", name, *small]
     done = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, timeout=100
+        command, env=warm_environment(), capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import clean_environment, warm_python
+from ranks import clean_environment, warm_environment, warm_python
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
@@ -134,7 +134,9 @@ def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int)
 
 
 def test_torch_is_launched_the_same_way(program: Path) -> None:
-    job = start("launch", "-n", "2", "--wire", "torch", str(program), "say")
+    command = ["launch", "-n", "2", "--wire", "torch", str(program), "say"]
+    start = [*warm_python(), "-m", "minidist", *command]
+    job = run_job(start, env=warm_environment(), timeout=60, capture=True)
     assert job.returncode == 0, job.stderr
     assert "[1] no end of line from 1 of 2 on torch" in job.stdout.splitlines()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import clean_environment
+from ranks import clean_environment, warm_environment, warm_python
 from training import DEADLY_MEMBER, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.cli import launch
@@ -42,8 +42,8 @@ def replacing(home: Path, program: str, *options: str) -> Outcome:
     (home / "program.py").write_text(program)
     launched = ["launch", "--replace", "-n", "2", *options, str(home / "program.py")]
     return run_job(
-        [sys.executable, "-m", "minidist", *launched, *words(home, "run")],
-        env=clean_environment(),
+        [*warm_python(), "-m", "minidist", *launched, *words(home, "run")],
+        env=warm_environment(),
         timeout=100,
         capture=True,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import clean_environment, mpirun, torchrun
+from ranks import clean_environment, mpirun, torchrun, warm_environment, warm_python
 from training import DEADLY, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.comm.errors import LaunchError
@@ -35,8 +35,8 @@ def launched(program: Path, restarts: str, options: list[str]) -> Outcome:
     """Run a job of two ranks that may start again."""
     start = ["launch", "-n", "2", "--max-restarts", restarts, str(program), *options]
     return run_job(
-        [sys.executable, "-m", "minidist", *start],
-        env=clean_environment(),
+        [*warm_python(), "-m", "minidist", *start],
+        env=warm_environment(),
         timeout=100,
         capture=True,
     )

@@ -86,6 +86,7 @@ def test_doctor_counts_and_removes_what_dead_jobs_have_left(
 ) -> None:
     for name in ("check_mpi", "check_torch"):
         monkeypatch.setattr(doctor, name, list)
+    monkeypatch.setattr(doctor, "environment_report", str)  # which imports torch
     left = f"dead MPI jobs have left 2 segments in {folder}, 0.0 MB, which no process uses"
     assert doctor.main([]) == 0
     assert f"ok  {left}: python -m minidist doctor --clean removes them" in capsys.readouterr().out

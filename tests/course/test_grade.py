@@ -693,3 +693,20 @@ print(failed)
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (outcome.stdout, outcome.stderr) == ("[]\n", "")
+
+
+def test_to_look_at_the_package_imports_nothing() -> None:
+    """Packages import all that they export when they are asked for a name, and each case looks at
+    them.
+    """
+    program = """
+        import sys
+        import minidist.parallel
+        from minidist.course.grader.child import check_untouched, seal
+        before = set(sys.modules)
+        check_untouched(seal())
+        assert set(sys.modules) == before, set(sys.modules) - before
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -71,6 +71,14 @@ def first_cases(lesson: Lesson) -> Lesson:
     return lesson._replace(checks=[first(check) for check in lesson.checks])
 
 
+def ends_of(checks: list[Check]) -> list[Check]:
+    """Return the first and the last check of each task."""
+    first = {check.task.number: check for check in reversed(checks)}
+    last = {check.task.number: check for check in checks}
+    ends = [*first.values(), *last.values()]
+    return [check for check in checks if any(check is end for end in ends)]
+
+
 @pytest.fixture(scope="module")
 def graded() -> Iterator[Grader]:
     """Grade a lesson's cases of one wire, by processes shared with the lessons that import torch,
@@ -88,6 +96,7 @@ def graded() -> Iterator[Grader]:
             name: str, answer: Answer, task: int = 0, wire: str = "threads", **options: Any
         ) -> list[Graded]:
             lesson = first_cases(load(name)) if options.pop("brief", False) else load(name)
+            ends = options.pop("ends", False)
             # a machine may be busy: what is right may take its time
             patient = {"limit": 60.0} | options
             warm = without_torch if name[:2] in WITHOUT_TORCH else with_torch
@@ -98,6 +107,7 @@ def graded() -> Iterator[Grader]:
                 for each in lesson.checks
                 if each.wire == wire and task in (0, each.task.number)
             ]
+            checks = ends_of(checks) if ends else checks
             for chosen in [[check] for check in checks] if enough else [checks]:
                 tests += grade(lesson, answer, only=chosen.__contains__, warm=warm, **patient)
                 if enough and any(map(enough, tests)):
@@ -205,10 +215,24 @@ def test_the_leaderboard_shows_what_a_lesson_is_about(
 
 @EACH
 def test_the_handout_is_not_started(graded: Grader, name: str, tmp_path: Path) -> None:
+    """By the first and the last check of each task."""
+    not_started(graded, name, tmp_path, ends=True)
+
+
+@pytest.mark.soak
+@EACH
+def test_the_handout_is_not_started_for_any_check(
+    graded: Grader, name: str, tmp_path: Path
+) -> None:
+    not_started(graded, name, tmp_path)
+
+
+def not_started(graded: Grader, name: str, tmp_path: Path, **options: Any) -> None:
     handout = tmp_path / "exercise.py"
     handout.write_text((load(name).folder / "exercise.py").read_text() + "\nchanged = True\n")
-    tests = graded(name, Answer(handout), brief=True)
-    assert totals(tests)[0] == 0
+    tests = graded(name, Answer(handout), brief=True, **options)
+    tasks = {test.check.task.number for test in tests}
+    assert totals(tests)[0] == 0 and tasks == {check.task.number for check in load(name).checks}
     assert {(test.status, test.output) for test in tests} == {
         (NOT_STARTED, f"task {test.check.task.number} is not started") for test in tests
     }

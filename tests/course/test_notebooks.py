@@ -18,7 +18,7 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from matplotlib import image
 from nbclient import NotebookClient
-from ranks import clean_environment, warm_python
+from ranks import warm_environment, warm_python
 
 from minidist.course.lesson import GradeError
 from minidist.course.notebooks import MOST_BYTES, PREDICTION, build_notebooks, cells_of
@@ -70,7 +70,7 @@ def execute(path: Path, kernels: KernelSpecManager, folder: Path, real: bool) ->
         client = NotebookClient(
             notebook, km=manager, timeout=120, resources={"metadata": {"path": str(folder)}}
         )
-        client.execute(env=clean_environment(), cleanup_kc=True)
+        client.execute(env=warm_environment(*IMPORTED), cleanup_kc=True)
     return notebook
 
 

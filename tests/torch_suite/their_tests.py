@@ -84,7 +84,7 @@ def names() -> list[str]:
 
 def why_not(name: str, threads: bool) -> str:
     """Return why a test does not apply to us, as `not_applicable.toml` says; nothing if it does."""
-    for part in ("everywhere", "on_threads")[: 1 + threads]:
+    for part in ("everywhere", "on_threads" if threads else "on_processes"):
         for reason, tests in NOT_APPLICABLE[part].items():
             if name in tests:
                 return str(reason)

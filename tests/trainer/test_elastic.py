@@ -83,10 +83,10 @@ class Job:
 @pytest.mark.parametrize(
     ("layout", "victim", "every", "delay"),
     [
-        ("dp, on what is left", 0, 2, 0.0),
-        ("dp, with a spare", 1, 3, 0.0),
-        ("pp, a replica is lost", 3, 4, 0.02),
-        ("tp, with a spare replica", 2, 17, 0.0),
+        ("dp, on what is left", 0, 5, 0.0),
+        ("dp, with a spare", 1, 5, 0.0),
+        ("pp, a replica is lost", 3, 11, 0.02),
+        ("tp, with a spare replica", 2, 29, 0.0),
         ("hsdp, a group is lost", 1, 23, 0.02),
     ],
 )

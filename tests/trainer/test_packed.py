@@ -179,8 +179,9 @@ def test_packed_rows_train_as_their_documents_one_by_one(window: int) -> None:
         (4, "--cp 2 --pp 2 --microbatches 3 --recompute full --dropout 0.2 --batch 7"),
     ],
 )
-def test_every_layout_trains_as_one_rank(ranks: int, words: str) -> None:
-    assert train_on(ranks, "--pack --layers 2 --steps 3 --eval-every 2 --verify", words) == 0
+def test_every_layout_trains_as_one_rank(ranks: int, words: str, tmp_path: Path) -> None:
+    data = f"--pack --text {short_text(tmp_path, 4000)} --held-out 0.1"
+    assert train_on(ranks, data, "--layers 2 --steps 3 --eval-every 2 --verify", words) == 0
 
 
 def test_what_is_measured_is_the_loss_of_each_document_alone(tmp_path: Path) -> None:

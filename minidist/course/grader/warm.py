@@ -32,7 +32,7 @@ from pathlib import Path
 
 from minidist.course.grader import child
 from minidist.course.lesson import load_checks
-from minidist.course.texts import globals_of_modules
+from minidist.course.texts import barred_texts, globals_of_modules
 from minidist.launch.imports import quick_imports
 from minidist.launch.jobs import MARK, become, descendants, end_job, send_signal
 from minidist.launch.standin import STAND_IN, end_with, fork_ranks
@@ -46,10 +46,11 @@ START = (
 )
 # where an importer listens, in its folder: the name of a socket has to be a short one
 SOCKET = "/proc/{}/cwd/socket"
-# by most answers and by each child, besides what the checks import
-NEEDED = ("minidist.collectives", "resource")
+# by most answers and by each child, besides what the checks import; numpy imports the last for a
+# median
+NEEDED = ("minidist.collectives", "resource", "numpy.ma")
 # the latter by a first backward
-NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")
+NEEDED_WITH_TORCH = ("minidist.parallel.exports", "torch.fx.experimental.symbolic_shapes")
 # seconds beyond its limit until a case is ended, and then until the importer counts as stuck
 GRACE = 2.5
 PATIENCE = 60.0  # seconds that imports may take
@@ -172,6 +173,9 @@ def main(*checks: str) -> None:
         }
         for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
             importlib.import_module(name)
+        for path, found in loaded.items():
+            for check in found:
+                barred_texts(check.task, str(Path(path).parent))
         prepared = child.Prepared(loaded, child.seal(), len(sys.modules), globals_of_modules())
     end_with(0)  # the other end of standard input is the grader
     with socket.socket(socket.AF_UNIX) as listener:

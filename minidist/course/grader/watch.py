@@ -47,13 +47,13 @@ STARTS = (
     "start_joinable_thread",
     "_start_joinable_thread",
 )
-HIDING = (
+HIDING = {
     "sys.setprofile",
     "sys.settrace",
     "sys.addaudithook",
     "sys.monitoring.register_callback",
     "gc.get_objects",
-)
+}
 
 
 class Watch:
@@ -79,6 +79,7 @@ class Watch:
         # by the id of its code: what of the witness carries data
         self.shortcuts: dict[int, str] = {}
         self.below: dict[int, str] = {}  # the same, of the wire
+        self.carriers: set[str] = set()  # the names of both
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
         self.noted: set[tuple[str, str]] = set()
@@ -90,7 +91,9 @@ class Watch:
     def begin(self, before: Set[int] = frozenset()) -> None:
         """Watch this thread and all that are started from now on. `before`: see `Texts.begin`."""
         self.texts.begin(before)
-        sys.addaudithook(self.audit)
+        # A function, as Python asks a hook for an attribute with each of a million events, and a
+        # method takes long to say that it has none.
+        sys.addaudithook(lambda event, _: self.audit(event) if event in HIDING else None)
         for module, name in itertools.product((threading, _thread), STARTS):
             if hasattr(module, name):
                 setattr(module, name, self.starting(getattr(module, name)))
@@ -106,20 +109,21 @@ class Watch:
     def profile(self, frame: FrameType, event: str, what: Any) -> None:
         """Look at a call: the function for `sys.setprofile`, and quick with most calls, which are
         of no interest.
+
+        To ask for a frame's code, or an id, costs most, as it is an event for audit hooks.
         """
         if event == "call":
             code, caller = frame.f_code, frame.f_back
-            dull = (
-                self.dull.get(code.co_filename)
-                and id(code) not in self.shortcuts
-                and id(code) not in self.below
+            dull = self.dull.get(code.co_filename) and (
+                code.co_name not in self.carriers
+                or (id(code) not in self.shortcuts and id(code) not in self.below)
             )
             if not dull or (caller is not None and caller.f_code.co_filename == self.exercise):
                 self.look(frame, code, caller)
-        elif frame.f_code.co_filename == self.exercise:
+        elif event in ("c_call", "return") and frame.f_code.co_filename == self.exercise:
             if event == "c_call":
                 self.called(library_of(what), frame)
-            elif event == "return" and frame.f_back and self.owner(frame.f_back) == CHECKS:
+            elif frame.f_back and self.owner(frame.f_back) == CHECKS:
                 self.returned[threading.get_ident()] = frame.f_code.co_name, what is None
 
     def look(self, frame: FrameType, code: CodeType, caller: FrameType | None) -> None:
@@ -182,16 +186,14 @@ class Watch:
 
         return watched
 
-    def audit(self, event: str, _: tuple[object, ...]) -> None:
-        """Forbid what would hide calls: the audit hook."""
-        if event in HIDING:
-            frame = sys._getframe(1)
-            ours = (
-                frame.f_code is Watch.switch.__code__
-                and self.owner(frame.f_back or frame) == __name__
-            )
-            if (line := self.stack(frame)[1]) and not ours:
-                self.forbid(event, line)
+    def audit(self, event: str) -> None:
+        """Forbid what would hide calls. An audit hook calls this."""
+        frame = sys._getframe(2)
+        ours = (
+            frame.f_code is Watch.switch.__code__ and self.owner(frame.f_back or frame) == __name__
+        )
+        if (line := self.stack(frame)[1]) and not ours:
+            self.forbid(event, line)
 
     def forbid(self, what: str, line: str) -> None:
         """Note what an answer tried, and prevent it."""

@@ -35,10 +35,11 @@ class Witness(WireAround):
         for kind in SHORTCUTS:
             watch.shortcuts[id(getattr(Witness, kind).__code__)] = kind
         watch.shortcuts[id(vars(WireAround)["native"].fget.__code__)] = "native"
+        watch.carriers.update((*SHORTCUTS, "native"))
         for name in (*SHORTCUTS, *MESSAGES):
-            watch.below[id(getattr(type(inner), name).__code__)] = (
-                name if name in SHORTCUTS else "hides"
-            )
+            code = getattr(type(inner), name).__code__
+            watch.below[id(code)] = name if name in SHORTCUTS else "hides"
+            watch.carriers.add(code.co_name)
 
     def _see(self, to: int, bytes: int) -> None:
         through, line, barrier, _ = self._watch.stack(sys._getframe(2))

@@ -9,6 +9,7 @@ only what is computed; a pass adds the sends, the receives and the reductions ov
 (`communicate.py`). `read_plan` reads text in this form, so you can write a schedule of your own
 into a file. It reads torch's CSV, too, in which a rank's actions are separated by commas, and an
 empty place is a moment in which the rank idles: `schedule._dump_csv(file, "compute_only")`.
+`Plan.csv` writes it.
 """
 
 from __future__ import annotations
@@ -200,6 +201,26 @@ class Plan:
     def text(self) -> str:
         """Return the plan as text, one line for each rank; `read_plan` reads it back."""
         return "".join(" ".join(map(str, row)) + "\n" for row in self.actions)
+
+    def csv(self) -> str:
+        """Return the plan as the CSV that torch's runtime loads, `_load_csv(file, "compute_only")`,
+        and `read_plan` reads back. Messages and reductions are left out: torch adds its own.
+
+        Raises
+        ------
+        ScheduleError
+            If the plan has updates or offloads, for which torch has no word.
+        """
+        for rank, row in enumerate(self.actions):
+            for position, action in enumerate(row):
+                if action.kind in (Kind.UPDATE, *TRANSFERS):
+                    raise ScheduleError(
+                        f"torch's plans have no action like {action}: write text() instead",
+                        self.actions,
+                        [(rank, position)],
+                    )
+        rows = ([each for each in row if each.kind in COMPUTING] for row in self.actions)
+        return "".join((",".join(map(str, row)) or ",") + "\n" for row in rows)
 
 
 def read_plan(text: str, name: str = "text") -> Plan:

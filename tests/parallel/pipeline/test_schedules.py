@@ -133,9 +133,19 @@ def test_text_round_trip() -> None:
         whole = with_communication(each)
         assert read_plan(each.text()) == each
         assert read_plan(whole.text()) == whole
+        assert read_plan(with_communication(each, reduce=True).csv()) == each
         assert whole.compute_only() == each
         assert len(each.text().splitlines()) == each.ranks
     assert read_plan("# mine\n\n0F0 0B0  # the only one\n") == plan("naive", 1, 1)
+
+
+def test_torchs_csv_leaves_out_messages_and_refuses_what_torch_does_not_have() -> None:
+    two = with_communication(plan("1f1b", 2, 1), reduce=True)
+    assert two.csv() == "0F0,0B0\n1F0,1B0\n"
+    assert Plan("", 2, 1, 1, (1,), ((), plan("1f1b", 1, 1).actions[0])).csv() == ",\n0F0,0B0\n"
+    for word in ("0U0", "0OFF0"):
+        with pytest.raises(ScheduleError, match=f"torch's plans have no action like {word}"):
+            read_plan(f"0F0 0B0 {word}").csv()
 
 
 def test_reductions_stand_behind_all_backwards_of_a_rank_and_move_nothing_else() -> None:

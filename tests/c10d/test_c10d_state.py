@@ -1,0 +1,127 @@
+"""torch's `ZeroRedundancyOptimizer` and its checkpoints, on simulated ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from c10d_training import (
+    BYTES,
+    OPTIMIZERS,
+    RANKS,
+    Meter,
+    assert_same,
+    loss_of,
+    model,
+    numbers,
+    on_ranks,
+    rows_of,
+    serial,
+    started_different,
+    train,
+    whole,
+)
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from minidist.comm import Communicator
+
+KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], int]] = {
+    "sgd": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}, 1),  # numbers for each parameter
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "foreach": False}, 2),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_zero_redundancy_optimizer_holds_each_state_once(name: str) -> None:
+    kind, options, held = KINDS[name]
+
+    def program(comm: Communicator) -> tuple[list[Tensor], list[int], int]:
+        dist.init_process_group("minidist")
+        net, meter = DistributedDataParallel(started_different(comm.rank)), Meter(comm)
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), kind, **options)
+        train(net, optimizer, meter, partial(loss_of, part=rows_of(comm.rank, comm.size)))
+        states = [value for state in optimizer.optim.state.values() for value in state.values()]
+        numbers = sum(value.numel() for value in states if value.dim())
+        return whole(net.parameters()), meter.steps, numbers
+
+    results = on_ranks(program)
+    for found, _, _ in results:
+        assert_same(found, serial(name))
+    assert sum(numbers for _, _, numbers in results) == held * numbers()
+    assert max(numbers for _, _, numbers in results) < held * numbers()
+    # an all-reduce, and each parameter from the rank that updates it to all others
+    for step in (0, 2):
+        sent = sum(steps[step] for _, steps, _ in results)
+        assert sent == (2 + 1) * (RANKS - 1) * BYTES * numbers()
+
+
+def sharded(comm: Communicator) -> tuple[nn.Module, slice]:
+    mesh, net = dist.init_device_mesh("cpu", (comm.size,)), started_different(comm.rank)
+    return fully_shard(net, mesh=mesh), rows_of(comm.rank, comm.size)
+
+
+def tensor_parallel(comm: Communicator) -> tuple[nn.Module, slice]:
+    mesh = dist.init_device_mesh("cpu", (comm.size,))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(started_different(comm.rank), mesh, plan), slice(None)
+
+
+def states_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    parameters, state = get_state_dict(net, optimizer)
+    return {"model": parameters, "optimizer": state}
+
+
+def saves(comm: Communicator, folder: Path) -> int:
+    dist.init_process_group("minidist")
+    net = fully_shard(model(), mesh=dist.init_device_mesh("cpu", (comm.size,)))
+    optimizer = OPTIMIZERS["adamw"](net.parameters())
+    train(net, optimizer, loss=partial(loss_of, part=rows_of(comm.rank, comm.size)))
+    meter = Meter(comm)
+    checkpoint.save(states_of(net, optimizer), checkpoint_id=folder)
+    meter()
+    return meter.steps[0]
+
+
+def goes_on(comm: Communicator, folder: Path, build: Any) -> list[Tensor]:
+    """Load what other ranks saved, and train again."""
+    dist.init_process_group("minidist")
+    net, part = build(comm)
+    optimizer = OPTIMIZERS["adamw"](net.parameters())
+    states = states_of(net, optimizer)
+    checkpoint.load(states, checkpoint_id=folder)
+    set_state_dict(
+        net,
+        optimizer,
+        model_state_dict=states["model"],
+        optim_state_dict=states["optimizer"],
+    )
+    train(net, optimizer, loss=partial(loss_of, part=part))
+    return whole(net.parameters())
+
+
+def test_a_checkpoint_of_torch_goes_on_with_other_ranks_and_another_strategy(
+    tmp_path: Path,
+) -> None:
+    sent = on_ranks(partial(saves, folder=tmp_path))
+    assert 0 < sum(sent) < numbers() * BYTES  # who writes what is said; the numbers are not sent
+    net = model()
+    optimizer = OPTIMIZERS["adamw"](net.parameters())
+    train(net, optimizer)
+    alone = model()
+    states = {"model": alone.state_dict()}
+    checkpoint.load(states, checkpoint_id=tmp_path)  # this process, which is no rank
+    assert_same(whole(alone.parameters()), whole(net.parameters()))
+    train(net, optimizer)
+    for build, ranks in ((sharded, 2), (tensor_parallel, 4)):
+        for found in on_ranks(partial(goes_on, folder=tmp_path, build=build), ranks):
+            assert_same(found, whole(net.parameters()))
