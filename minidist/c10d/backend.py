@@ -9,7 +9,8 @@ waited for at once or later: torch lets one rank wait where another does not. Me
 `recv`) are posted by the rank's own thread.
 
 Calls are checked before anything is sent. In debug mode, which is on unless MINIDIST_DEBUG=0, the
-ranks compare each collective before it begins, and a difference is a `MismatchError`.
+ranks compare each collective before it begins, and a difference is a `MismatchError`. `timeout`, of
+a call or a group, is taken and not used: how long a rank may wait is the job's `limit`.
 """
 
 from __future__ import annotations

@@ -112,7 +112,13 @@ def _of_mpirun() -> Rank:
 
 
 def _create(options: Any, more: Any) -> MinidistGroup:
-    """Make a process group; torch calls this on its members alone."""
+    """Make a process group; torch calls this on its members alone. `more` are a call's
+    `pg_options`.
+    """
+    if more is not None:
+        raise ValueError(
+            f"pg_options={more!r}: minidist's groups have no options: leave pg_options out"
+        )
     rank = RANKS.here()
     if rank is None and under_mpirun():
         rank = RANKS.of_process(_of_mpirun)

@@ -100,6 +100,10 @@ def waits_for_itself(comm: Communicator) -> None:
     work.wait()
 
 
+def with_options(comm: Communicator) -> None:
+    dist.init_process_group("minidist", pg_options=object())
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
@@ -107,6 +111,7 @@ def waits_for_itself(comm: Communicator) -> None:
         (average_of_integers, TypeError, "the average of int32 is not int32"),
         (one_tensor_too_few, ValueError, "all_gather: 1 output tensors for 2 ranks"),
         (waits_for_itself, DeadlockError, "its own message .tag 0., which it has not sent"),
+        (with_options, ValueError, "minidist's groups have no options: leave pg_options out"),
         (as_another_rank, ValueError, "rank=0, but it is 1: leave rank out"),
     ],
 )
