@@ -21,7 +21,7 @@ TESTS = [
     "test_reduce_scatter_v_cuda",
     "test_all_to_all_single_unequal_split_complex",
     "test_batch_isend_irecv_nccl",  # to oneself, too
-    "test_coalescing_manager_async",
+    "test_ddp_grad_div_uneven_inputs",
     "test_ddp_buffer_hook_allreduce_return_future",
     "test_ddp_hook_parity_powerSGD",
     "test_different_graph_across_ranks",
@@ -51,7 +51,7 @@ def test_a_part_of_torch_s_tests_on_simulated_ranks_and_that_a_failure_is_seen()
 
 def test_some_that_need_processes_under_mpirun(tmp_path: Path) -> None:
     job = mpirun(
-        4, HERE / "under_mpi.py", *ON_PROCESSES, env={"TEMP_DIR": str(tmp_path), "WORLD_SIZE": "4"}
+        2, HERE / "under_mpi.py", *ON_PROCESSES, env={"TEMP_DIR": str(tmp_path), "WORLD_SIZE": "2"}
     )
     lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith('["a test"')]
     assert lines == [["a test", name, ""] for name in ON_PROCESSES], job.stderr
