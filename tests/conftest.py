@@ -52,6 +52,7 @@ LONGEST = {
     "test_faults_train.py": 8,
     "test_in_sight.py": 8,
     "test_segment.py": 7,
+    "test_torch_suite.py": 9,
     "test_collectives.py": 7,
     "test_course.py": 7,
     "test_evaluation.py": 7,

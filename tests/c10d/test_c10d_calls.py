@@ -12,7 +12,7 @@ from ranks import mpirun
 
 import minidist
 from minidist import Cluster
-from minidist.comm import Communicator, MismatchError
+from minidist.comm import Communicator, DeadlockError, MismatchError
 
 LINK_BYTES = 1e9  # a second
 LINK = Cluster.uniform(latency=0, bandwidth=LINK_BYTES)
@@ -39,7 +39,7 @@ def test_every_call_under_mpirun_on_all_ranks_and_on_a_communicator_that_exists(
         print(every_call())  # of ranks that are found by no variable
     """
     outcome = mpirun(2, program)
-    assert outcome.stdout.split("\n").count("every call") == 2, outcome.stderr
+    assert outcome.stdout.count("every call") == 2, outcome.stderr
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -117,12 +117,25 @@ def as_another_rank(comm: Communicator) -> None:
     dist.init_process_group("minidist", rank=0, world_size=2)
 
 
+def waits_for_itself(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    work = dist.irecv(torch.empty(4), comm.rank)
+    assert work is not None
+    work.wait()
+
+
+def with_options(comm: Communicator) -> None:
+    dist.init_process_group("minidist", pg_options=object())
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
         (bitwise, NotImplementedError, "minidist does not reduce with"),
         (average_of_integers, TypeError, "the average of int32 is not int32"),
         (one_tensor_too_few, ValueError, "all_gather: 1 output tensors for 2 ranks"),
+        (waits_for_itself, DeadlockError, "its own message .tag 0., which it has not sent"),
+        (with_options, ValueError, "minidist's groups have no options: leave pg_options out"),
         (as_another_rank, ValueError, "rank=0, but it is 1: leave rank out"),
     ],
 )
