@@ -17,7 +17,7 @@ line, `worker.py` is what each rank runs, `measure.py` lets the competitors take
 
 Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl`
 (`nccl.py`) starts torchrun in place of mpirun. `bench elastic` (`elastic.py`) kills ranks of whole
-jobs.
+jobs, and `bench engines` (`engines.py`) times the engines of simulated ranks.
 """
 
 import json
@@ -52,6 +52,10 @@ def main(argv: list[str]) -> int:
         from minidist.bench import elastic  # which times jobs, and not calls
 
         return elastic.main(argv[1:])
+    if argv[:1] == ["engines"]:
+        from minidist.bench import engines  # which times simulated ranks, in one process
+
+        return engines.main(argv[1:])
     options = parse(argv)
     measurements: list[Measurement] = []
     described: dict[str, object] = {}
