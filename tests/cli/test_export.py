@@ -274,7 +274,7 @@ def test_a_run_begins_where_the_exported_one_ended(tied: str, tmp_path: Path) ->
     assert abs(first[1] - losses(tmp_path / "a" / "metrics.jsonl")[0][1]) > 0.01
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.soak), True])
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [(2, "--tp 2"), (4, "--tp 2 --sp --zero 1"), (2, "--pp 2"), (3, "--zero 3"), (1, "")],

@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     check(tmp_path, "run")
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", ["static", pytest.param("c10d", marks=pytest.mark.soak)])
 def test_torchruns_own_restarts_are_noticed(tmp_path: Path, rendezvous: str) -> None:
     options = words(tmp_path, "run")
     done = torchrun(2, DEADLY, *options, timeout=100, restarts=1, rendezvous=rendezvous)
@@ -195,7 +195,10 @@ def test_a_second_warning_ends_the_rank() -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [(["-n", "2"], signal.SIGUSR1), (["-n", "2", "--replace"], signal.SIGTERM)],
+    [
+        pytest.param(["-n", "2"], signal.SIGUSR1, marks=pytest.mark.soak),
+        (["-n", "2", "--replace"], signal.SIGTERM),
+    ],
 )
 def test_our_launcher_hands_a_warning_on(
     tmp_path: Path, launcher: list[str], number: signal.Signals

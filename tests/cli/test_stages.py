@@ -82,6 +82,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.soak
 def test_what_muon_sends_and_holds(tmp_path: Path) -> None:
     """Beside AdamW: one momentum in place of two moments, and the way of each matrix to its owner
     and back.

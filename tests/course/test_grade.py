@@ -504,6 +504,8 @@ def test_table_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     run(
         [
             "02",
+            "--task",
+            "4",
             "--student",
             str(tmp_path),
             "--format",

@@ -33,7 +33,7 @@ EACH = pytest.mark.parametrize("stage", STAGES)
 
 
 @EACH
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 5))
+@pytest.mark.parametrize("ranks", (1, 2, 3, pytest.param(4, marks=pytest.mark.soak), 5))
 @pytest.mark.parametrize("config", (CONFIG, DROPPING), ids=("plain", "dropout"))
 def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any) -> None:
     check_parity(minidist.run(lambda comm: parallel(comm, Case(stage, config)), ranks), config)
