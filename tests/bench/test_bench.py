@@ -53,6 +53,7 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 # ---------------------------------------------------------------- from end to end
 
 
+@pytest.mark.soak
 def test_two_launches() -> None:
     """One bench of all: of collectives, which have a second launch."""
     found = bench(
@@ -152,7 +153,8 @@ def test_everything_at_once() -> None:
     assert found["machine"]["cores"] >= 1 and found["machine"]["mpi"] and found["machine"]["torch"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("p2p", marks=pytest.mark.soak), "reduce-scatter"])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["p2p", "reduce-scatter"])
 def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     small = [

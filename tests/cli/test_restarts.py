@@ -195,11 +195,9 @@ def test_a_second_warning_ends_the_rank() -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [
-        pytest.param(["-n", "2"], signal.SIGUSR1, marks=pytest.mark.soak),
-        (["-n", "2", "--replace"], signal.SIGTERM),
-    ],
+    [(["-n", "2"], signal.SIGUSR1), (["-n", "2", "--replace"], signal.SIGTERM)],
 )
+@pytest.mark.soak
 def test_our_launcher_hands_a_warning_on(
     tmp_path: Path, launcher: list[str], number: signal.Signals
 ) -> None:
@@ -262,6 +260,7 @@ def test_a_full_disk_ends_a_job_with_a_sentence_and_loses_nothing(tmp_path: Path
     check(tmp_path, "run")
 
 
+@pytest.mark.soak
 def test_what_a_slow_disk_has_not_written_yet_is_trained_again(tmp_path: Path) -> None:
     """A rank is killed while the checkpoint of step 6 is on its way."""
     program = tmp_path / "slow.py"

@@ -79,7 +79,7 @@ def scores(tests: list[Graded]) -> float:
     return sum(test.score for test in tests)
 
 
-@pytest.mark.parametrize("where", ("import", "call"))
+@pytest.mark.parametrize("where", (pytest.param("import", marks=pytest.mark.soak), "call"))
 @pytest.mark.parametrize(
     "code",
     (

@@ -38,7 +38,7 @@ IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.bac
 REAL = ("02", "11")
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # whose cells take longest: all of them in the long run, and their lessons' texts every time
-LONG = ("03", "04", "14", "16", "19", "22")
+LONG = ("03", "04", "05", "14", "16", "19", "22")
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
 

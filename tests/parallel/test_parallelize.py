@@ -64,10 +64,10 @@ def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
 @pytest.mark.parametrize(
     "name, chunks",
     [
-        ("naive", 1),
+        pytest.param("naive", 1, marks=pytest.mark.soak),
         ("interleaved", 2),
         ("zb1p", 2),
-        ("zb-h1", 1),
+        pytest.param("zb-h1", 1, marks=pytest.mark.soak),
         ("zb-v", 1),
         ("dualpipe-v", 1),
     ],

@@ -239,7 +239,8 @@ def head_copy() -> int:
     ("cp", "window", "recompute"),
     [
         (2, 16, "none"),
-        (4, 5, "full"),
+        (2, 5, "full"),
+        pytest.param(4, 5, "full", marks=pytest.mark.soak),
         pytest.param(4, 100, "none", marks=pytest.mark.soak),
     ],
 )

@@ -85,7 +85,7 @@ class Job:
     [
         ("dp, on what is left", 0, 5, 0.0),
         ("dp, with a spare", 1, 5, 0.0),
-        ("pp, a replica is lost", 3, 11, 0.02),
+        ("pp, a replica is lost", 3, 14, 0.02),
         ("tp, with a spare replica", 2, 29, 0.0),
         ("hsdp, a group is lost", 1, 23, 0.02),
     ],

@@ -62,7 +62,10 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
             marks=pytest.mark.soak,
         ),
         (4, "--precision float16 --zero 3 --hsdp 2 --accumulate 2 --offload memory", 2),
-        (4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
+        pytest.param(
+            *(4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             *(2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4),
             marks=pytest.mark.soak,

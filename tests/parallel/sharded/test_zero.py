@@ -41,7 +41,7 @@ def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any)
 
 @EACH
 @pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: zero.__name__)
-@pytest.mark.parametrize("microbatches", (1, 2, 3))
+@pytest.mark.parametrize("microbatches", (1, pytest.param(2, marks=pytest.mark.soak), 3))
 def test_parity_whoever_zeroes_and_however_many_microbatches(
     stage: type[ZeRO1], zero: Zero, microbatches: int
 ) -> None:

@@ -35,6 +35,7 @@ executor.DO[Kind.BACKWARD] = broken
 """
 
 
+@pytest.mark.soak
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     kills, _ = killed_again_and_again(tmp_path, ranks=2, seed=0, count=1)
     assert kills == 1

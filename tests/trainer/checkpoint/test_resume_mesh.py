@@ -287,7 +287,7 @@ class Slow:
         return written
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_training_goes_on_and_the_next_checkpoint_waits(
     rank: int, finished: Finished, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
