@@ -37,8 +37,8 @@ IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.bac
 # whose cells on real processes every run of the tests executes: without torch, and with it
 REAL = ("02", "11")
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# whose cells take longest: all of them in the long run, and their lessons' texts every time
-LONG = ("03", "04", "05", "14", "16", "19", "22")
+# whose cells take longest: in the long run; what they tell, other tests of their lessons check
+LONG = ("03", "04", "05", "14", "16", "19", "22", "your_program")
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
 
@@ -94,7 +94,7 @@ def test_all_cells_execute_also_on_real_processes(
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.soak] * (path.stem[:2] in LONG), id=path.stem)
+        pytest.param(path, marks=[pytest.mark.soak] * path.stem.startswith(LONG), id=path.stem)
         for path in NOTEBOOKS
     ],
 )
