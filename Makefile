@@ -1,4 +1,4 @@
-# make setup | demo | test | test-gpu | soak | mutants | lint
+# make setup | demo | test | test-gpu | torch-suite | soak | mutants | lint
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Some images set it, and each rank would then compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test suite test-gpu soak mutants lint
+.PHONY: setup demo test suite test-gpu torch-suite soak mutants lint
 
 setup: .venv/installed
 
@@ -34,6 +34,10 @@ suite: setup
 # PART=1/3, 2/3, 3/3: each is meant to take less than ten minutes. DEVICE=cpu tries the tests themselves, over gloo.
 test-gpu:
 	MINIDIST_TEST_PART=$(PART) MINIDIST_TEST_DEVICE=$(DEVICE) $(PYTHON) -m pytest -m gpu -vv -s -rs --durations 20 tests/gpu
+
+# torch's own tests of torch.distributed, from the installed wheel, on the backend "minidist".
+torch-suite: setup
+	python tests/torch_suite/run.py
 
 lint: setup
 	ruff format --check .

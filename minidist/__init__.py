@@ -39,10 +39,15 @@ def run(
         then compare every collective before it begins, unless MINIDIST_DEBUG=0. On a `cluster`
         matrix products take time as well, at the peak of its devices. See `minidist.c10d`.
     options
-        `cluster`, `eager_limit`, `limit`, `debug`, `trace`: see `minidist.comm.run`, which says
-        what is raised.
+        `cluster`, `engine`, `seed`, `schedule`, `eager_limit`, `limit`, `debug`, `trace`: see
+        `minidist.comm.run`, which says what is raised.
     """
     if torch:
+        if options.get("engine") == "greenlets":
+            raise ValueError(
+                "torch=True needs a thread for each rank, by which torch knows it, and greenlets "
+                "share one: use engine='cooperative', or 'threads'"
+            )
         from minidist.c10d import simulated
 
         fn = simulated(_computing(fn, options.get("cluster")))

@@ -45,6 +45,7 @@ LONGEST = {
     "test_context_parallel.py": 9,
     "test_store.py": 9,
     "test_faults_train.py": 8,
+    "test_torch_suite.py": 9,
     "test_pipeline.py": 8,
     "test_export.py": 8,
     "test_answer.py": 8,

@@ -28,6 +28,7 @@ TRAINING = (
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")
+ALGORITHMS = ("auto", "handle", "registered")
 NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a power of two of ranks
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
@@ -103,7 +104,7 @@ def parse(argv: list[str]) -> Options:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
     given.hidden = given.hidden or (() if name == "gpu" else (256, 512))
     for_nccl = NCCL_ALGORITHMS[given.ranks & given.ranks - 1 > 0 :]
-    given.algorithms = given.algorithms or (for_nccl if name == "nccl" else ("auto", "registered"))
+    given.algorithms = given.algorithms or (for_nccl if name == "nccl" else ALGORITHMS)
     options = Options(**vars(given) | {"names": NAMES if name == "all" else (name,)})
     _check_choices(parser, options)
     return options
@@ -137,8 +138,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="turns of every competitor (default 15; 8 for steps, 5 for gpu)",
     )
     how = (
-        "of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default "
-        "auto,registered; for "
+        "of minidist; handle: auto, prepared once; registered: auto, on buffers of comm.allocate, "
+        f"for all-reduce (default {','.join(ALGORITHMS)}; for "
     )
     add("--algorithms", type=_words, help=f"{how}nccl {','.join(NCCL_ALGORITHMS)})")
     peers = (
@@ -205,9 +206,7 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     """Refuse what none of the chosen benches knows. What some of them do not know, those leave
     out.
     """
-    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {
-        "native"
-    }
+    known = {*ALGORITHMS}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
     for algorithm in sorted(set(options.algorithms) - known):
         offered = ", ".join(sorted(known))
         parser.error(

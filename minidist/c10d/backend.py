@@ -9,11 +9,13 @@ waited for at once or later: torch lets one rank wait where another does not. Me
 `recv`) are posted by the rank's own thread.
 
 Calls are checked before anything is sent. In debug mode, which is on unless MINIDIST_DEBUG=0, the
-ranks compare each collective before it begins, and a difference is a `MismatchError`.
+ranks compare each collective before it begins, and a difference is a `MismatchError`. `timeout`, of
+a call or a group, is taken and not used: how long a rank may wait is the job's `limit`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -22,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minidist import collectives
-from minidist.c10d.tensors import Flat, flat, joined, reduction_of, spread
-from minidist.c10d.work import Working
+from minidist.c10d.tensors import Flat, flat, joined, listed, op_of, reduction_of, spread
+from minidist.c10d.to_self import ToSelf
+from minidist.c10d.work import Line, Working
 from minidist.comm.agree import agree
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import MismatchError
@@ -35,7 +38,7 @@ class MinidistGroup(dist.ProcessGroup):
     def __init__(self, comm: Communicator, name: str) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
         self.comm, self._name, self._description = comm, name, ""
-        self.stream = comm.stream()
+        self.stream, self.line, self.to_self = comm.stream(), Line(), ToSelf()
 
     # C++ asks by these names, Python by the properties
     def getBackendName(self) -> str:
@@ -57,7 +60,11 @@ class MinidistGroup(dist.ProcessGroup):
     group_desc = property(getGroupDesc)
 
     def shutdown(self) -> None:
-        """Nothing is open but the stream, which ends when nobody holds the group."""
+        """Run the callbacks that nobody has waited for, unless an error ends the program. Else
+        nothing is open but the stream, which ends when nobody holds the group.
+        """
+        if sys.exception() is None:
+            self.line.complete()
 
     def abort(self) -> None:
         """As `shutdown`."""
@@ -73,21 +80,36 @@ class MinidistGroup(dist.ProcessGroup):
     ) -> Working:
         """Launch `work(comm)` on the stream; then what arrived lands in its tensors."""
 
+        working = Working(outputs, self.line, self.line.number())
+
         def run() -> None:
-            with torch.no_grad():
-                work(self.stream.comm)
-                for part in landing:
-                    part.land()
+            try:
+                with torch.no_grad():
+                    work(self.stream.comm)
+                    for part in landing:
+                        part.land()
+            except BaseException as error:
+                working.arrive(error)
+                raise
+            working.arrive()
 
         run.__name__ = work.__name__
         job: Any = self.stream.launch(run)
-        return Working(job.wait, outputs, lambda: bool(job.done))
+        return working.begun(job.wait, lambda: bool(job.done))
+
+    def _all_of(self, outputs: list[Tensor]) -> Working:
+        """Return the operations that were just launched as one: the stream runs them in order."""
+
+        def together(comm: Communicator) -> None:
+            """Nothing is left to do."""
+
+        return self._launch(together, outputs)
 
     # ---------------------------------------------------------------- reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Working:
-        outputs = _listed(tensors)
-        op = _op_of(opts)
+        outputs = listed(tensors)
+        op = op_of(opts)
         names = [reduction_of(op, tensor) for tensor in outputs]
         parts = flat(outputs)
 
@@ -105,9 +127,9 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
     ) -> Working:
-        (tensor,) = _listed(tensors)
+        (tensor,) = listed(tensors)
         at = root if isinstance(root, int) else root.rootRank
-        name, factor = reduction_of(_op_of(op if isinstance(root, int) else root), tensor)
+        name, factor = reduction_of(op_of(op if isinstance(root, int) else root), tensor)
         part = Flat(tensor)
 
         def reduce(comm: Communicator) -> None:
@@ -121,7 +143,7 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Working:
-        (output,) = _listed(outputs)
+        (output,) = listed(outputs)
         parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
         self._check_count("reduce_scatter", "input tensors", len(parts))
         counts = [len(part.buffer) for part in parts]
@@ -136,7 +158,7 @@ class MinidistGroup(dist.ProcessGroup):
     def _reduce_scatter(
         self, output: Tensor, whole: Callable[[], Tensor], counts: list[int], opts: Any
     ) -> Working:
-        name, factor = reduction_of(_op_of(opts), output)
+        name, factor = reduction_of(op_of(opts), output)
         target = Flat(output)
         if len(target.buffer) != counts[self.comm.rank]:
             raise ValueError(
@@ -153,16 +175,14 @@ class MinidistGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Working:
-        works = [
+        for output, whole in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, whole, opts)
-            for output, whole in zip(outputs, inputs, strict=True)
-        ]
-        return _all_of(works, outputs)
+        return self._all_of(outputs)
 
     # ---------------------------------------------------------------- moving
 
     def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Working:
-        outputs = _listed(tensors)
+        outputs = listed(tensors)
         at = root if isinstance(root, int) else root.rootRank
         parts = flat(outputs)
 
@@ -173,7 +193,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._launch(broadcast, outputs, parts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
-        (shard,) = _listed(inputs)
+        (shard,) = listed(inputs)
         targets = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
         self._check_count("all_gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
@@ -192,11 +212,17 @@ class MinidistGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Working:
-        works = [
-            self.allgather([targets], [shard])
-            for targets, shard in zip(outputs, inputs, strict=True)
-        ]
-        return _all_of(works, [tensor for targets in outputs for tensor in targets])
+        """`outputs[rank][i]` is the rank's `inputs[i]`."""
+        self._check_count("all_gather_coalesced", "lists of output tensors", len(outputs))
+        for targets in outputs:
+            if len(targets) != len(inputs):
+                raise ValueError(
+                    f"all_gather_coalesced: {len(targets)} output tensors from a rank that brings "
+                    f"{len(inputs)}: give one for each"
+                )
+        for arriving, shard in zip(zip(*outputs, strict=True), inputs, strict=True):
+            self.allgather([list(arriving)], [shard])
+        return self._all_of([tensor for targets in outputs for tensor in targets])
 
     def all_gather_single(self, output: Tensor, shard: Tensor, opts: Any = None) -> Working:
         self._check_whole("all_gather_into_tensor", "output", output, shard)
@@ -211,14 +237,12 @@ class MinidistGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Working:
-        works = [
+        for output, shard in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, shard)
-            for output, shard in zip(outputs, inputs, strict=True)
-        ]
-        return _all_of(works, outputs)
+        return self._all_of(outputs)
 
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
-        (shard,) = _listed(inputs)
+        (shard,) = listed(inputs)
         at = root if isinstance(root, int) else root.rootRank
         targets: list[Tensor] = []
         if self.comm.rank == at:
@@ -234,7 +258,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._launch(gather, list(targets))
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
-        (output,) = _listed(outputs)
+        (output,) = listed(outputs)
         at = root if isinstance(root, int) else root.rootRank
         parts: list[Flat] = []
         target = Flat(output)
@@ -304,20 +328,28 @@ class MinidistGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Working:
         (tensor,) = tensors
+        working = Working([tensor], self.line, source=self.comm.rank)
+        if to == self.comm.rank:
+            self.to_self.send(Flat(tensor).buffer, tag)
+            return working.begun(lambda: None, lambda: True)
         message = self.comm.isend(Flat(tensor).buffer, to, tag)
-        return Working(message.wait, [tensor], message.test, self.comm.rank)
+        return working.begun(message.wait, message.test)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Working:
         (tensor,) = tensors
         part = Flat(tensor)
-        message = self.comm.irecv(part.buffer, source, tag)
+        if source == self.comm.rank:
+            arrive, test = self.to_self.receive(part.buffer, tag)
+        else:
+            message: Any = self.comm.irecv(part.buffer, source, tag)
+            arrive, test = message.wait, message.test
 
         def finish() -> None:
-            message.wait()
+            arrive()
             with torch.no_grad():
                 part.land()
 
-        return Working(finish, [tensor], message.test, source)
+        return Working([tensor], self.line, source=source).begun(finish, test)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> NoReturn:
         raise NotImplementedError(
@@ -362,22 +394,3 @@ class MinidistGroup(dist.ProcessGroup):
             )
         row = len(part.buffer) // rows if rows else 0
         return [size * row for size in sizes]
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _op_of(opts: Any) -> Any:
-    """Return the reduction in a call's options; some calls bring it alone."""
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)
-
-
-def _all_of(works: list[Working], outputs: list[Tensor]) -> Working:
-    def finish() -> None:
-        for work in works:
-            work.wait()
-
-    return Working(finish, list(outputs), lambda: all(work.is_completed() for work in works))

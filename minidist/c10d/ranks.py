@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from minidist.comm.communicator import Communicator
 
@@ -38,6 +38,14 @@ class Rank:
     ) -> None:
         self.comm, self.store, self.generator = comm, store, generator
         self._made: Counter[tuple[int, ...]] = Counter()
+        self._meetings = 0
+
+    def next_store(self) -> Store:
+        """Return a part of the store in which nothing is written yet, for one default group and all
+        others beside it. Every rank makes as many default groups.
+        """
+        self._meetings += 1
+        return PrefixStore(f"meeting {self._meetings}", self.store)
 
     def group(self, ranks: list[int]) -> Communicator:
         """Return a communicator of `ranks`; only they call.

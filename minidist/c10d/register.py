@@ -10,15 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from minidist.c10d.any_name import NAME, take_any_name
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS, Rank
+from minidist.c10d.work import Working, collecting, keeping, waiting
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.start import init, under_mpirun
@@ -32,6 +35,24 @@ def register() -> None:
     take_any_name()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _Rendezvous(handlers["env"])
+    never_compile(MinidistGroup)
+    never_compile(Working)
+    functions: Any = torch._C
+    functions._collect_all = collecting(functions._collect_all)
+    functions.wait = waiting(functions.wait)
+    reducer: Any = torch._C._distributed_c10d.Reducer
+    reducer._set_forward_pass_work_handle = keeping(reducer._set_forward_pass_work_handle)
+
+
+def never_compile(kind: type) -> None:
+    """Have torch.compile leave the methods, and all that they call, as they are. Where a compiled
+    program calls one, the compiler would look into it as if it were a part of the program.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            frames.set_code_exec_strategy(method.__code__, skip)
 
 
 def as_users_want(comm: Communicator) -> Communicator:
@@ -82,7 +103,7 @@ class _Rendezvous:
                 raise ValueError(
                     f"init_process_group: {name}={said[0]}, but it is {true}: leave {name} out"
                 )
-        yield rank.store, rank.comm.rank, rank.comm.size
+        yield rank.next_store(), rank.comm.rank, rank.comm.size
 
 
 def _of_mpirun() -> Rank:
@@ -91,7 +112,13 @@ def _of_mpirun() -> Rank:
 
 
 def _create(options: Any, more: Any) -> MinidistGroup:
-    """Make a process group; torch calls this on its members alone."""
+    """Make a process group; torch calls this on its members alone. `more` are a call's
+    `pg_options`.
+    """
+    if more is not None:
+        raise ValueError(
+            f"pg_options={more!r}: minidist's groups have no options: leave pg_options out"
+        )
     rank = RANKS.here()
     if rank is None and under_mpirun():
         rank = RANKS.of_process(_of_mpirun)

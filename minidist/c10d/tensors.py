@@ -74,6 +74,18 @@ def spread(whole: Tensor, parts: Sequence[Flat]) -> None:
         part.land()
 
 
+def listed(tensors: Any) -> list[Tensor]:
+    """Return a call's tensors; some calls bring one alone."""
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def op_of(opts: Any) -> Any:
+    """Return the reduction in a call's options; some calls bring it alone."""
+    if opts is None:
+        return ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)
+
+
 def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
     """Return our name of one of torch's reductions, and what it multiplies first, if anything.
 

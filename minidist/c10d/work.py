@@ -1,17 +1,30 @@
 """What an operation returns: c10d's `Work`, and its future.
 
-    launch ──▶ the group's stream runs it ──▶ work.wait() on the rank's own thread
-                                              └▶ the future is set, its callbacks run
+    launch ──▶ the group's stream runs it ──▶ the future has its value: who waits in C++ goes on
+                                          └▶ work.wait() on the rank's own thread: callbacks run
 
-A rank's own thread completes the futures, where it waits: callbacks may then communicate, and the
-clock of the rank moves to the end of the operation. DDP waits in C++, out of our sight; so a future
-that is asked for during a backward pass is completed at the end of it, before DDP looks. A rank that
-has joined (`DDP.join`: it has no batch left) has no backward pass: its futures are completed at once.
+A rank's own thread runs the callbacks, where it waits: they may then communicate, and the clock of
+the rank moves to the end of the operation. Whoever waits, polls (`done`) or collects futures in
+Python reaches us. C++ is out of our sight:
+
+- DDP waits at the end of a backward pass. What was asked for its future during one is waited for
+  there. A rank that has joined (`DDP.join`: it has no batch left) has no backward pass: what it asks
+  for its future is waited for at once.
+- `torch.futures.collect_all` and `wait_all`, `torch.jit.wait`: `register.py` has `collecting` and
+  `waiting` stand in for the C++ functions that they call.
+- Futures that C++ makes of ours run their callbacks on the stream's thread. Those may compute, and
+  cannot communicate.
+
+A callback that nobody waits for runs when the rank waits for a later operation of the group, which
+means that this one is done, too; at the latest when the group is destroyed.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,37 +37,101 @@ from torch.nn.parallel import DistributedDataParallel
 JOINED = DistributedDataParallel._match_all_reduce_for_bwd_pass.__code__
 
 
+class Line:
+    """The operations of one group, in the order in which its stream runs them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self.lock = threading.Lock()  # the stream's thread and the rank's meet at a future
+        self._called_back: list[Working] = []
+        self.kept: Working | None = None
+
+    def number(self) -> int:
+        """Return the next operation's place."""
+        return next(self._numbers)
+
+    def call_back(self, work: Working) -> None:
+        """Remember an operation that has callbacks."""
+        self._called_back.append(work)
+
+    def complete_before(self, work: Working) -> None:
+        """Run the callbacks of what the stream runs before `work`, whose rank waits for it."""
+        if work.place < math.inf:
+            self._complete([other for other in self._called_back if other.place < work.place])
+        self._called_back = [other for other in self._called_back if not other.is_waited_for()]
+
+    def complete(self) -> None:
+        """Wait for all operations and messages that have callbacks, and run those."""
+        self._complete(self._called_back)
+
+    def _complete(self, works: list[Working]) -> None:
+        for work in sorted(works, key=lambda work: work.place):
+            work.wait()  # once more costs nothing: a callback may have waited for the next
+
+
 class Working(dist.Work):
     """An operation under way.
 
     Parameters
     ----------
-    finish
-        Blocks until the operation is done, and puts down what arrived.
     outputs
         The tensors that are the result.
+    line, place
+        The group's operations, and which one this is; a message has no place among them.
+    source
+        Who sends a message.
     """
 
     def __init__(
-        self,
-        finish: Callable[[], object],
-        outputs: list[torch.Tensor],
-        done: Callable[[], bool],
-        source: int = -1,
+        self, outputs: list[torch.Tensor], line: Line, place: float = math.inf, source: int = -1
     ) -> None:
         super().__init__()
-        self._finish: Callable[[], object] | None = finish
-        self._outputs, self._done, self._source = outputs, done, source
+        self._outputs, self._line, self.place, self._source = outputs, line, place, source
+        self._finish: Callable[[], object] | None = None
+        self._done: Callable[[], bool] = lambda: False
+        self._arrived: list[BaseException | None] = []  # one, when the stream has run it
         self._future: Completed | None = None
+
+    def begun(self, finish: Callable[[], object], done: Callable[[], bool]) -> Working:
+        """Return itself, with what blocks until the operation is done and tells whether it is."""
+        self._finish, self._done = finish, done
+        return self
+
+    def arrive(self, error: BaseException | None = None) -> None:
+        """The stream's thread says that the outputs are there, or why not."""
+        with self._line.lock:
+            self._arrived.append(error)
+            future = self._future
+        if future is not None:
+            future.settle(self._outputs, error)
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until it is done. How long is the job's `limit`; torch's timeout is not used."""
         if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
-            if self._future is not None and not self._future.done():
-                self._future.set_result(self._outputs)
+            self._line.complete_before(self)
+        if self._finish is None:  # a callback may just have waited
+            return True
+        try:
+            self._finish()
+        except BaseException as error:
+            self._settle(error)
+            raise
+        self._finish = None
+        self._settle()
         return True
+
+    def _settle(self, error: BaseException | None = None) -> None:
+        if self._future is not None:
+            self._future.settle(self._outputs, error)
+            self._future.run_callbacks()
+
+    def keep(self) -> None:
+        """Stay for as long as the group, or until another work does."""
+        self._line.kept = self
+
+    def is_waited_for(self) -> bool:
+        """Tell whether the rank has waited for it."""
+        return self._finish is None
 
     def synchronize(self) -> None:
         self.wait()
@@ -80,16 +157,23 @@ class Working(dist.Work):
 
     def get_future(self) -> Any:
         """Return a future of the outputs."""
-        if self._future is None:
-            self._future = Completed(self.wait)
-            if self._finish is None:
-                self._future.set_result(self._outputs)
-            elif has_joined():
-                self.wait()
-            elif torch._C._current_graph_task_id() != -1:
-                engine: Any = Variable._execution_engine
-                engine.queue_callback(self.wait)
-        return self._future
+        if self._future is not None:
+            return self._future
+        future = Completed(self.wait, self.is_completed, lambda: self._line.call_back(self))
+        with self._line.lock:
+            self._future, arrived = future, list(self._arrived)
+        if self._finish is None:
+            arrived = [None]
+        for error in arrived:
+            future.settle(self._outputs, error)
+        if self._finish is None:
+            future.run_callbacks()
+        elif has_joined():
+            self.wait()
+        elif torch._C._current_graph_task_id() != -1:
+            engine: Any = Variable._execution_engine
+            engine.queue_callback(self.wait)
+        return future
 
 
 def has_joined() -> bool:
@@ -101,24 +185,128 @@ def has_joined() -> bool:
 
 
 class Completed(Future[Any]):
-    """A future that its waiter completes."""
+    """A future whose waiter runs its callbacks.
 
-    def __init__(self, complete: Callable[[], object]) -> None:
+    Parameters
+    ----------
+    complete
+        Blocks until there is a value, and runs the callbacks.
+    ready
+        Tells whether `complete` would return at once.
+    call_back
+        Is told that somebody wants to be called back, and perhaps will not wait.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[], object],
+        ready: Callable[[], bool],
+        call_back: Callable[[], object],
+    ) -> None:
         super().__init__()
-        self._complete = complete
+        self._complete, self._ready, self._call_back = complete, ready, call_back
+        self._first = threading.Lock()
+        self._callbacks: list[Callable[[Any], None]] | None = []
+
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """Give it its value or its error, if it has none yet. Any thread may."""
+        if not self._first.acquire(blocking=False):
+            return
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def run_callbacks(self) -> None:
+        """Run the callbacks, on the rank's own thread."""
+        callbacks, self._callbacks = self._callbacks or [], None
+        for callback in callbacks:
+            callback(self)
+
+    def done(self) -> bool:
+        """Tell whether the operation is done; it is completed then."""
+        if self._callbacks is not None and self._ready():
+            self._complete()
+        return self._callbacks is None
 
     def wait(self) -> Any:
-        self._complete()
+        if self._callbacks is not None:
+            self._complete()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        following = Completed(self._complete)
+        following = Completed(self._complete, self._ready, self._call_back)
 
-        def go_on(done: Any) -> None:
+        def go_on(_: object) -> None:
             try:
-                following.set_result(callback(self))
+                following.settle(callback(self))
             except Exception as error:
-                following.set_exception(error)
+                following.settle(None, error)
+            following.run_callbacks()
 
-        super().then(go_on)
+        self.add_done_callback(go_on)
         return following
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        if self._callbacks is None:
+            callback(self)
+            return
+        self._callbacks.append(callback)
+        self._call_back()
+
+
+def collecting(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Return torch's function that makes one future of many, for futures of ours among them."""
+
+    def collect_all(futures: list[Any]) -> Any:
+        ours = [future for future in futures if isinstance(future, Completed)]
+        together = collect(futures)
+        if not ours:
+            return together
+
+        def complete() -> None:
+            for future in ours:
+                future.wait()
+            together.wait()
+            whole.settle(futures)
+            whole.run_callbacks()
+
+        def call_back() -> None:
+            for future in ours:
+                future.add_done_callback(lambda _: go_on())
+
+        def go_on() -> None:
+            whole.done()
+
+        whole = Completed(
+            complete,
+            lambda: all(future.done() for future in ours) and bool(together.done()),
+            call_back,
+        )
+        return whole
+
+    return collect_all
+
+
+def waiting(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return torch's function that waits for a future, for futures of ours as well."""
+
+    def wait_for(future: Any) -> Any:
+        return future.wait() if isinstance(future, Completed) else wait(future)
+
+    return wait_for
+
+
+def keeping(hand_over: Callable[..., None]) -> Callable[..., None]:
+    """Return a function of torch's by which C++ gets a work, so that the work stays what it is.
+
+    C++ holds its own part alone. Once Python's is gone, it is a `Work` that knows no future. DDP
+    hands over one work for each forward pass; so its group keeps the last.
+    """
+
+    def keep(self: Any, work: Any, *args: Any) -> None:
+        if isinstance(work, Working):
+            work.keep()
+        hand_over(self, work, *args)
+
+    return keep

@@ -17,6 +17,11 @@ A family is a file of that name; `native` is the wire's engine itself: MPI, gloo
 send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers
 have no mean, and `native` refuses a reduction that its engine cannot compute.
 
+What is called often, on the same memory, need not be checked and chosen each time (`prepared/`):
+
+    handle = prepare("all_reduce", buffer, comm)     once
+    handle()                                         the same bits and messages, whatever `buffer` holds
+
 A new algorithm is a function in its family's file, and a line in `TABLE` (`choose.py`). `explain`
 says when `auto` takes it, `find` which ranks cannot run it; the table above names it, and so does
 the docstring of the operation.
@@ -33,6 +38,7 @@ from minidist.collectives.operations import (
     reduce_scatter,
     scatter,
 )
+from minidist.collectives.prepared.handle import Prepared, PreparedLater, prepare
 from minidist.collectives.reduction import REDUCTIONS
 from minidist.comm.buffers import DTYPES
 
@@ -40,6 +46,8 @@ __all__ = [
     "COLLECTIVES",
     "DTYPES",
     "REDUCTIONS",
+    "Prepared",
+    "PreparedLater",
     "algorithms",
     "all_gather",
     "all_reduce",
@@ -47,6 +55,7 @@ __all__ = [
     "broadcast",
     "explain",
     "gather",
+    "prepare",
     "reduce",
     "reduce_scatter",
     "scatter",

@@ -9,7 +9,7 @@ fewer bytes. (Li et al. 2014.)
 
 from minidist.collectives.fast import temporary
 from minidist.collectives.reduction import Combine
-from minidist.comm.buffers import Array, copy
+from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
 
 
@@ -49,7 +49,7 @@ def gather(
     if chunks is None:
         comm.send(shard, root)
         return
-    copy(chunks[root], shard)
+    comm.copy(chunks[root], shard)
     for request in [comm.irecv(chunks[rank], rank) for rank in range(comm.size) if rank != root]:
         request.wait()
 
@@ -61,6 +61,6 @@ def scatter(
     if chunks is None:
         comm.recv(shard, root)
         return
-    copy(shard, chunks[root])
+    comm.copy(shard, chunks[root])
     for request in [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != root]:
         request.wait()

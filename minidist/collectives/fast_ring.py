@@ -36,7 +36,9 @@ def reduce_pieces(chunks: list[Array], out: Array, comm: Communicator, reduce: C
     leaving = chunks[left]  # holds this rank's own part only
     for step in range(1, comm.size):
         own = chunks[(comm.rank - step - 1) % comm.size]
-        arriving = temporary(comm, own, longest, step % 2)[: len(own)]
+        arriving = temporary(comm, own, longest, step % 2)
+        if len(own) < longest:
+            arriving = arriving[: len(own)]
         comm.exchange(leaving, right, arriving, left)
         # the last sum is complete and leaves no more
         leaving = arriving if step < comm.size - 1 else out

@@ -16,12 +16,12 @@ from minidist.collectives.fast import cut
 from minidist.collectives.reduction import Combine
 from minidist.collectives.ring import ring_all_gather
 from minidist.comm.buffers import Array, Chunks
-from minidist.comm.communicator import Communicator, Levels
+from minidist.comm.communicator import Communicator
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    levels = comm.keep(Levels, comm.levels)
+    levels = comm.node_levels()
     inside, across = levels.inside.internal, levels.across.internal
     equal = len({len(node) for node in comm.nodes}) == 1
     if not equal:

@@ -30,14 +30,12 @@ from minidist.comm.buffers import (
     Buffer,
     Chunks,
     Kind,
-    copy,
     device_name,
     dtype_name,
     flatten,
     is_tensor,
 )
 from minidist.comm.communicator import Communicator
-from minidist.trace.events import COLLECTIVE
 
 
 def all_reduce(
@@ -63,12 +61,12 @@ def all_reduce(
         message sizes show.
     """
     array = flatten(buffer, writable=True)
-    combine = reduction(op, array)
+    combine = comm.computing(reduction(op, array))
     if comm.ledger.debug:  # asked here, too: naming what is compared takes time
         agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     _run("all_reduce", comm, algorithm, array, (array, comm.internal, combine))
     if op == "mean":
-        finish(op, array, comm.size)
+        comm.computing(finish)(op, array, comm.size)
 
 
 def reduce_scatter(
@@ -85,7 +83,7 @@ def reduce_scatter(
     the shards are those of `numpy.array_split`.
     """
     array = flatten(full)
-    combine = reduction(op, array)
+    combine = comm.computing(reduction(op, array))
     if counts is not None:
         _check_counts("counts", counts, comm)
         if sum(counts) != _rows(full):
@@ -100,7 +98,7 @@ def reduce_scatter(
     shard: Kind = _new(full, rows[comm.rank])
     out = flatten(shard)
     if comm.size == 1:
-        copy(out, array)
+        comm.copy(out, array)
     _run(
         "reduce_scatter",
         comm,
@@ -109,7 +107,8 @@ def reduce_scatter(
         (Chunks(array, lengths), out, comm.internal, combine),
         lengths,
     )
-    finish(op, out, comm.size)
+    if op == "mean":
+        comm.computing(finish)(op, out, comm.size)
     return shard
 
 
@@ -160,7 +159,7 @@ def all_gather(
         raise ValueError(f"{brought} for {room}: bring array_split's shard, or say counts=")
     lengths = [count * rows for count in counts]
     chunks = Chunks(array, lengths, brought=source)
-    copy(chunks[comm.rank], source)
+    comm.copy(chunks[comm.rank], source)
     _run("all_gather", comm, algorithm, array, (chunks, comm.internal), lengths)
     return result
 
@@ -181,11 +180,11 @@ def reduce(
     """
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
-    combine = reduction(op, array)
+    combine = comm.computing(reduction(op, array))
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     _run("reduce", comm, algorithm, array, (array, comm.internal, root, combine), root=root)
     if comm.rank == root:
-        finish(op, array, comm.size)
+        comm.computing(finish)(op, array, comm.size)
 
 
 def gather(
@@ -321,16 +320,7 @@ def _run(
     least = None
     if name == "native":
         least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize
-    elif not comm.seen:
-        # Nobody sees a span, and small collectives notice what it costs: only time is counted.
-        started = comm.clock()
-        try:
-            function(*call)
-        finally:
-            comm.ledger.traffic.waited(comm.clock() - started)
-        return
-    with comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least):
-        function(*call)
+    comm.carry_out(what, name, array.nbytes, least, function, call)
 
 
 def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> int:

@@ -7,13 +7,13 @@ Rabenseifner & Gropp 2005, sections 4.3, 4.4.)
 
 from minidist.collectives.fast import temporary
 from minidist.collectives.reduction import Combine
-from minidist.comm.buffers import Array, copy
+from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
 
 
 def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) -> None:
     """Copy chunk j of rank i's `leaving` into chunk i of rank j's `arriving`."""
-    copy(arriving[comm.rank], leaving[comm.rank])
+    comm.copy(arriving[comm.rank], leaving[comm.rank])
     for step in range(1, comm.size):
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
         comm.exchange(leaving[to], to, arriving[source], source)
@@ -23,7 +23,7 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
     """Leave in `out` the reduction of chunk `comm.rank`, whose owner combines P - 1 arriving copies
     itself.
     """
-    copy(out, chunks[comm.rank])
+    comm.copy(out, chunks[comm.rank])
     arriving = temporary(comm, out, len(out))
     for step in range(1, comm.size):
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size

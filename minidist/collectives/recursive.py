@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from minidist.collectives.fast import cut, temporary
 from minidist.collectives.reduction import Combine
-from minidist.comm.buffers import Array, Chunks, copy
+from minidist.comm.buffers import Array, Chunks
 from minidist.comm.communicator import Communicator
 
 
@@ -67,9 +67,9 @@ def reduce_scatter(
     """
     ends = list(accumulate(chunks.lengths, initial=0))
     partial = temporary(comm, out, ends[-1], slot=1)
-    copy(partial, chunks.whole)
+    comm.copy(partial, chunks.whole)
     _halve(partial, ends, comm.size, comm, combine)
-    copy(out, partial[ends[comm.rank] : ends[comm.rank + 1]])
+    comm.copy(out, partial[ends[comm.rank] : ends[comm.rank + 1]])
 
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:

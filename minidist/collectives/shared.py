@@ -17,7 +17,7 @@ import numpy as np
 from minidist.collectives.fast import blocks, cut, segments
 from minidist.collectives.reduction import Combine
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Array, Chunks, as_bytes, copy, device_name, view_as
+from minidist.comm.buffers import Array, Chunks, as_bytes, device_name, view_as
 from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
@@ -46,8 +46,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
     elif array.nbytes <= SMALL:
         copies = _half(array, len(array), comm)
-        mine: Any = copies[comm.rank]
-        mine[:] = array  # of one dtype, so `copy` has nothing to choose
+        comm.copy(copies[comm.rank], array)
         comm.fence()
         _add_up(copies, array, comm, combine)
     elif comm.size == 2:
@@ -60,7 +59,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
             # `answer` is unused until now
             mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]
             _add_others(mine, everyones, mine, comm, combine)
-            copy(answer, mine)
+            comm.copy(answer, mine)
             comm.fence()
             for owner, piece in enumerate(pieces):
                 _read(everyones[owner][owner], piece, owner, comm)
@@ -121,7 +120,7 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
     for block in blocks(array, BLOCK):
         halves = _half(block, len(block), comm)
         if comm.rank == root:
-            copy(halves[root], block)
+            comm.copy(halves[root], block)
         comm.fence()
         _read(halves[root], block, root, comm)
 
@@ -140,7 +139,7 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
         for peer in others:
             combine(pieces[rank], pieces[peer], pieces[rank])
         for peer in others:
-            copy(pieces[peer], pieces[rank])
+            comm.copy(pieces[peer], pieces[rank])
     for peer in others:
         comm.reach(2 * chunks[rank].nbytes, peer)
 
@@ -180,7 +179,7 @@ def _add_up(
 def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:
     """Copy what `owner` has published, unless this rank is the owner."""
     if owner != comm.rank:
-        copy(target, memory)
+        comm.copy(target, memory)
         comm.reach(target.nbytes, owner)
 
 
@@ -190,7 +189,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
     If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
-    copy(copies[comm.rank][: len(array)], array)
+    comm.copy(copies[comm.rank][: len(array)], array)
     comm.fence()
     return copies
 
@@ -201,7 +200,7 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
     everyones = [Chunks(half, counts) for half in _half(pieces[0], sum(counts), comm)]
     for rank, piece in enumerate(pieces):
         if rank != comm.rank:
-            copy(everyones[comm.rank][rank], piece)
+            comm.copy(everyones[comm.rank][rank], piece)
     comm.fence()
     return everyones
 
@@ -249,17 +248,24 @@ class Staging:
     def __init__(self, comm: Communicator) -> None:
         self.mine = comm.allocate(ASIDE + 2 * HALF, np.uint8)
         self.memories = comm.peers(self.mine) or []  # there are: it was allocated
-        self.parity = 0
+        self.turns = 0  # so often a half was taken
         self.views: dict[tuple[int, int, object], list[Array]] = {}
+
+    @staticmethod
+    def turns_on(comm: Communicator) -> int:
+        """Return how often these ranks have taken a half."""
+        staging = comm.kept.get(Staging)
+        return 0 if staging is None else staging.turns
 
     def turn(self, like: Array, count: int) -> list[Array]:
         """Return every rank's memory in the other half, as `count` elements of the kind of
         `like`.
         """
-        self.parity = 1 - self.parity
-        key = (self.parity, count, like.dtype)
+        self.turns += 1
+        half = self.turns % 2
+        key = (half, count, like.dtype)
         if (views := self.views.get(key)) is None:
-            start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
+            start, bytes = ASIDE + half * HALF, count * like.itemsize
             place = slice(start, start + bytes)
             views = [view_as(memory[place], like.dtype) for memory in self.memories]
             if bytes <= SMALL:

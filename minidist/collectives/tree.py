@@ -11,7 +11,7 @@ section 4.1.)
 
 from minidist.collectives.fast import blocks, temporary
 from minidist.collectives.reduction import Combine
-from minidist.comm.buffers import Array, Chunks, copy, empty
+from minidist.comm.buffers import Array, Chunks, empty
 from minidist.comm.communicator import Communicator
 
 
@@ -80,14 +80,14 @@ def gather(
     """
     parent, children = family(comm, root)
     held, inside = _subtree(shard, comm, root, counts)
-    copy(inside[0], shard)
+    comm.copy(inside[0], shard)
     for child in children:
         comm.recv(_part(inside, held.index(child)), child)
     if parent is not None:
         comm.send(inside.whole, parent)
     elif chunks is not None:
         for rank, piece in zip(held, inside, strict=True):
-            copy(chunks[rank], piece)
+            comm.copy(chunks[rank], piece)
 
 
 def scatter(
@@ -102,10 +102,10 @@ def scatter(
         comm.recv(inside.whole, parent)
     elif chunks is not None:
         for rank, piece in zip(held, inside, strict=True):
-            copy(piece, chunks[rank])
+            comm.copy(piece, chunks[rank])
     for child in children:
         comm.send(_part(inside, held.index(child)), child)
-    copy(shard, inside[0])
+    comm.copy(shard, inside[0])
 
 
 def _subtree(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar
 
@@ -100,7 +101,7 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         raise TypeError(
             f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}"
         )
-    flat, name = buffer, dtype_name(buffer)
+    flat, name = buffer, _name_of(buffer.dtype)
     if name not in DTYPES:
         raise _unsupported(buffer.dtype)
     if not flat.is_contiguous():
@@ -110,7 +111,9 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
         # an empty tensor may have stride 0
         flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
-    return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
+    if flat.is_meta or name == "bfloat16" or flat.device.type != "cpu":
+        return flat
+    return flat.numpy()
 
 
 def _unsupported(dtype: object) -> TypeError:
@@ -122,12 +125,19 @@ def _unsupported(dtype: object) -> TypeError:
 
 def dtype_name(array: Buffer) -> str:
     """Return the dtype's name, the same for both libraries: `float32`, `bfloat16`, ..."""
-    return NAMES.get(array.dtype) or str(array.dtype).removeprefix("torch.")
+    return NAMES.get(array.dtype) or _name_of(array.dtype)
+
+
+@cache
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(array: Buffer) -> str:
     """Return `cpu`, `cuda` or `meta`."""
-    return "cpu" if isinstance(array, np.ndarray) else str(array.device.type)
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    return "meta" if array.is_meta else str(array.device.type)  # type: ignore[attr-defined]
 
 
 def empty(array: Array, count: int) -> Array:
@@ -171,17 +181,16 @@ def copy(target: Array, source: Array) -> None:
     """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing
     to copy.
     """
-    if (
-        isinstance(target, np.ndarray)
-        and isinstance(source, np.ndarray)
-        and target.dtype == source.dtype
-    ):
-        target[:] = source
+    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
+        if target.dtype is source.dtype:
+            target[...] = source
+        else:
+            as_bytes(target)[...] = as_bytes(source)
     elif device_name(target) == "cpu" and device_name(source) == "cpu":
         as_bytes(target)[:] = as_bytes(source)
     elif is_tensor(target) and is_tensor(source) and target.device.type == source.device.type:
         # in place there is nothing to do, and on meta nothing at all
-        if target.data_ptr() != source.data_ptr():
+        if not target.is_meta and target.data_ptr() != source.data_ptr():
             target.copy_(source)
     else:
         ends = f"a {device_name(source)} buffer was sent to a {device_name(target)} one"

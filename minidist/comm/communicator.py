@@ -13,7 +13,7 @@ ledger (`ledger.py`).
 
 from __future__ import annotations
 
-import copy
+import copy as copying
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,17 +23,18 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
+from minidist.comm.buffers import Array, Buffer, copy, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Pending, Span, name_flow, record_end
+from minidist.comm.request import Pending, Span, awaited_exchange, exchange, post
 from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
-from minidist.trace.events import COMPUTE, RECEIVE, SEND, EventKind
+from minidist.trace.events import COLLECTIVE, COMPUTE, RECEIVE, SEND, EventKind
 
 Kept = TypeVar("Kept")
+Computing = TypeVar("Computing", bound=Callable[..., Any])
 
 
 class Communicator:
@@ -54,7 +55,7 @@ class Communicator:
     clock : callable
         `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this
         rank.
-    wait_until, wake, fail : callable
+    start, wait_until, wake, fail : callable
         With the rank's other threads; see `Wire`.
     kept : dict
         What algorithms keep between their calls.
@@ -73,12 +74,8 @@ class Communicator:
         )
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
-        self.clock, self.wait_until, self.wake, self.fail = (
-            wire.clock,
-            wire.wait_until,
-            wire.wake,
-            wire.fail,
-        )
+        self.clock, self.start, self.fail = wire.clock, wire.start, wire.fail
+        self.wait_until, self.wake = wire.wait_until, wire.wake
 
     @property
     def trace(self) -> Trace | None:
@@ -111,18 +108,14 @@ class Communicator:
         """
         array = self._checked(buffer, to, tag, "to")
         self.ledger.traffic.sent(1, array.nbytes)
-        return Pending(
-            self, SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset)
-        )
+        return post(self, self.wire.isend, SEND, array, to, tag)
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited
         for.
         """
         array = self._checked(buffer, source, tag, "source")
-        return Pending(
-            self, RECEIVE, array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset)
-        )
+        return post(self, self.wire.irecv, RECEIVE, array, source, tag)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send, and return when the buffer may be changed. It may wait for the receiver or not:
@@ -153,32 +146,10 @@ class Communicator:
         A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then
         receives can.
         """
-        leaving, arriving = (
-            self._checked(outgoing, to, tag, "to"),
-            self._checked(incoming, source, tag, "source"),
-        )
-        if outgoing is incoming:
-            raise ValueError(
-                "exchange needs two buffers: what leaves must not be overwritten by what arrives"
-            )
+        leaving, arriving = self._checked_exchange(outgoing, to, incoming, source, tag)
         self.ledger.traffic.sent(1, leaving.nbytes)
-        status, on_wire = self.ledger.status, tag + self.tag_offset
-        # as in `wait`, written out: a ring of small messages does little else
-        started = status.since = self.clock()
-        status.waiting = Awaited(
-            "exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes
-        )
-        try:
-            self.wire.exchange(leaving, to, arriving, source, on_wire)
-        finally:
-            status.waiting = None
-        if self.ledger.trace is not None:
-            for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
-                record_end(
-                    self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started
-                )
-        if not self.tag_offset:
-            self.ledger.traffic.waited(self.clock() - started)
+        awaited = awaited_exchange(self, arriving, source, tag)
+        exchange(self, self.wire.exchange, awaited, leaving, to, arriving, source, tag)
 
     def barrier(self) -> None:
         """Return once every rank has called it.
@@ -200,7 +171,7 @@ class Communicator:
         """
         if self.tag_offset:
             return self
-        twin = copy.copy(self)
+        twin = copying.copy(self)
         twin.tag_offset = TAGS
         return twin
 
@@ -260,6 +231,10 @@ class Communicator:
             node, place = divmod(self.rank, size)
         return Levels(self.split(node), self.split(place))
 
+    def node_levels(self) -> Levels:
+        """Return `levels()`, which the first call makes."""
+        return self.keep(Levels, self.levels)
+
     def stream(self) -> Stream[Communicator]:
         """Return a queue that runs collectives beside this thread, in the order of launching.
         Collective.
@@ -281,6 +256,10 @@ class Communicator:
         already.
         """
         return self.ledger.status.awaiting(Awaited(what, self.members), self.clock())
+
+    def hand_over(self) -> None:
+        """Let other simulated ranks go on, if they take turns; elsewhere do nothing."""
+        self.wire.hand_over()
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what an algorithm keeps between its calls: the one object of its class, made by
@@ -362,7 +341,44 @@ class Communicator:
         """
         return Span(self, name, kind, bytes, engine_bytes)
 
+    copy = staticmethod(copy)
+
+    def computing(self, function: Computing) -> Computing:
+        """Return what computes on arrays in a collective; where it is prepared, it notes the call."""
+        return function
+
+    def carry_out(
+        self,
+        what: str,
+        algorithm: str,
+        bytes: int,
+        engine_bytes: int | None,
+        work: Callable[..., None],
+        arguments: tuple[Any, ...],
+    ) -> None:
+        """Call `work(*arguments)`, the collective `what`, in a span of `bytes`."""
+        if engine_bytes is not None or self.seen:
+            with self.span(f"{what} {algorithm}", COLLECTIVE, bytes, engine_bytes):
+                return work(*arguments)
+        # Nobody sees a span, and small collectives notice what it costs: only time is counted.
+        started = self.clock()
+        try:
+            work(*arguments)
+        finally:
+            self.ledger.traffic.waited(self.clock() - started)
+
     # ---------------------------------------------------------------- helpers
+
+    def _checked_exchange(
+        self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int
+    ) -> tuple[Array, Array]:
+        leaving = self._checked(outgoing, to, tag, "to")
+        arriving = self._checked(incoming, source, tag, "source")
+        if outgoing is incoming:
+            raise ValueError(
+                "exchange needs two buffers: what leaves must not be overwritten by what arrives"
+            )
+        return leaving, arriving
 
     def _checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
         if not 0 <= peer < self.size:

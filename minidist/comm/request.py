@@ -6,7 +6,15 @@ from typing import Any
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited, Ranks
 from minidist.comm.wire import Request
-from minidist.trace.events import COLLECTIVE, COMPUTE, SEND, Event, EventKind, source_line
+from minidist.trace.events import (
+    COLLECTIVE,
+    COMPUTE,
+    RECEIVE,
+    SEND,
+    Event,
+    EventKind,
+    source_line,
+)
 
 
 class Pending:
@@ -48,6 +56,51 @@ class Pending:
                 self.posted,
                 waited_from,
             )
+
+
+def post(
+    comm: Ranks,
+    start: Callable[[Array, int, int], Request],
+    kind: EventKind,
+    array: Array,
+    peer: int,
+    tag: int,
+) -> Pending:
+    """Have a wire `start` a message that was checked and counted."""
+    return Pending(comm, kind, array, peer, tag, start(array, peer, tag + comm.tag_offset))
+
+
+def awaited_exchange(comm: Ranks, arriving: Array, source: int, tag: int) -> Awaited:
+    """Return what a rank waits for in an exchange."""
+    tag += comm.tag_offset
+    return Awaited("exchange, receiving from", (comm.members[source],), tag, arriving.nbytes)
+
+
+def exchange(
+    comm: Ranks,
+    carry: Callable[..., None],
+    awaited: Awaited,
+    leaving: Array,
+    to: int,
+    arriving: Array,
+    source: int,
+    tag: int,
+) -> None:
+    """Have a wire `carry` both messages of an exchange that was checked and counted."""
+    status = comm.ledger.status
+    # as in `wait`, written out: a ring of small messages does little else
+    started = status.since = comm.clock()
+    status.waiting = awaited
+    try:
+        carry(leaving, to, arriving, source, tag + comm.tag_offset)
+    finally:
+        status.waiting = None
+    if comm.ledger.trace is not None:
+        for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
+            flow = name_flow(comm, kind, peer, tag)
+            record_end(comm, kind, peer, flow, array.nbytes, started)
+    if not comm.tag_offset:
+        comm.ledger.traffic.waited(comm.clock() - started)
 
 
 def wait(comm: Ranks, awaited: Awaited, block: Callable[..., None], *message: Any) -> float:

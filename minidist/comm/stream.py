@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -90,9 +91,8 @@ class ThreadStream(Generic[Comm]):
     def __init__(self, caller: Comm) -> None:
         self.caller, self.comm = caller, caller.fork()
         self.jobs: deque[Job[Comm] | None] = deque()
-        BackgroundThread(
-            _work, caller, self.comm, self.jobs, name=f"rank {caller.members[caller.rank]} stream"
-        ).start()
+        name = f"rank {caller.members[caller.rank]} stream"
+        caller.start(partial(_work, caller, self.comm, self.jobs), name)
         weakref.finalize(self, _end, self.comm, self.jobs).atexit = False
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Job[Comm]:
@@ -105,7 +105,7 @@ class ThreadStream(Generic[Comm]):
 
 def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     thread = threading.current_thread()
-    assert isinstance(thread, BackgroundThread)
+    working = thread.working if isinstance(thread, BackgroundThread) else nullcontext
     comm.ledger.status.thread = threading.get_ident()
     while True:
         try:
@@ -118,7 +118,7 @@ def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
         if job is None:
             return
         comm.advance(max(0.0, job.launched - comm.clock()))
-        with thread.working():
+        with working():
             job.run()
             del job  # and all that it holds
         caller.wake()

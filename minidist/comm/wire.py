@@ -14,9 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from minidist.comm.buffers import Array
+from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Status
 from minidist.comm.stream import Comm, Stream, ThreadStream
 
@@ -89,24 +91,41 @@ class Wire(ABC):
         receive.wait()
         send.wait()
 
+    def prepare_exchange(
+        self, leaving: Array, to: int, arriving: Array, source: int, tag: int
+    ) -> Callable[..., None]:
+        """Return what is called as `exchange`, with these arguments again and again."""
+        return self.exchange
+
     @abstractmethod
     def roll_call(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data, beside the program's messages.
         Collective.
         """
 
+    def conclude(self, answer: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        """Return what `decide` makes of every rank's `answer`, by rank. Collective.
+
+        Ranks of one process may share the result: nobody changes it.
+        """
+        return decide(self.roll_call(answer))
+
     @property
     def native(self) -> Any:
         """The engine's own collectives, or None."""
         return None
 
+    def prepare_native(
+        self, what: str, collective: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> Callable[[], None]:
+        """Return what calls `native`'s collective `what` with these arguments again and again."""
+        return partial(collective, *arguments)
+
     # ---------------------------------------------------------------- groups and streams
 
     def split(self, color: int, key: int, name: str) -> Wire:
         """Return a wire between the ranks of one color, ordered by key. Collective."""
-        parts: dict[int, list[int]] = {}
-        for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):
-            parts.setdefault(chosen, []).append(rank)
+        parts: dict[int, list[int]] = self.conclude((color, key, self.rank), _parts)
         return self.derive(list(parts.values()), parts[color], name)
 
     def among(self, mine: list[int], name: str) -> Wire:
@@ -153,6 +172,13 @@ class Wire(ABC):
             self._changed.notify_all()
             self._changed.release()
 
+    def start(self, work: Callable[[], None], name: str) -> None:
+        """Begin `work()` beside the caller: what a stream does."""
+        BackgroundThread(work, name=name).start()
+
+    def hand_over(self) -> None:  # noqa: B027  # ranks that run at the same time need not
+        """Let other ranks go on, where exactly one runs at a time."""
+
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End the whole job because of `error`, which happened on a thread that nobody waits
@@ -166,7 +192,8 @@ class Wire(ABC):
         residents = defaultdict(list)
         for rank, member in enumerate(self.members):
             residents[self.homes[member]].append(rank)
-        return [tuple(residents[self.homes[member]]) for member in self.members]
+        nodes = {home: tuple(ranks) for home, ranks in residents.items()}
+        return [nodes[self.homes[member]] for member in self.members]
 
     @abstractmethod
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
@@ -199,10 +226,13 @@ class WireAround(Wire):
 
     def __init__(self, inner: Wire) -> None:
         super().__init__(inner.rank, inner.members, inner.name, inner.homes)
-        self.inner, self.kind = inner, inner.kind
-        self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
+        self.inner = inner
+        self.kind = inner.kind
+        self.one_process = inner.one_process
+        self.carries_cuda = inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
         self.wait_until, self.wake = inner.wait_until, inner.wake  # type: ignore[method-assign]
+        self.start, self.hand_over = inner.start, inner.hand_over  # type: ignore[method-assign]
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
         return self.inner.isend(array, to, tag)
@@ -233,3 +263,11 @@ class WireAround(Wire):
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)
+
+
+def _parts(answers: list[tuple[int, int, int]]) -> dict[int, list[int]]:
+    """Return which ranks chose each color, in the order of their keys."""
+    parts: dict[int, list[int]] = {}
+    for chosen, _, rank in sorted(answers):
+        parts.setdefault(chosen, []).append(rank)
+    return parts

@@ -11,7 +11,7 @@ time: the program runs on a communicator whose wire notes each message and passe
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ def record(
     cluster: Cluster | None = None,
     formulas: Mapping[str, str] | None = None,
     meetings: Meetings | None = None,
+    torch: bool = False,
 ) -> Recording:
     """Call `program(comm)` on simulated ranks and return what happened, up to a deadlock if it
     comes to one.
@@ -50,6 +51,8 @@ def record(
     meetings : optional
         Which queries and keys there are, to show whose queries have met whose keys: see
         `record_attention`.
+    torch : bool
+        Whether the program is one of torch.distributed, as in `minidist.run`.
 
     Raises
     ------
@@ -65,6 +68,11 @@ def record(
             f"there is no counter {unknown[0]!r} for this formula: choose one of "
             f"{', '.join(COUNTERS)}"
         )
+    if torch:
+        from minidist.c10d import simulated
+
+        anyone: Any = program
+        program = simulated(anyone)
     moments: dict[str, int] = {}
     observers = [
         Observer(rank, ranks, cluster is not None, moments, meetings or Meetings())
@@ -140,6 +148,10 @@ class Watching(Communicator):
         part = super().split(color, key)
         return Watching(part.wire, part.ledger, self.observer)
 
+    def subgroup(self, ranks: Sequence[int], name: str) -> "Watching":
+        part = super().subgroup(ranks, name)
+        return Watching(part.wire, part.ledger, self.observer)
+
     def stream(self) -> Stream[Communicator]:
         """Return a stream that does its work as soon as it is launched: a recording follows one
         thread of each rank.
@@ -209,6 +221,9 @@ class _WatchedWire(WireAround):
 
     def split(self, color: int, key: int, name: str) -> Wire:
         return _WatchedWire(self.inner.split(color, key, name), self.observer)
+
+    def among(self, ranks: list[int], name: str) -> Wire:
+        return _WatchedWire(self.inner.among(ranks, name), self.observer)
 
     def fork(self, name: str) -> Wire:
         raise ValueError(

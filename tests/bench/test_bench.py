@@ -57,10 +57,17 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 def test_two_launches() -> None:
     """One bench of all: of collectives, which have a second launch."""
     found = bench(
-        "all-reduce", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring"
+        "all-reduce",
+        "--sizes",
+        "4KiB",
+        "--rounds",
+        "1",
+        "--algorithms",
+        "auto,handle,registered,ring",
     )
     assert names(found) == {
-        ("all_reduce", "4 KiB", who) for who in ("auto", "registered", "ring", "native", "gloo")
+        ("all_reduce", "4 KiB", who)
+        for who in ("auto", "handle", "registered", "ring", "native", "gloo")
     }
     assert {(name, who) for name, _, who in names(found, "tuned")} > {
         ("all_reduce", "auto"),
@@ -90,15 +97,15 @@ def test_everything_at_once() -> None:
         "--rounds",
         "1",
         "--algorithms",
-        "auto,registered,ring",
+        "auto,handle,registered,ring",
         "--hidden",
         "16",
     )
     measured = names(found)
     assert {name for name, _, _ in measured} == set(NAMES) - {"copy", "threads"}
     competitors = {name: {who for what, _, who in measured if what == name} for name in NAMES}
-    assert competitors["all_reduce"] == {"auto", "registered", "ring", "native", "gloo"}
-    assert competitors["all_gather"] == {"auto", "ring", "native", "gloo"}
+    assert competitors["all_reduce"] == {"auto", "handle", "registered", "ring", "native", "gloo"}
+    assert competitors["all_gather"] == {"auto", "handle", "ring", "native", "gloo"}
     assert all(competitors[name] >= {"auto", "native", "gloo"} for name in COLLECTIVES)
     assert competitors["p2p"] == {"send", "native", "gloo"}
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
@@ -175,11 +182,11 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
-    ours = "send" if name == "p2p" else "auto"
+    ours = ("send",) if name == "p2p" else ("auto", "handle")
     # a multiple of 3 floats
     sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]
     assert names(found) == {
-        (name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")
+        (name.replace("-", "_"), size, who) for size in sizes for who in (*ours, "native")
     }
     assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"

@@ -168,6 +168,12 @@ def messages(rank: int, ranks: int) -> None:
         heard: list[object] = [None]
         dist.recv_object_list(heard, 0)
         assert heard == ["hello"]
+    first, second = torch.empty(2), torch.empty(2)
+    works = [dist.irecv(first, rank), dist.irecv(second, rank)]
+    works += [dist.isend(torch.full((2,), value), rank) for value in (7.0, 8.0)]
+    for work in reversed(works):
+        work.wait()
+    assert (first.tolist(), second.tolist()) == ([7, 7], [8, 8]), "to itself, in order"
     try:
         dist.recv(torch.empty(1))
     except NotImplementedError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from c10d_calls import every_call
 from ranks import mpirun
 
 import minidist
-from minidist.comm import Communicator, MismatchError
+from minidist import Cluster
+from minidist.comm import Communicator, DeadlockError, MismatchError
 
-HERE = Path(__file__).parent
+LINK_BYTES = 1e9  # a second
+LINK = Cluster.uniform(latency=0, bandwidth=LINK_BYTES)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -21,25 +23,47 @@ def test_every_call_on_simulated_ranks(ranks: int) -> None:
     assert minidist.run(every_call, ranks, torch=True) == ["every call"] * ranks
 
 
-def test_every_call_under_mpirun_without_any_variable() -> None:
-    outcome = mpirun(3, HERE / "c10d_calls.py")
-    assert outcome.stdout.split("\n").count("every call") == 3, outcome.stderr
-
-
-def test_every_call_on_a_communicator_that_exists() -> None:
+def test_every_call_under_mpirun_on_all_ranks_and_on_a_communicator_that_exists() -> None:
     program = """
         import minidist
+        import torch.distributed as dist
         from minidist import c10d
         from c10d_calls import every_call
 
         world = minidist.init()
-        pair = world.split(world.rank % 2)
-        with c10d.on(pair):
-            print(every_call())
-        assert pair.traffic.bytes_sent > 0
+        turned = world.split(0, key=-world.rank)
+        with c10d.on(turned):
+            dist.init_process_group("minidist")
+            assert dist.get_rank() == turned.rank == 1 - world.rank
+            dist.destroy_process_group()
+        print(every_call())  # of ranks that are found by no variable
     """
-    outcome = mpirun(4, program)
-    assert outcome.stdout.split("\n").count("every call") == 4, outcome.stderr
+    outcome = mpirun(2, program)
+    assert outcome.stdout.count("every call") == 2, outcome.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_without_memory_send_as_many_bytes_and_take_as_long(device: str) -> None:
+    bytes, ranks = 1 << 20, 4
+
+    def program(comm: Communicator) -> tuple[list[int], float]:
+        dist.init_process_group("minidist")
+        shard = torch.zeros(bytes // 4, device=device)
+        whole, start = torch.zeros(bytes, device=device), comm.clock()
+        sent = [comm.traffic.bytes_sent]
+        for call in (
+            lambda: dist.all_reduce(shard),
+            lambda: dist.all_gather_single(whole, shard),
+            lambda: dist.reduce_scatter_single(shard, whole),
+        ):
+            call()
+            sent.append(comm.traffic.bytes_sent)
+        return [after - before for before, after in pairwise(sent)], comm.clock() - start
+
+    for sent, seconds in minidist.run(program, ranks, torch=True, cluster=LINK):
+        rounds = 2 * (ranks - 1) / ranks, ranks - 1, ranks - 1  # of `bytes` each
+        assert sent == [many * bytes for many in rounds]
+        assert seconds == pytest.approx(sum(rounds) * bytes / LINK_BYTES)
 
 
 def different_sizes(comm: Communicator) -> None:
@@ -93,12 +117,25 @@ def as_another_rank(comm: Communicator) -> None:
     dist.init_process_group("minidist", rank=0, world_size=2)
 
 
+def waits_for_itself(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    work = dist.irecv(torch.empty(4), comm.rank)
+    assert work is not None
+    work.wait()
+
+
+def with_options(comm: Communicator) -> None:
+    dist.init_process_group("minidist", pg_options=object())
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
         (bitwise, NotImplementedError, "minidist does not reduce with"),
         (average_of_integers, TypeError, "the average of int32 is not int32"),
         (one_tensor_too_few, ValueError, "all_gather: 1 output tensors for 2 ranks"),
+        (waits_for_itself, DeadlockError, "its own message .tag 0., which it has not sent"),
+        (with_options, ValueError, "minidist's groups have no options: leave pg_options out"),
         (as_another_rank, ValueError, "rank=0, but it is 1: leave rank out"),
     ],
 )

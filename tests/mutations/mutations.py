@@ -95,7 +95,7 @@ COMM = [
     Mutation(
         "an outgoing port is free while it sends",
         "minidist/comm/threads_wire/world.py",
-        old="lane.outgoing_free = operation.departs + seconds",
+        old="lane.outgoing_free = operation.departs + link.seconds(bytes)",
         new="lane.outgoing_free = operation.departs",
         tests=(
             "tests/comm/test_clock.py::"
@@ -127,24 +127,24 @@ COMM = [
         ),
     ),
     Mutation(
-        "a rank whose message has come counts as stuck",
-        "minidist/comm/threads_wire/world.py",
-        old="return lane.ready()",
-        new="return False",
+        "a rank that runs counts as stuck",
+        "minidist/comm/threads_wire/carriers/threads.py",
+        old="            if thread.is_alive():\n                return True",
+        new="            if False:\n                return True",
         tests=("tests/comm/test_deadlock.py::test_random_legal_programs_pass",),
     ),
     Mutation(
         "a stream without work counts as stuck",
         "minidist/comm/threads_wire/world.py",
-        old=("if not lane.finished and lane.ready is not None and not lane.idle\n        ]"),
-        new="if not lane.finished and lane.ready is not None]",
+        old="waiting = [lane for lane in lanes if lane.awaits is not None and not lane.idle]",
+        new="waiting = [lane for lane in lanes if lane.awaits is not None]",
         tests=(
             "tests/comm/test_streams.py::test_a_stream_that_outlives_its_run_without_work_is_no_deadlock",
         ),
     ),
     Mutation(
         "the cycle of a deadlock has ranks in it that only wait for the cycle",
-        "minidist/comm/threads_wire/world.py",
+        "minidist/comm/threads_wire/standstill.py",
         old="chain = [*chain[chain.index(peer) :], peer]",
         new="chain = [*chain, peer]",
         tests=("tests/comm/test_deadlock.py::test_a_cycle_that_not_all_ranks_are_in",),
@@ -159,9 +159,47 @@ COMM = [
     Mutation(
         "a rank that waits for its own stream's work is accused",
         "minidist/comm/threads_wire/world.py",
-        old="if lane.idle or lane.waits_for[1] == lane.rank or waited <= self.limit:",
-        new="if lane.idle or waited <= self.limit:",
+        old="return lane.awaits is not None and not lane.idle and waits_for(lane)[1] != lane.rank",
+        new="return lane.awaits is not None and not lane.idle",
         tests=("tests/comm/test_limit.py::test_computing_longer_than_the_limit_is_no_fault",),
+    ),
+    Mutation(
+        "whoever is woken goes on next, whatever the seed",
+        "minidist/comm/threads_wire/carriers/order.py",
+        old="return lambda ready: int(number() * len(ready))",
+        new="return lambda ready: len(ready) - 1",
+        tests=(
+            "tests/comm/test_cooperative.py::"
+            "test_a_seed_repeats_an_interleaving_on_either_engine_and_others_differ",
+        ),
+    ),
+    Mutation(
+        "greenlets change while torch is in a mode of their thread",
+        "minidist/comm/threads_wire/carriers/greenlets.py",
+        old="if torch is not None and _modes(torch) != USUAL:",
+        new="if False:",
+        tests=(
+            "tests/comm/test_cooperative.py::"
+            "test_greenlets_refuse_to_wait_where_others_would_compute_wrongly",
+        ),
+    ),
+    Mutation(
+        "a step that is asked for a message is swapped with no post",
+        "minidist/comm/threads_wire/interleavings/watched.py",
+        old="return bool(asked)",
+        new="return False",
+        tests=(
+            "tests/comm/test_interleavings.py::test_what_is_left_out_would_have_shown_nothing_else",
+        ),
+    ),
+    Mutation(
+        "a rank sleeps on although a step came that its own depends on",
+        "minidist/comm/threads_wire/interleavings/search.py",
+        old="{name: one for name, one in before.items() if not one.depends_on(step)}",
+        new="before",
+        tests=(
+            "tests/comm/test_interleavings.py::test_what_is_left_out_would_have_shown_nothing_else",
+        ),
     ),
     Mutation(
         "a job that is killed leaves MPI's segment",
@@ -235,8 +273,8 @@ COMM = [
     Mutation(
         "a split ignores the key",
         "minidist/comm/wire.py",
-        old="for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):",
-        new="for chosen, _, rank in sorted(self.roll_call((color, 0, self.rank))):",
+        old="for chosen, _, rank in sorted(answers):",
+        new="for chosen, _, rank in answers:",
         tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
     ),
     Mutation(
@@ -439,11 +477,38 @@ COLLECTIVES = [
     Mutation(
         "shared memory is written again into the half that is still read",
         "minidist/collectives/shared.py",
-        old="self.parity = 1 - self.parity",
-        new="self.parity = 0",
+        old="half = self.turns % 2",
+        new="half = 0",
         tests=(
             "tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",
         ),
+    ),
+    Mutation(
+        "a handle always writes into the half of shared memory for which it was noted first",
+        "minidist/collectives/prepared/noting.py",
+        old="staging.turns = turns + 1",
+        new="staging.turns = turns + 2",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_handles_and_plain_calls_take_turns_in_shared_memory",
+        ),
+    ),
+    Mutation(
+        "a handle does not count what it sends",
+        "minidist/collectives/prepared/noting.py",
+        old="return counting + steps",
+        new="return steps",
+        tests=(
+            "tests/collectives/test_prepared.py::"
+            "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",
+        ),
+    ),
+    Mutation(
+        "a handle does not look whether a tensor has moved",
+        "minidist/collectives/prepared/handle.py",
+        old="return tensor.shape, tensor.dtype, tensor.stride(), tensor.data_ptr()",
+        new="return tensor.shape, tensor.dtype, tensor.stride()",
+        tests=("tests/collectives/test_prepared.py::test_a_buffer_that_has_moved_is_refused",),
     ),
     Mutation(
         "an engine is asked for a mean, which it does not know",
@@ -459,7 +524,8 @@ COLLECTIVES = [
             "out, comm.internal, combine),\n"
             "        lengths,\n"
             "    )\n"
-            "    finish(op, out, comm.size)\n"
+            '    if op == "mean":\n'
+            "        comm.computing(finish)(op, out, comm.size)\n"
         ),
         new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),

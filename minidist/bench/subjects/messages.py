@@ -1,7 +1,8 @@
 """One collective, by minidist and by its peers, on buffers of the same size.
 
     auto         what `algorithm="auto"` chooses, on ordinary numpy arrays
-    registered   the same, on buffers of `comm.allocate`, on which an all-reduce works in place
+    handle       the same by a handle, of `prepare`: checked and chosen once, in place of at every call
+    registered   `auto` on buffers of `comm.allocate`, on which an all-reduce works in place
     ring, ...    what --algorithms names
     native       MPI's own, called through mpi4py
     gloo         torch.distributed's, on tensors
@@ -22,7 +23,7 @@ from minidist import collectives
 from minidist.bench.measure import Run
 from minidist.bench.options import size_text
 from minidist.bench.subject import Case, Setting, Subject, subject
-from minidist.collectives import COLLECTIVES
+from minidist.collectives import COLLECTIVES, prepare
 from minidist.comm import Communicator
 
 
@@ -40,6 +41,21 @@ def ours(
         "scatter": lambda: collectives.scatter(full if comm.rank == 0 else None, comm, 0, how),
         "all_to_all": lambda: collectives.all_to_all(full, comm, how),
     }
+
+
+def prepared(
+    comm: Communicator, operation: str, full: Any, shard: Any, out: Any, counts: list[int]
+) -> Run:
+    """Return a handle of minidist's collective."""
+    match operation:
+        case "all_gather":
+            return prepare(operation, shard, comm, out=out)
+        case "gather":
+            return prepare(operation, shard, comm, counts=counts)
+        case "scatter":
+            return prepare(operation, full if comm.rank == 0 else None, comm)
+        case _:
+            return prepare(operation, full, comm)
 
 
 def native(
@@ -115,6 +131,8 @@ def collective(operation: str) -> Subject:
             for how in (*["native"] * on_gpus, *options.algorithms):
                 if how == "registered" and in_place:
                     runs[how] = ours(comm, "auto", *new(device, registered))[operation]
+                elif how == "handle":
+                    runs[how] = prepared(comm, operation, *new(device))
                 elif how in collectives.algorithms(operation):
                     runs[how] = ours(comm, how, *new(device))[operation]
             if ("native" in options.peers and not on_gpus) or setting.launch == "tuned":

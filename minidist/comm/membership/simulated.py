@@ -24,6 +24,7 @@ from minidist.comm.membership.agreement import View, Wanted
 from minidist.comm.membership.member import GRACE, PATIENCE, Member
 from minidist.comm.membership.store import MemoryStore
 from minidist.comm.threads_wire.first_calls import call_once
+from minidist.comm.threads_wire.group import Group
 from minidist.comm.threads_wire.threads_wire import ThreadsWire
 from minidist.comm.threads_wire.world import World
 
@@ -55,9 +56,7 @@ class SimulatedMember(Member):
         if view is None:
             return None
         world, lane = self.house.seat(view, self.number)
-        wire = ThreadsWire(
-            world, lane, view.members.index(self.number), tuple(range(len(view.members)))
-        )
+        wire = ThreadsWire(world, lane, Group(tuple(range(len(view.members)))))
         self.comm = Communicator(wire, Ledger(None, debug_mode(None)))
         return self.comm
 
@@ -90,6 +89,7 @@ class House:
                 lanes = [world.add_lane(rank, "") for rank in range(len(view.members))]
                 for lane, number in zip(lanes, view.members, strict=True):
                     lane.thread = self.threads[number]
+                    world.carrier.goes_on(lane)  # or it will, once it comes here
                 self.worlds[view.number] = world, lanes
             world, lanes = self.worlds[view.number]
         return world, lanes[view.members.index(member)]

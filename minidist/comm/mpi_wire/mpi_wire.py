@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,6 +66,25 @@ class MpiRequest:
         return _complete(self.request.Test, self.status, self.array, self.receives)
 
 
+class PersistentExchange:
+    """Two messages that MPI has been told of once: each call starts both, and waits for both.
+
+    (MPI 4.0, section 3.9.)
+    """
+
+    def __init__(self, receive: MpiRequest, send: MpiRequest) -> None:
+        self.receive, self.send = receive, send
+        for end in (receive, send):
+            weakref.finalize(self, end.request.Free).atexit = False
+
+    def __call__(self, *_: object) -> None:
+        """Exchange what was prepared; the arguments are known."""
+        self.receive.request.Start()  # type: ignore[attr-defined]
+        self.send.request.Start()  # type: ignore[attr-defined]
+        self.receive.wait()
+        self.send.wait()
+
+
 class MpiWire(Wire):
     """Messages between MPI processes, over an mpi4py communicator."""
 
@@ -85,6 +105,7 @@ class MpiWire(Wire):
         self._status = MPI.Status()
         # a counter a rank, in shared memory: so often it has come to a fence
         self._flags: list[memoryview] = []
+        self._others: list[tuple[int, memoryview]] = []
         self._fences = 0
 
     @property
@@ -114,6 +135,15 @@ class MpiWire(Wire):
         out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
         _complete(self.mpi.Sendrecv, self._status, arriving, True, out, to, tag, into, source, tag)
 
+    def prepare_exchange(
+        self, leaving: Array, to: int, arriving: Array, source: int, tag: int
+    ) -> PersistentExchange:
+        receive = self.mpi.Recv_init([_memory(arriving), MPI.BYTE], source, tag)
+        send = self.mpi.Send_init([_memory(leaving), MPI.BYTE], to, tag)
+        return PersistentExchange(
+            MpiRequest(receive, arriving, True, self), MpiRequest(send, leaving, False, self)
+        )
+
     def roll_call(self, answer: Any) -> list[Any]:
         return list(self.mpi.allgather(answer))
 
@@ -122,6 +152,14 @@ class MpiWire(Wire):
         from minidist.comm.mpi_wire.native_mpi import NativeMpi
 
         return NativeMpi(self.mpi)
+
+    def prepare_native(
+        self, what: str, collective: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> Callable[[], None]:
+        from minidist.comm.mpi_wire.native_mpi import persistent
+
+        plain = super().prepare_native(what, collective, arguments)
+        return persistent(self.mpi, what, arguments) or plain
 
     def derive(
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
@@ -154,27 +192,28 @@ class MpiWire(Wire):
                 return False  # whoever receives a message also sees what its sender stored before
             with status.awaiting(Awaited("the first fence", self.members), self.clock()):
                 self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
+            self._others = [(r, flag) for r, flag in enumerate(self._flags) if r != self.rank]
         self._fences = came = self._fences + 1
         self._flags[self.rank][0] = came  # this rank is here
-        for rank, flag in enumerate(self._flags):
+        for rank, flag in self._others:
             for _ in BRIEFLY:  # the others mostly come before a report could be asked for
                 if flag[0] >= came:
                     break
             else:
-                spins = 0
-                status.since, status.waiting = (
-                    self.clock(),
-                    Awaited("meet at a fence with", (self.members[rank],), 0),
-                )
-                while flag[0] < came:
-                    spins += 1
-                    if self.patient:
-                        time.sleep(NAP)
-                    elif spins > SPINS:
-                        # more ranks than cores: the one we wait for may need this one
-                        os.sched_yield()
-                status.waiting = None
+                self._wait_at_fence(rank, flag, came, status)
         return True
+
+    def _wait_at_fence(self, rank: int, flag: memoryview, came: int, status: Status) -> None:
+        spins, awaited = 0, Awaited("meet at a fence with", (self.members[rank],), 0)
+        status.since, status.waiting = self.clock(), awaited
+        while flag[0] < came:
+            spins += 1
+            if self.patient:
+                time.sleep(NAP)
+            elif spins > SPINS:
+                # more ranks than cores: the one we wait for may need this one
+                os.sched_yield()
+        status.waiting = None
 
 
 def _memory(array: Array) -> Any:

@@ -2,6 +2,7 @@
 formula.
 """
 
+import weakref
 from typing import Any
 
 from mpi4py import MPI
@@ -21,12 +22,12 @@ class NativeMpi:
     What is not reduced travels as bytes, of whatever dtype.
     """
 
-    def __init__(self, mpi: MPI.Intracomm):
+    def __init__(self, mpi: Any) -> None:
         self.mpi = mpi
 
-    def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
+    def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> Any:
         """MPI_Allreduce in place."""
-        self.mpi.Allreduce(MPI.IN_PLACE, array, _operation(combine, array))
+        return self.mpi.Allreduce(MPI.IN_PLACE, array, _operation(combine, array))
 
     def reduce(
         self,
@@ -34,16 +35,16 @@ class NativeMpi:
         comm: Ranks,
         root: int,
         combine: Operation,
-    ) -> None:
+    ) -> Any:
         """MPI_Reduce in place at the root."""
         at_root, operation = comm.rank == root, _operation(combine, array)
-        self.mpi.Reduce(
+        return self.mpi.Reduce(
             MPI.IN_PLACE if at_root else array, array if at_root else None, operation, root
         )
 
-    def broadcast(self, array: Array, comm: Ranks, root: int) -> None:
+    def broadcast(self, array: Array, comm: Ranks, root: int) -> Any:
         """MPI_Bcast."""
-        self.mpi.Bcast(as_bytes(array), root)
+        return self.mpi.Bcast(as_bytes(array), root)
 
     def reduce_scatter(
         self,
@@ -51,34 +52,72 @@ class NativeMpi:
         out: Array,
         comm: Ranks,
         combine: Operation,
-    ) -> None:
+    ) -> Any:
         """MPI_Reduce_scatter."""
-        self.mpi.Reduce_scatter(
+        return self.mpi.Reduce_scatter(
             chunks.whole,
             out,
             chunks.lengths,
             _operation(combine, out),
         )
 
-    def all_gather(self, chunks: Chunks, comm: Ranks) -> None:
+    def all_gather(self, chunks: Chunks, comm: Ranks) -> Any:
         """MPI_Allgatherv, in place: this rank's chunk is filled."""
-        self.mpi.Allgatherv(MPI.IN_PLACE, _pieces(chunks))
+        return self.mpi.Allgatherv(MPI.IN_PLACE, _pieces(chunks))
 
     def gather(
         self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]
-    ) -> None:
+    ) -> Any:
         """MPI_Gatherv."""
-        self.mpi.Gatherv(as_bytes(shard), None if chunks is None else _pieces(chunks), root)
+        return self.mpi.Gatherv(as_bytes(shard), None if chunks is None else _pieces(chunks), root)
 
     def scatter(
         self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]
-    ) -> None:
+    ) -> Any:
         """MPI_Scatterv."""
-        self.mpi.Scatterv(None if chunks is None else _pieces(chunks), as_bytes(shard), root)
+        return self.mpi.Scatterv(None if chunks is None else _pieces(chunks), as_bytes(shard), root)
 
-    def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> None:
+    def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> Any:
         """MPI_Alltoallv."""
-        self.mpi.Alltoallv(_pieces(leaving), _pieces(arriving))
+        return self.mpi.Alltoallv(_pieces(leaving), _pieces(arriving))
+
+
+class OnlyPrepared:
+    """An MPI communicator whose collectives are only prepared: each returns a persistent request.
+
+    (MPI 4.0, section 6.13.)
+    """
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        self.Allreduce, self.Reduce, self.Bcast = (
+            mpi.Allreduce_init,
+            mpi.Reduce_init,
+            mpi.Bcast_init,
+        )
+        self.Reduce_scatter, self.Allgatherv = mpi.Reduce_scatter_init, mpi.Allgatherv_init
+        self.Gatherv, self.Scatterv = mpi.Gatherv_init, mpi.Scatterv_init
+        self.Alltoallv = mpi.Alltoallv_init
+
+
+class Persistent:
+    """A collective that MPI has been told of once."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        weakref.finalize(self, request.Free).atexit = False
+
+    def __call__(self) -> None:
+        """Run it again."""
+        self.request.Start()
+        self.request.Wait()
+
+
+def persistent(mpi: MPI.Intracomm, what: str, arguments: tuple[Any, ...]) -> Persistent | None:
+    """Return a collective of `NativeMpi` as a persistent one, or None if this MPI has none yet."""
+    try:
+        return Persistent(getattr(NativeMpi(OnlyPrepared(mpi)), what)(*arguments))
+    except NotImplementedError:
+        return None
 
 
 def _operation(combine: Operation, array: Array) -> MPI.Op:

@@ -2,6 +2,11 @@
 
     minidist.run(program, ranks=4)                                      on this machine's clock
     minidist.run(program, ranks=64, cluster=Cluster.h100(nodes=8))      on the virtual clock of 64 modelled GPUs
+    minidist.run(program, ranks=64, engine="cooperative", seed=7)       one at a time, in an order that can be repeated
+
+Which engine? `threads` for programs that work: it needs nothing, and long products run at once.
+`cooperative` to repeat a failure, to look for a race, or for many ranks; `greenlets` for thousands
+of ranks that differentiate nothing. Values, bytes, messages and the virtual clock are the same.
 
 Sends wait for their receive, however small (`eager_limit` raises that): a program that works here
 does not work by luck.
@@ -10,9 +15,9 @@ does not work by luck.
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,12 +26,14 @@ from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import Array, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
-from minidist.comm.job.background import WorkingThread
 from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger
+from minidist.comm.threads_wire.carriers.carrier import Work
+from minidist.comm.threads_wire.carriers.engines import carrier_of
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.first_calls import call_once
-from minidist.comm.threads_wire.lanes import Lane, Operation
+from minidist.comm.threads_wire.group import Group, RollCall
+from minidist.comm.threads_wire.lanes import Lane, Operation, Until
 from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -40,20 +47,20 @@ class ThreadsWire(Wire):
 
     kind, one_process = "threads", True
 
-    def __init__(
-        self, world: World, lane: Lane, rank: int, members: tuple[int, ...], name: str = "world"
-    ) -> None:
-        super().__init__(rank, members, name, world.homes)
-        self.world, self.lane = world, lane
+    def __init__(self, world: World, lane: Lane, group: Group, name: str = "world") -> None:
+        super().__init__(group.places[lane.rank], group.members, name, world.homes)
+        self.world = world
+        self.lane = lane
+        self.group = group
         self._roll_calls = itertools.count()
 
     def isend(self, array: Array, to: int, tag: int) -> Operation:
-        return self._post(SEND, array, (self.name, self.members[self.rank], self.members[to], tag))
+        key = (self.name, self.members[self.rank], self.members[to], tag)
+        return self._post(SEND, array, key)
 
     def irecv(self, array: Array, source: int, tag: int) -> Operation:
-        return self._post(
-            RECEIVE, array, (self.name, self.members[source], self.members[self.rank], tag)
-        )
+        key = (self.name, self.members[source], self.members[self.rank], tag)
+        return self._post(RECEIVE, array, key)
 
     def _post(self, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         if device_name(array) == "cuda":
@@ -65,50 +72,52 @@ class ThreadsWire(Wire):
     def derive(
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
     ) -> ThreadsWire:
-        lane = (
-            self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
-            if for_thread
-            else self.lane
-        )
-        return ThreadsWire(
-            self.world,
-            lane,
-            mine.index(self.rank),
-            tuple(self.members[rank] for rank in mine),
-            name,
-        )
+        world = self.world
+        rank = self.members[self.rank]
+        lane = world.add_lane(rank, name.removeprefix("world")) if for_thread else self.lane
+        key = (name, self.members[mine[0]])  # groups that have no rank in common may share a name
+        group = world.group(key, lambda: tuple(self.members[rank] for rank in mine))
+        return ThreadsWire(world, lane, group, name)
 
     def among(self, mine: list[int], name: str) -> ThreadsWire:
         return self.derive([mine], mine, name)  # which asks nobody
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
+        self.world.expose(mine)
         everyones = self.roll_call(mine)
         return mine, everyones if len(self.nodes()[0]) == self.size else []
 
+    def nodes(self) -> list[tuple[int, ...]]:
+        if self.group.nodes is None:
+            self.group.nodes = super().nodes()
+        return self.group.nodes
+
     def roll_call(self, answer: Any) -> list[Any]:
-        place = (self.name, next(self._roll_calls))
+        return list(self._call(answer).answers)
+
+    def conclude(self, answer: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        call = self._call(answer)
         with self.world.lock:
-            table = self.world.shared[place]
-            table[self.rank] = answer
-            if len(table) == self.size:  # nobody waits for less
-                self.world.wake_all()
-        missing = next((self.members[r] for r in range(self.size) if r not in table), None)
-        self.world.wait(
-            self.lane,
-            lambda: len(table) == self.size,
-            ("all ranks to come to a roll call", missing),
-        )
-        self.world.shared.pop(place, None)  # all ranks hold the table by now
-        return [table[rank] for rank in range(self.size)]
+            return call.conclude(decide)
+
+    def _call(self, answer: Any) -> RollCall:
+        place = (self.name, next(self._roll_calls))
+        return self.world.roll_call(self.lane, place, self.group, answer)
 
     def reach(self, bytes: int, peer: int) -> None:
         if self.world.cluster is not None:
             link = self.world.cluster.link(self.members[peer], self.members[self.rank])
             self.advance(link.latency + link.seconds(bytes))
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        self.world.pause()
 
     def clock(self) -> float:
-        return time.perf_counter() if self.world.cluster is None else self.lane.time
+        if self.world.cluster is None:
+            return time.perf_counter()
+        return self.lane.time
 
     def advance(self, seconds: float) -> None:
         if self.world.cluster is not None:
@@ -119,16 +128,22 @@ class ThreadsWire(Wire):
         self.world.abort(self.members[self.rank], error)
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle)
+        event = Until(ready, what, self.members[self.rank])
+        self.world.wait(self.lane, event, idle)
 
     def wake(self, blocking: bool = True) -> None:
-        self.world.wake_all(blocking)
+        self.world.wake_rank(self.members[self.rank], blocking)
+
+    def start(self, work: Callable[[], None], name: str) -> None:
+        self.world.carrier.start(Work(name, work))
 
 
 def alone() -> Communicator:
     """Return the communicator of a process that was started alone."""
     world = World(1)
-    return Communicator(ThreadsWire(world, world.add_lane(0, ""), 0, (0,)), Ledger())
+    lane = world.add_lane(0, "")
+    wire = ThreadsWire(world, lane, Group((0,)))
+    return Communicator(wire, Ledger())
 
 
 def run(
@@ -140,6 +155,9 @@ def run(
     limit: float | None = None,
     debug: bool | None = None,
     trace: Trace | None = None,
+    engine: str = "threads",
+    seed: int | None = None,
+    schedule: Sequence[str] | None = None,
 ) -> list[Result]:
     """Call `fn(comm)` on each of `ranks` simulated ranks and return their results, by rank.
 
@@ -157,6 +175,17 @@ def run(
         MINIDIST_DEBUG is set.
     trace : Trace, optional
         Record events there.
+    engine : str
+        `threads`: all ranks run at once. `cooperative`: exactly one runs, and hands over only where
+        it waits, polls, or calls `comm.hand_over()`; on threads that pass a baton, so any program
+        works. `greenlets`: the same order ten times as fast on the stacks of one thread, with the
+        package greenlet; a rank that waits inside a backward, `no_grad` or another mode of torch
+        that belongs to the thread is refused, as others would compute under it.
+    seed : int, optional
+        Of a cooperative engine: draws who goes on at each hand-over. The same seed makes the same
+        interleaving, and the same trace. Default: 0.
+    schedule : sequence of str, optional
+        In its place, who goes on at each call of a communicator: what `explore` has found.
 
     Raises
     ------
@@ -166,7 +195,9 @@ def run(
         When a rank has waited longer than the limit: it says who waits for whom, and what the
         others do, at which line.
     LaunchError
-        If the limit is no time.
+        If the limit is no time, greenlet is not installed, or the schedule is of another program.
+    ValueError
+        If there is no such engine, or seed or schedule say nothing for it.
     Exception
         Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
     """
@@ -174,29 +205,36 @@ def run(
         raise ValueError(f"ranks={ranks}: start at least 1")
     if cluster is not None:
         cluster.check(ranks)
-    world = World(ranks, cluster, eager_limit, time_limit(limit))
+    longest = time_limit(limit)
+    carrier = carrier_of(engine, seed, schedule, longest)
+    world = World(ranks, cluster, eager_limit, longest, carrier)
+    return carry(fn, world, lambda: Ledger(trace, debug_mode(debug)))
+
+
+def carry(
+    fn: Callable[[Communicator], Result], world: World, ledger: Callable[[], Ledger]
+) -> list[Result]:
+    """Call `fn(comm)` on each rank of a world, with a ledger each; return and raise as `run`."""
+    ranks = len(world.homes)
     results: list[Any] = [None] * ranks
-    threads = []
+    group = Group(tuple(range(ranks)))
+    works = []
     for rank in range(ranks):
-        wire = ThreadsWire(world, world.add_lane(rank, ""), rank, tuple(range(ranks)))
-        wire.lane.thread = threading.current_thread()  # which is about to start the rank's own
-        comm = Communicator(wire, Ledger(trace, debug_mode(debug)))
-        threads.append(WorkingThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))
+        lane = world.add_lane(rank, "")
+        wire = ThreadsWire(world, lane, group)
+        comm = Communicator(wire, ledger())
+        do = partial(_run_rank, wire, comm, fn, results)
+        works.append(Work(f"rank {rank}", do))
     if ranks > 1:
         call_once()
     try:
-        for thread in threads:
-            thread.start()
-        _join(threads, world)
+        world.carrier.carry(works, world)
     except BaseException as error:  # Ctrl-C, most likely
         world.abort(-1, error)
         raise
-    with world.lock:
-        world.closed = True
-        world.wake_all()
     if world.failure is not None:
         rank, cause = world.failure
-        if not isinstance(cause, RankFailed):
+        if rank >= 0 and not isinstance(cause, RankFailed):
             cause.add_note(f"[rank {rank}] raised this")
         raise cause
     return results
@@ -205,20 +243,10 @@ def run(
 def _run_rank(
     wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator], Any], results: list[Any]
 ) -> None:
-    wire.lane.thread = threading.current_thread()
+    wire.lane.thread = wire.world.carrier.here()
     try:
         results[wire.rank] = fn(comm)
     except BaseException as error:
         wire.world.abort(wire.rank, error)
     finally:
         wire.world.finish(wire.lane)
-
-
-def _join(threads: list[WorkingThread], world: World) -> None:
-    for thread in threads:
-        while thread.is_alive() and world.failure is None:
-            thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
-    # ranks that compute get a second to come to their next message
-    deadline = time.monotonic() + 1.0
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))

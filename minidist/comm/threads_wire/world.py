@@ -1,25 +1,23 @@
 """What simulated ranks share: unmatched messages, clocks, and the proof that nobody can go on.
 
 Each *lane* is a thread of a rank: its main thread, or one that runs a stream. A send and a receive
-meet in `post`; the second to arrive copies. A lane that has to wait says with a predicate what for.
-When every lane that has not finished waits, and no predicate holds, then none ever will: nobody is
-left to change one. That is the proof of a deadlock.
+meet in `post`; the second to arrive copies. A lane that has to wait says with a predicate what for,
+and whoever makes a predicate true wakes the lane. The carrier of the ranks counts who may still
+act: at each wait that is asked first, and costs the same however many ranks there are. Only when
+nobody may, all lanes are looked at: when every lane that has not finished waits, and no predicate
+holds, then none ever will: nobody is left to change one. That is the proof of a deadlock.
 
 A rank that sleeps, or computes for ever, could still change one, so nothing is proved. Therefore no
-rank may wait for another one longer than a limit, on this machine's clock: a lane that waits looks
-at it each time that it looks again.
+rank may wait for another one longer than a limit, on this machine's clock.
 """
 
 import math
-import sys
-import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from minidist.comm.buffers import Array, copy, empty
 from minidist.comm.errors import (
@@ -29,17 +27,20 @@ from minidist.comm.errors import (
     MismatchError,
     RankFailed,
 )
-from minidist.comm.report import label, user_line
+from minidist.comm.report import label
+from minidist.comm.threads_wire.carriers.carrier import Carrier
+from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
-from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation, WaitsFor
+from minidist.comm.threads_wire.group import Group, RollCall
+from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Event, Lane, Operation, Poll
+from minidist.comm.threads_wire.standstill import deadlock, over_limit, waits_for
 from minidist.trace.events import SEND, EventKind
-
-# seconds after which a waiting lane looks again: a thread may have ended without a word
-PERIOD = 0.5
 
 
 class World:
     """The meeting place of simulated ranks."""
+
+    patience = PATIENCE
 
     def __init__(
         self,
@@ -47,29 +48,41 @@ class World:
         cluster: Cluster | None = None,
         eager_limit: int = 0,
         limit: float = math.inf,
+        carrier: Carrier | None = None,
     ) -> None:
         self.cluster, self.eager_limit, self.limit = cluster, eager_limit, limit
+        self.carrier = carrier or Threads(limit)
+        self.lock, self.fine = self.carrier.lock, self.carrier.fine
         self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
-        self.lock = threading.RLock()
-        # a fork that nobody holds any more takes its lane with it
-        self.lanes: WeakSet[Lane] = WeakSet()
+        # of each rank, by number; a fork that nobody holds any more takes its lane with it
+        self.lanes_of: list[WeakValueDictionary[int, Lane]] = [
+            WeakValueDictionary() for _ in range(ranks)
+        ]
+        self.made = 0
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
-        self.shared: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        self.roll_calls: dict[tuple[str, int], RollCall] = {}
+        self.groups: dict[
+            tuple[str, int], Group
+        ] = {}  # that some of their ranks have still to ask for
+        self.pollers: dict[int, Lane] = {}  # that wait, and may be told "not yet"
         self.failure: tuple[int, BaseException] | None = None
         self.progress = 0
         self.closed = False
-        # threads that wait; all lanes that they use stand still
-        self.blocked: set[threading.Thread | None] = set()
-        self.bystanders = set(threading.enumerate())  # threads that were there before the ranks
 
     def add_lane(self, rank: int, name: str) -> Lane:
         """Register another thread of `rank`. Its clock starts at zero; whoever launches work on it
         moves the clock.
         """
         with self.lock:
-            lane = Lane(rank, name, threading.Condition(self.lock))
-            self.lanes.add(lane)
+            lane = Lane(rank, name)
+            self.made += 1
+            self.lanes_of[rank][self.made] = lane
             return lane
+
+    def lanes(self) -> Iterator[Lane]:
+        """Yield the lanes of all ranks, always in the same order."""
+        for lanes in self.lanes_of:
+            yield from list(lanes.values())
 
     # ---------------------------------------------------------------- messages
 
@@ -77,21 +90,25 @@ class World:
         self, lane: Lane, kind: EventKind, array: Array, key: tuple[str, int, int, int]
     ) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
-        operation = Operation(
-            self, lane, kind, array, key, lane.time, 0 < self.eager_limit >= array.nbytes
-        )
+        if self.fine:
+            self.pause()
+        bytes = array.nbytes
+        eager = 0 < self.eager_limit >= bytes
+        operation = Operation(self, lane, kind, array, key, bytes, lane.time, eager)
         if kind is SEND:
             operation.departs = max(lane.time, lane.outgoing_free)
             if self.cluster is not None:  # the outgoing port is charged in the order of posting
-                seconds = self.cluster.link(key[1], key[2]).seconds(array.nbytes)
-                lane.outgoing_free = operation.departs + seconds
+                link = operation.link = self.cluster.link(key[1], key[2])
+                lane.outgoing_free = operation.departs + link.seconds(bytes)
         with self.lock:
             self.raise_failure()
             self.progress += 1
-            lane.polls, lane.thread = 0, threading.current_thread()
+            lane.polls, here = 0, self.carrier.here()
+            if lane.awaits is None:  # or another thread, which waits, is in the middle of using it
+                lane.thread = here
             queue = self.unmatched[key]
             if not queue or queue[0].kind is kind:
-                if kind is SEND and operation.eager:
+                if kind is SEND and eager:
                     operation.array = _snapshot(array)
                     operation.done = True
                 queue.append(operation)
@@ -100,95 +117,166 @@ class World:
             if not queue:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
-        if send.array.nbytes != receive.array.nbytes:
+        if send.bytes != receive.bytes:
             _, sender, receiver, tag = key
-            sizes = (
-                f"sends {send.array.nbytes} bytes to rank {receiver}, which receives into a "
-                "buffer of"
-            )
-            fix = f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            sizes = f"sends {send.bytes} bytes to rank {receiver}, which receives into a buffer of"
+            fix = f"{receive.bytes} ({label(tag)}): give both the same shape and dtype"
             raise MismatchError(f"rank {sender} {sizes} {fix}")
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
-            send.met, receive.met = receive.posted, send.departs
-            send.done = receive.done = True
+            self._meet(send, receive)
             if self.cluster is None:
                 # it may be polling this message among others
                 partner.lane.polls, partner.lane.released = 0, True
-            partner.lane.wakeup.notify_all()
+            self._wake(partner.lane)
         return operation
+
+    def _meet(self, send: Operation, receive: Operation) -> None:
+        """Complete both ends of a message."""
+        send.met, receive.met, receive.link = receive.posted, send.departs, send.link
+        send.done = receive.done = True
+
+    def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
+        """Bring this rank's answer, and return the roll call once all ranks of the group have."""
+        if self.fine:
+            self.pause()
+        with self.lock:
+            call = self.roll_calls.get(place)
+            if call is None:
+                call = self.roll_calls[place] = RollCall(ranks)
+            if call.bring(lane, answer):  # nobody waits for less
+                del self.roll_calls[place]
+                for other in call.lanes:
+                    self._wake(other)
+        self.wait(lane, call)
+        return call
+
+    def expose(self, memory: Any) -> None:
+        """Note memory that other ranks will read and write."""
+
+    def group(self, name: tuple[str, int], members: Callable[[], tuple[int, ...]]) -> Group:
+        """Return the one description of a group, which all its ranks ask for once, and share."""
+        with self.lock:
+            group = self.groups.get(name)
+            if group is None:
+                group = self.groups[name] = Group(members())
+            group.absent -= 1
+            if not group.absent:
+                del self.groups[name]
+            return group
 
     # ---------------------------------------------------------------- waiting, and the proof
 
     def wait(
-        self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor, idle: bool = False
+        self,
+        lane: Lane,
+        event: Event,
+        idle: bool = False,
     ) -> None:
-        """Block `lane` until `ready()`; raise if that can never be."""
+        """Block `lane` until the event is ready; raise if that can never be."""
+        carrier = self.carrier
         with self.lock:
-            if lane.ready is not None:
+            if lane.awaits is not None:
                 fix = "give each its own, by fork(); what a stream runs communicates on stream.comm"
                 raise CommunicationError(
                     f"two threads of rank {lane.rank} wait on one communicator at once: {fix}"
                 )
-            lane.thread = threading.current_thread()
-            if ready():
+            lane.thread = carrier.here()
+            if event.ready():
+                if self.fine:
+                    carrier.pause()
                 return
-            lane.ready, lane.waits_for, lane.idle, lane.since = (
-                ready,
-                waits_for,
-                idle,
-                time.monotonic(),
-            )
-            self.blocked.add(lane.thread)
+            lane.awaits, lane.idle, lane.since = event, idle, time.monotonic()
             try:
-                while not ready():
+                while not event.ready():
+                    carrier.stands(lane)
                     self.raise_failure()
                     self._prove_progress()
-                    if not ready():
-                        self._keep_limit(lane)
-                        lane.wakeup.wait(min(PERIOD, self.limit))
+                    if not event.ready():
+                        if carrier.comes_back:
+                            self._keep_limit(lane, time.monotonic() - lane.since)
+                        carrier.park(lane)
             finally:
-                lane.ready, lane.idle = None, False
-                self.blocked.discard(lane.thread)
+                lane.awaits, lane.idle = None, False
+                carrier.goes_on(lane)
 
     def poll(self, operation: Operation) -> bool:
         """Tell whether the other end of `operation` is posted; polling in vain for long counts as
         waiting.
         """
         lane = operation.lane
-        if self.cluster is None and lane.polls < PATIENCE:
+        if operation.done:  # it is asked only where others may go on at every call
+            self.pause()
+            return True
+        if self.cluster is None and lane.polls < self.patience:
             lane.polls += 1
-            self.raise_failure()
+            self.pause()
             return operation.done
         with self.lock:
             lane.polling, lane.released = True, False
+            self.pollers[id(lane)] = lane
             try:
-                self.wait(lane, lambda: operation.done or lane.released, operation.waits_for)
+                self.wait(lane, Poll(operation))
             finally:
                 lane.polling = False
+                del self.pollers[id(lane)]
             return operation.done if self.cluster is None else not lane.released
+
+    def pause(self) -> None:
+        """Let other ranks go on, where the carrier does not by itself."""
+        self.raise_failure()
+        with self.lock:
+            self.carrier.pause()
 
     def finish(self, lane: Lane) -> None:
         """Note that a lane has come to its end; those who wait for it may now wait in vain."""
         with self.lock:
             lane.finished = True
-            if self.failure is None:
-                with suppress(DeadlockError):  # it is the failure now
-                    self._prove_progress()
+            self.carrier.left(lane)
+            self.prove()
+
+    def prove(self) -> None:
+        """Make every lane raise if none can go on. Call with the lock held."""
+        if self.failure is None:
+            with suppress(DeadlockError):  # it is the failure now
+                self._prove_progress()
 
     def abort(self, rank: int, error: BaseException) -> None:
         """Make every lane raise. The first failure is the one that counts."""
         with self.lock:
             if self.failure is None:
                 self.failure = (rank, error)
-            self.wake_all()
+            self._wake_everybody()
 
-    def wake_all(self, blocking: bool = True) -> None:
-        """Make every waiting lane look again. With `blocking=False`, never wait for the lock."""
-        if self.lock.acquire(blocking):
-            for lane in self.lanes:
-                lane.wakeup.notify_all()
-            self.lock.release()
+    def close(self) -> None:
+        """End the run: no lane may wait or communicate any more."""
+        with self.lock:
+            self.closed = True
+            self._wake_everybody()
+
+    def _wake_everybody(self) -> None:
+        for lane in self.lanes():
+            if lane.awaits is not None:
+                self.carrier.wake_late(lane)
+
+    def _wake(self, lane: Lane) -> None:
+        """Wake a lane that may go on now. Call with the lock held."""
+        if lane.awaits is not None and lane.awaits.ready():
+            self.carrier.wake(lane)
+
+    def wake_rank(self, rank: int, blocking: bool = True) -> None:
+        """Wake the lanes of a rank that may go on now. With `blocking=False`, never wait for the
+        lock: the garbage collector may call this at any moment.
+        """
+        lanes = list(self.lanes_of[rank].values())
+        if blocking:
+            with self.lock:
+                for lane in lanes:
+                    self._wake(lane)
+        else:
+            for lane in lanes:
+                if lane.awaits is not None and lane.awaits.ready():
+                    self.carrier.wake_late(lane)
 
     def raise_failure(self) -> None:
         """Raise if the job has failed or is over."""
@@ -202,29 +290,22 @@ class World:
 
     def _prove_progress(self) -> None:
         """Raise DeadlockError if no lane can go on. Call with the lock held."""
-        if any(not lane.finished and self._may_move(lane) for lane in self.lanes):
+        if self.carrier.somebody_runs():
             return
-        waiting = [
-            lane
-            for lane in self.lanes
-            if not lane.finished and lane.ready is not None and not lane.idle
-        ]
-        released = [lane for lane in waiting if lane.polling and self._release(lane)]
-        if waiting and not released:
-            error = DeadlockError(self._report(waiting))
+        released = [lane for lane in list(self.pollers.values()) if self._release(lane)]
+        if released:
+            return
+        lanes = [lane for lane in self.lanes() if not lane.finished]
+        unused = any(lane.thread is None for lane in lanes)
+        if unused and self.carrier.strangers():  # one may be about to use it
+            return
+        if any(lane.awaits is not None and lane.awaits.ready() for lane in lanes):
+            return
+        waiting = [lane for lane in lanes if lane.awaits is not None and not lane.idle]
+        if waiting:
+            error = DeadlockError(deadlock(waiting, self.carrier))
             self.abort(waiting[0].rank, error)
             raise error
-
-    def _may_move(self, lane: Lane) -> bool:
-        """Tell whether a lane runs, or is about to."""
-        if lane.ready is not None:
-            return lane.ready()
-        if lane.thread is None:  # a thread that we have not met yet may be about to use it
-            known = self.bystanders.union(
-                other.thread for other in self.lanes if other.thread is not None
-            )
-            return not known.issuperset(threading.enumerate())
-        return lane.thread not in self.blocked and lane.thread.is_alive()
 
     def _release(self, lane: Lane) -> bool:
         """Let a poller go on with "not yet", unless it has heard that often enough since anything
@@ -236,70 +317,36 @@ class World:
         lane.released = lane.vain < (2 if self.cluster is None else ROUNDS + len(self.unmatched))
         if self.cluster is None:
             lane.polls = 0
-        lane.wakeup.notify_all()
+        if lane.released:
+            self.carrier.wake(lane)
         return lane.released
 
-    def _keep_limit(self, lane: Lane) -> None:
+    def keep_limit(self, running: str, seconds: float, others: bool) -> None:
+        """Fail if anybody waits that `running` has not let go on for so many seconds, the limit;
+        `others`: somebody could, and has no turn.
+        """
+        with self.lock:
+            if others or any(self._waits_for_another(lane) for lane in self.lanes()):
+                start = f"{running} has run for {seconds:.1f} s and handed over to nobody"
+                self.abort(-1, self._over_limit(start))
+
+    def _waits_for_another(self, lane: Lane) -> bool:
+        return lane.awaits is not None and not lane.idle and waits_for(lane)[1] != lane.rank
+
+    def _over_limit(self, start: str) -> LimitError:
+        return LimitError(over_limit(start, self.limit, self.lanes(), self.carrier))
+
+    def _keep_limit(self, lane: Lane, waited: float) -> None:
         """Raise LimitError if a lane has waited too long for another rank. Call with the lock held.
 
         A rank may wait for its own streams as long as they work: they say themselves whom they wait
         for.
         """
-        waited = time.monotonic() - lane.since
-        if lane.idle or lane.waits_for[1] == lane.rank or waited <= self.limit:
+        if waited <= self.limit or not self._waits_for_another(lane):
             return
-        lines = [
-            f"rank {lane.rank} has waited {waited:.1f} s, longer than one operation may (limit "
-            f"{self.limit:g} s). Who waits for whom:"
-        ]
-        frames = sys._current_frames()
-        for other in sorted(self.lanes, key=lambda lane: (lane.rank, lane.name)):
-            # on a lane that says so
-            waits_elsewhere = other.ready is None and other.thread in self.blocked
-            if (state := _state(other)) and not waits_elsewhere:
-                lines.append(f"  rank {other.rank}{other.name} {state}{_line(other, frames)}")
-        error = LimitError("\n".join(lines))
+        error = self._over_limit(f"rank {lane.rank} has waited {waited:.1f} s")
         self.abort(lane.rank, error)
         raise error
-
-    def _report(self, waiting: list[Lane]) -> str:
-        """Say who waits for whom, and close the cycle or the chain."""
-        waiting.sort(key=lambda lane: (lane.rank, lane.name))
-        frames = sys._current_frames()
-        lines = ["no rank can go on."]
-        for lane in waiting:
-            lines.append(
-                f"  rank {lane.rank}{lane.name} waits: {lane.waits_for[0]}{_line(lane, frames)}"
-            )
-        edges = {lane.rank: lane.waits_for[1] for lane in waiting if lane.waits_for[1] is not None}
-        chain = [waiting[0].rank]
-        while (peer := edges.get(chain[-1])) is not None and peer not in chain:
-            chain.append(peer)
-        if peer is not None:
-            chain = [*chain[chain.index(peer) :], peer]
-            lines.append("  each waits for the next: " + " -> ".join(map(str, chain)))
-        elif chain[-1] not in {lane.rank for lane in waiting}:
-            lines.append(
-                "  rank " + " waits for rank ".join(map(str, chain)) + ", which has finished"
-            )
-        return "\n".join(lines)
-
-
-def _state(lane: Lane) -> str:
-    """Say what a lane does now; nothing of a stream without work."""
-    if lane.finished:
-        return "has finished"
-    if lane.ready is not None:
-        seconds = time.monotonic() - lane.since
-        return "" if lane.idle else f"waits {seconds:.1f} s: {lane.waits_for[0]}"
-    return "computes" if lane.thread is not None and lane.thread.is_alive() else ""
-
-
-def _line(lane: Lane, frames: dict[int, FrameType]) -> str:
-    """Return where in its user's program a lane stands; nothing if it has finished."""
-    if lane.thread is None or lane.finished:
-        return ""
-    return user_line(frames.get(lane.thread.ident or 0))
 
 
 def _snapshot(array: Array) -> Array:

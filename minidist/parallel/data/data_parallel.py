@@ -7,7 +7,8 @@ the next.
     plain.py                  here
     partition                 `Reducer.__init__`; buckets are flat tensors in registered memory (`FlatBucket`)
     take_gradients            `_gradient_arrived`: from then on the gradient is a view into its bucket
-    all_reduce                `launch_ready`, which calls `DDP.launch`: on a stream, beside backward
+    all_reduce                `launch_ready`, which calls `DDP.launch`: on a stream, beside backward, by a
+                              handle, because a bucket is the same memory in each step
     after backward            `_backward_ended`: launches what is left, and waits for all
 
 `DDP` has a `Reducer`, which has these hooks. The bytes are those of `PlainDataParallel`: each rank
@@ -18,7 +19,7 @@ from collections.abc import Set
 
 from torch import Tensor, nn
 
-from minidist.collectives import all_reduce
+from minidist.collectives import PreparedLater
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
@@ -67,10 +68,16 @@ class DDP(DataParallel):
             if copies_of(parameter, comm).size > 1 or comm.size == 1
         ]
         self.reducer = Reducer(self, self.kind, shared, bucket_bytes, first_bucket_bytes)
+        self.reductions = {
+            bucket: PreparedLater("all_reduce", bucket.flat, bucket.link, op=self.op)
+            for bucket in self.reducer.buckets
+            if bucket.flat is not None
+        }
 
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to sum a bucket over ranks; return what to wait for."""
-        return self.stream.launch(all_reduce, bucket.take(), bucket.link, self.op)
+        bucket.take()
+        return self.stream.launch(self.reductions[bucket])
 
     def begin_again(self) -> None:
         """Let gradients that are sums already, and the same on every rank, enter the next sum only

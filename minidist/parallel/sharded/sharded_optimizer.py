@@ -116,7 +116,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.local.step(**options)
         # Now every rank has a new part, so all are gathered.
         for part in self.shards:
-            part.publish(part.shard.comm)
+            part.publish()
         for piece in self.slices.values():
             piece.grad = None  # a view, which would keep all of it
         return loss

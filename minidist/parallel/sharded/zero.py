@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.collectives import all_gather, reduce_scatter
+from minidist.collectives import PreparedLater, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.backward import Hook
@@ -52,10 +52,16 @@ class BucketShard:
         All elements, on every rank, all the time.
     shard : Shard
         This rank's; its values are a part of `flat`.
+
+    With `link`, new values are gathered on that, which has the ranks of `comm`.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        link: Communicator | None = None,
     ) -> None:
         self.parameters, self.shard = parameters, Shard(parameters, names, comm)
         self.flat = flat_buffer(parameters, comm)
@@ -64,6 +70,9 @@ class BucketShard:
             view.copy_(parameter.detach())
             parameter.data = view
         self.shard.make_slices(self.flat[self.shard.start : self.shard.stop])
+        self._gather = PreparedLater(
+            "all_gather", self.shard.values, link or comm, out=self.flat, counts=self.shard.counts
+        )
 
     def check_place(self) -> None:
         """Raise RuntimeError if a parameter has left the flat buffer, into which `publish`
@@ -73,9 +82,9 @@ class BucketShard:
             if place_of(parameter) != place_of(view):
                 raise RuntimeError(moved(self.shard.placements[parameter].name, view, parameter))
 
-    def publish(self, comm: Communicator) -> None:
-        """Gather every rank's updated values: one all-gather. Runs on the stream."""
-        all_gather(self.shard.values, comm, out=self.flat, counts=self.shard.counts)
+    def publish(self) -> None:
+        """Gather every rank's updated values: one all-gather. Runs on the stream, if there is one."""
+        self._gather()
 
 
 class ZeRO1(DataParallel):
@@ -126,7 +135,8 @@ class ZeRO1(DataParallel):
         )
         self.shards: dict[Bucket, BucketShard] = {}
         for bucket in self.reducer.buckets:
-            part = BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
+            copies = copies_of(bucket.parameters[0], comm)
+            part = BucketShard(bucket.parameters, self.names, copies, bucket.link)
             part.shard.gradient = torch.zeros_like(part.shard.values)
             self.shards[bucket] = part
         self.part_of = {
@@ -226,7 +236,7 @@ class ZeRO1(DataParallel):
         """
         for bucket, part in self.shards.items():
             if updated is None or any(parameter in updated for parameter in bucket.parameters):
-                self.gathering[part] = self.stream.launch(part.publish, bucket.link)
+                self.gathering[part] = self.stream.launch(part.publish)
         if not self.overlap:
             self.wait()
 

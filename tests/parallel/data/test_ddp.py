@@ -112,11 +112,12 @@ def test_what_reduces_after_backward_does_not_pass_for_ddp(variant: type[DataPar
 class Recorder:
     """A stream that notes what is launched."""
 
-    def __init__(self, stream: Any, log: list[str], buckets: list[Any]) -> None:
-        self.stream, self.comm, self.log, self.buckets = stream, stream.comm, log, buckets
+    def __init__(self, stream: Any, log: list[str], reductions: list[Any]) -> None:
+        self.stream, self.comm, self.log = stream, stream.comm, log
+        self.reductions = reductions
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Any:
-        self.log.append(f"bucket {[bucket.flat is args[0] for bucket in self.buckets].index(True)}")
+        self.log.append(f"bucket {self.reductions.index(work)}")
         return self.stream.launch(work, *args)
 
 
@@ -131,7 +132,7 @@ def recorded(comm: Communicator, first_layer: int) -> list[str]:
             lambda _, name=name: log.append(f"gradient {name[0]}")
         )
     ddp = DDP(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
-    ddp.stream = Recorder(ddp.stream, log, ddp.reducer.buckets)  # type: ignore[assignment]
+    ddp.stream = Recorder(ddp.stream, log, [*ddp.reductions.values()])  # type: ignore[assignment]
     x, total = torch.ones(1, 8), torch.zeros(())
     for start in (first_layer, (first_layer + 2) % 4):
         total = total + model[start + 1](model[start](x)).sum()
