@@ -141,6 +141,7 @@ def test_a_run_sends_what_it_sent(name: str) -> None:
     assert did(name) == json.loads(GOLDEN.read_text())[name]
 
 
+@pytest.mark.soak
 def test_a_grade_says_what_it_said() -> None:
     assert graded() == json.loads(GOLDEN.read_text())["a grade"]
 

@@ -43,7 +43,14 @@ def test_experts_are_cut_from_the_data_axes() -> None:
     assert across.groups("ep") == across.groups(("dp", "cp")) == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=[pytest.mark.soak] * (number % 3 > 0))
+        for number, layout in enumerate(LAYOUTS)
+    ],
+    ids=repr,
+)
 def test_groups_divide_the_ranks(layout: Layout) -> None:
     everyone = list(range(layout.size))
     coordinates = [layout.coordinate(rank) for rank in everyone]

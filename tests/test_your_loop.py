@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "loops_of_users.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", (torchrun, mpirun))
+@pytest.mark.parametrize("launcher", (pytest.param(torchrun, marks=pytest.mark.soak), mpirun))
 def test_the_lines_of_a_users_loop(
     launcher: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -53,8 +53,9 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 # ---------------------------------------------------------------- from end to end
 
 
-def test_two_launches_and_steps_of_training() -> None:
-    """A few of all benches: of collectives, which have a second launch, and of training."""
+@pytest.mark.soak
+def test_two_launches() -> None:
+    """One bench of all: of collectives, which have a second launch."""
     found = bench(
         "all-reduce",
         "--sizes",
@@ -72,6 +73,11 @@ def test_two_launches_and_steps_of_training() -> None:
         ("all_reduce", "auto"),
         ("all_reduce", "native"),
     }
+
+
+@pytest.mark.soak
+def test_steps_of_training() -> None:
+    """Each competitor of a shorter run is below; this is a command as a user types it."""
     trained = bench("ddp", "--rounds", "1", "--hidden", "16")
     assert {who for name, _, who in names(trained) if name == "ddp"} == {
         "local",
@@ -154,6 +160,7 @@ def test_everything_at_once() -> None:
     assert found["machine"]["cores"] >= 1 and found["machine"]["mpi"] and found["machine"]["torch"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["p2p", "reduce-scatter"])
 def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"

@@ -98,7 +98,7 @@ def test_the_newest_checkpoint_is_exported_and_it_is_said_how_to_load_it(
     assert "there is no tokenizer: a token is one byte" in out and out.count("\n") == 3
 
 
-@pytest.mark.parametrize("tied", ["--tied", "--no-tied"])
+@pytest.mark.parametrize("tied", ["--tied", pytest.param("--no-tied", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [(1, ""), (3, "--zero 3"), (4, "--tp 2 --zero 1"), (2, "--pp 2"), (2, "--precision bfloat16")],
@@ -274,7 +274,7 @@ def test_a_run_begins_where_the_exported_one_ended(tied: str, tmp_path: Path) ->
     assert abs(first[1] - losses(tmp_path / "a" / "metrics.jsonl")[0][1]) > 0.01
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.soak), True])
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [(2, "--tp 2"), (4, "--tp 2 --sp --zero 1"), (2, "--pp 2"), (3, "--zero 3"), (1, "")],

@@ -24,11 +24,18 @@ from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 from minidist.trainer.start import start_of
 
+# one axis each, one composed; the planner's bytes of all others are counted on `meta`
+OFTEN = ("--dp 2 --zero 3", "--dp 2 --tp 2 --sp", "--dp 2 --pp 2 --microbatches 8")
+
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        *((ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]),
+        *(
+            pytest.param(ranks, words, marks=[pytest.mark.soak] * (words not in OFTEN))
+            for ranks in LAYOUTS
+            for words in LAYOUTS[ranks]
+        ),
         (2, "--cp 2 --attention-window 9"),
     ],
 )

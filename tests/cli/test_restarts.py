@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     check(tmp_path, "run")
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", ["static", pytest.param("c10d", marks=pytest.mark.soak)])
 def test_torchruns_own_restarts_are_noticed(tmp_path: Path, rendezvous: str) -> None:
     options = words(tmp_path, "run")
     done = torchrun(2, DEADLY, *options, timeout=100, restarts=1, rendezvous=rendezvous)
@@ -197,6 +197,7 @@ def test_a_second_warning_ends_the_rank() -> None:
     ("launcher", "number"),
     [(["-n", "2"], signal.SIGUSR1), (["-n", "2", "--replace"], signal.SIGTERM)],
 )
+@pytest.mark.soak
 def test_our_launcher_hands_a_warning_on(
     tmp_path: Path, launcher: list[str], number: signal.Signals
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_full_disk_ends_a_job_with_a_sentence_and_loses_nothing(tmp_path: Path
     check(tmp_path, "run")
 
 
+@pytest.mark.soak
 def test_what_a_slow_disk_has_not_written_yet_is_trained_again(tmp_path: Path) -> None:
     """A rank is killed while the checkpoint of step 6 is on its way."""
     program = tmp_path / "slow.py"

@@ -82,6 +82,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.soak
 def test_what_muon_sends_and_holds(tmp_path: Path) -> None:
     """Beside AdamW: one momentum in place of two moments, and the way of each matrix to its owner
     and back.
@@ -107,6 +108,7 @@ def test_what_muon_sends_and_holds(tmp_path: Path) -> None:
     assert less == matrices + 4 * 2 * 7  # AdamW counts the steps of each, too
 
 
+@pytest.mark.soak
 def test_muon_gathers_blocks_along_tp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--layers 2 --steps 1 --hidden 32 --heads 2 --optimizer muon --metrics {tmp_path}/a"
     assert compared(layouts, 4, words) == 0

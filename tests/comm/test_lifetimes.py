@@ -373,7 +373,7 @@ WRAPS = """
 """
 
 
-@pytest.mark.parametrize("launch", [mpirun, torchrun])
+@pytest.mark.parametrize("launch", [mpirun, pytest.param(torchrun, marks=pytest.mark.soak)])
 def test_wrapping_and_dropping_again_and_again_takes_nothing_more(launch: Any) -> None:
     outcome = launch(2, WRAPS, "40", timeout=200)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

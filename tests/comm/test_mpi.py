@@ -11,9 +11,13 @@ from ranks import TESTS, clean_environment, mpirun
 CHECKS = TESTS / "mpi_checks.py"
 
 
-@pytest.mark.parametrize("ranks", (1, 2, pytest.param(3, marks=pytest.mark.soak), 4))
+@pytest.mark.parametrize(
+    "ranks", (1, 2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (3, 4)))
+)
 def test_everything_works_on_mpi_ranks(ranks: int) -> None:
-    """Three are in the long run: the test below has three, and all of these steps."""
+    """Three and four are in the long run: the test below has three, and all of these steps; eight
+    are below it, and four on threads.
+    """
     outcome = mpirun(ranks, CHECKS, python=[sys.executable])
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.count("is done") == ranks and outcome.stderr == ""

@@ -106,7 +106,7 @@ def of_task(tests: list[Graded], number: int) -> list[Graded]:
     return [test for test in tests if test.check.task.number == number]
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", (1, pytest.param(2, marks=pytest.mark.soak)))
 def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(
     seed: int, tmp_path: Path
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_honest_answer_passes_under_mpirun(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("wire", ("threads", "mpi"))
+@pytest.mark.parametrize("wire", ("threads", pytest.param("mpi", marks=pytest.mark.soak)))
 def test_where_no_case_is_forked_each_imports_for_itself(
     wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,6 +504,8 @@ def test_table_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     run(
         [
             "02",
+            "--task",
+            "4",
             "--student",
             str(tmp_path),
             "--format",

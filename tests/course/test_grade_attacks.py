@@ -79,7 +79,7 @@ def scores(tests: list[Graded]) -> float:
     return sum(test.score for test in tests)
 
 
-@pytest.mark.parametrize("where", ("import", "call"))
+@pytest.mark.parametrize("where", (pytest.param("import", marks=pytest.mark.soak), "call"))
 @pytest.mark.parametrize(
     "code",
     (
@@ -100,8 +100,15 @@ def test_exit_early(where: str, code: str, tmp_path: Path) -> None:
     ].output
 
 
-@pytest.mark.parametrize("code", ("os._exit(0)", "sys.exit(0)"))
-@pytest.mark.parametrize("rank", (0, 1))
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    (
+        (0, "sys.exit(0)"),
+        (1, "os._exit(0)"),
+        pytest.param(0, "os._exit(0)", marks=pytest.mark.soak),
+        pytest.param(1, "sys.exit(0)", marks=pytest.mark.soak),
+    ),
+)
 def test_one_rank_exits_early_under_mpirun(rank: int, code: str, tmp_path: Path) -> None:
     """Under MPICH such a job ends with status 0. Its other ranks have the right result."""
     quit = (

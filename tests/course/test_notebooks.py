@@ -37,6 +37,8 @@ IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.bac
 # whose cells on real processes every run of the tests executes: without torch, and with it
 REAL = ("02", "11")
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# whose cells take longest: in the long run; what they tell, other tests of their lessons check
+LONG = ("03", "04", "05", "14", "16", "19", "22", "your_program")
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
 
@@ -89,7 +91,13 @@ def test_all_cells_execute_also_on_real_processes(
 
 
 @pytest.mark.timeout(300)
-@EACH
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.soak] * path.stem.startswith(LONG), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_executing_again_gives_what_is_committed(
     path: Path, kernels: KernelSpecManager, tmp_path: Path
 ) -> None:

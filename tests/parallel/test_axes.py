@@ -127,7 +127,7 @@ WIRES = """
 """
 
 
-@pytest.mark.parametrize("launch", (mpirun, torchrun))
+@pytest.mark.parametrize("launch", (mpirun, pytest.param(torchrun, marks=pytest.mark.soak)))
 def test_processes_are_refused_too(launch: Any) -> None:
     outcome = launch(4, WIRES, timeout=100)
     assert outcome.returncode == 0 and outcome.stdout.count("refused") == 4, outcome.stderr

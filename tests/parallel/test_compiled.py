@@ -89,6 +89,7 @@ def test_16_bits_are_as_near_to_float64_as_in_the_serial_run(graphs: Counted) ->
     assert 0 < ours <= 2 * serial and graphs
 
 
+@pytest.mark.soak
 def test_a_second_shape_compiles_once_more(graphs: Counted) -> None:
     model = GPT(replace(SMALL, dropout=0.0), torch.Generator().manual_seed(0))
     plain = GPT(replace(SMALL, dropout=0.0), torch.Generator().manual_seed(0))

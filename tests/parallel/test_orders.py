@@ -113,8 +113,15 @@ def gradients(model: GPT) -> dict[str, Tensor]:
     return found  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("policy", ("full recomputation", "selective recomputation"))
-@pytest.mark.parametrize("compiled_first", (True, False))
+@pytest.mark.parametrize(
+    ("compiled_first", "policy"),
+    (
+        (True, "full recomputation"),
+        (False, "selective recomputation"),
+        pytest.param(False, "full recomputation", marks=pytest.mark.soak),
+        pytest.param(True, "selective recomputation", marks=pytest.mark.soak),
+    ),
+)
 def test_compiling_and_recomputing_go_in_both_orders(policy: str, compiled_first: bool) -> None:
     torch._dynamo.reset()
     model, mesh = (

@@ -35,7 +35,7 @@ EIGHT = Layout(dp=2, pp=2, tp=2)
     ("layout", "zero"),
     [(layout, 0) for layout in (TP2, PP2, Layout(pp=2, tp=2))]  # whose data axis has one rank
     + [
-        (layout, zero)
+        pytest.param(layout, zero, marks=[pytest.mark.soak] * (layout != EIGHT and zero in (0, 2)))
         for layout in (Layout(dp=2, tp=2), Layout(dp=2, pp=2), EIGHT)
         for zero in range(4)
     ],
@@ -64,10 +64,10 @@ def test_parity_where_sizes_do_not_divide(layout: Layout) -> None:
 @pytest.mark.parametrize(
     "name, chunks",
     [
-        ("naive", 1),
+        pytest.param("naive", 1, marks=pytest.mark.soak),
         ("interleaved", 2),
         ("zb1p", 2),
-        ("zb-h1", 1),
+        pytest.param("zb-h1", 1, marks=pytest.mark.soak),
         ("zb-v", 1),
         ("dualpipe-v", 1),
     ],
@@ -155,7 +155,11 @@ def test_every_axis_sends_what_it_should() -> None:
 # ---------------------------------------------------------------- bugs that random layouts have found
 
 
-@pytest.mark.parametrize("layout", [PP2, Layout(dp=2, pp=2)], ids=["pp=2", "dp=2, pp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(PP2, marks=pytest.mark.soak), Layout(dp=2, pp=2)],
+    ids=["pp=2", "dp=2, pp=2"],
+)
 @pytest.mark.parametrize("name", ["zb-h1", "zb1p", "zb-v", "dualpipe-v"])
 def test_weight_gradients_that_are_put_off_outlive_recomputation(name: str, layout: Layout) -> None:
     """A checkpoint hands the saved weight back as another tensor: its gradient has to find the
@@ -166,7 +170,9 @@ def test_weight_gradients_that_are_put_off_outlive_recomputation(name: str, layo
         assert worst(Case(layout, recipe)) <= 1e-9
 
 
-@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize(
+    "zero", (*(pytest.param(zero, marks=pytest.mark.soak) for zero in (0, 2)), 1, 3)
+)
 @pytest.mark.parametrize(
     "frozen", [("embedding",), ("embedding", "layers.0.", "layers.1.")], ids=["tied", "stage"]
 )
@@ -205,7 +211,7 @@ def test_buckets_are_as_small_as_asked_for() -> None:
 LEAN = replace(SMALL, layers=8, tied=False, vocabulary=32, hidden=32, intermediate=64)
 
 
-@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("zero", (0, 1, pytest.param(2, marks=pytest.mark.soak), 3))
 def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
     """Of the n bytes that tensor parallelism and the pipeline leave a rank, ZeRO holds its part.
     DDP would fail it.

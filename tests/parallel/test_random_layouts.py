@@ -30,7 +30,7 @@ from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
 from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.parallel.recipe import ADAPTERS, Recipe
 
-DRAWS, SOAK = 16, 500
+DRAWS, SOAK = 8, 508
 ROUNDED = 0.4  # of the gradients' norm
 MOST_REFUSED = 60  # in a row, of one seed
 COMPILED = 10  # one seed of so many, in the soak

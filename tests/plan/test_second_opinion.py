@@ -196,7 +196,13 @@ AUTOCAST = {
 }
 
 
-@pytest.mark.parametrize("name", AUTOCAST)
+OFTEN_CAST = ("zero 3, accumulated", "tp 2, sp, recomputed", "pp 2 x tp 2, sp", "cp 2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name not in OFTEN_CAST)) for name in AUTOCAST],
+)
 def test_under_autocast_it_sends_what_the_real_program_does(name: str) -> None:
     """To the byte; with numbers, as `meta` has no autocast."""
     how, microbatches = AUTOCAST[name]
@@ -230,7 +236,13 @@ def head_copy() -> int:
 
 
 @pytest.mark.parametrize(
-    ("cp", "window", "recompute"), [(2, 16, "none"), (4, 5, "full"), (4, 100, "none")]
+    ("cp", "window", "recompute"),
+    [
+        (2, 16, "none"),
+        (2, 5, "full"),
+        pytest.param(4, 5, "full", marks=pytest.mark.soak),
+        pytest.param(4, 100, "none", marks=pytest.mark.soak),
+    ],
 )
 def test_a_window_sends_what_the_real_program_does(cp: int, window: int, recompute: str) -> None:
     """To the byte: the tokens that another rank sees, and not whole blocks."""
@@ -314,7 +326,16 @@ def really_held(run: Setup) -> dict[str, int]:
     return max(ranks, key=lambda each: each["parameters"] + each["optimizer"])
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+OFTEN_HELD = (
+    *("no experts shared out", "ep 2, zero 1", "ep 2, zero 3", "along tp, too"),
+    "experts with one copy, zero 3",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name not in OFTEN_HELD)) for name in MIXTURES],
+)
 def test_experts_states_are_divided_by_their_copies(name: str) -> None:
     """To an element of each tensor, as shards are whole ones, and AdamW's 4 bytes for the number of
     its steps.
@@ -341,7 +362,9 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
         assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
 
 
-@pytest.mark.parametrize("name", ("ep 2, zero 1", "ep 2, zero 3", "along tp, too"))
+@pytest.mark.parametrize(
+    "name", (pytest.param("ep 2, zero 1", marks=pytest.mark.soak), "ep 2, zero 3", "along tp, too")
+)
 def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
     """To the byte, in the second step: in the first, ZeRO 3 only learns in which order the layers
     come.

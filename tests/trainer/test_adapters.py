@@ -86,7 +86,14 @@ def test_adapters_are_those_of_the_serial_run(
 @pytest.mark.parametrize("words", ["--lora 4", "--qlora"])
 @pytest.mark.parametrize(
     "ranks, layout",
-    [(1, ""), (2, ""), (3, "--zero 3"), (2, "--pp 2"), (2, "--zero 2"), (4, "--zero 3 --zeropp")],
+    [
+        pytest.param(1, "", marks=pytest.mark.soak),
+        (2, ""),
+        (3, "--zero 3"),
+        (2, "--pp 2"),
+        (2, "--zero 2"),
+        (4, "--zero 3 --zeropp"),
+    ],
 )
 def test_adapters_change_on_every_rank_alike_and_nothing_else_does(
     words: str, ranks: int, layout: str, llama: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,20 +68,22 @@ def test_it_is_the_loss_of_the_model_that_was_saved(serial: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "kind", "words"),
     [
-        (2, "dense", "--strategy server"),
-        (3, "dense", "--accumulate 2"),
+        pytest.param(2, "dense", "--strategy server", marks=pytest.mark.soak),
+        pytest.param(3, "dense", "--accumulate 2", marks=pytest.mark.soak),
         (2, "dense", "--zero 2 --recompute full"),
         (4, "dense", "--zero 3 --hsdp 2"),
         pytest.param(4, "dense", "--tp 2 --sp --zero 1", marks=pytest.mark.soak),
         pytest.param(2, "dense", "--cp 2 --zero 3", marks=pytest.mark.soak),
         (2, "dense", "--cp 2 --cp-comm ulysses --cp-order contiguous"),
-        (4, "dense", "--pp 2 --schedule zb-h1 --microbatches 3"),
+        pytest.param(
+            4, "dense", "--pp 2 --schedule zb-h1 --microbatches 3", marks=pytest.mark.soak
+        ),
         (4, "dense", "--pp 2 --tp 2 --sp --schedule interleaved --microbatches 4"),
         pytest.param(
             2, "dense", "--pp 2 --schedule gpipe --microbatches 5 --zero 0", marks=pytest.mark.soak
         ),
         pytest.param(2, "mixture", "--zero 3", marks=pytest.mark.soak),
-        (4, "mixture", "--ep 2 --tp 2"),
+        pytest.param(4, "mixture", "--ep 2 --tp 2", marks=pytest.mark.soak),
         (4, "mixture", "--cp 2 --ep 2 --ep-comm direct"),
         pytest.param(2, "mixture", "--pp 2 --microbatches 3", marks=pytest.mark.soak),
     ],

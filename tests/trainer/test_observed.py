@@ -49,7 +49,7 @@ def steps_with(slow: int | None, comm: Communicator) -> list[int | None]:
     return named
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize("ranks", [2, 3, 8, pytest.param(64, marks=pytest.mark.soak)])
 def test_the_slow_rank_is_named_and_nobody_else(ranks: int) -> None:
     cluster = Cluster.h100(nodes=8)
     for slow in {0, ranks - 1}:

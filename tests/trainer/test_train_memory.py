@@ -50,7 +50,9 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("ranks", "words", "later"),
     [
-        (1, "--precision bfloat16 --recompute full --offload disk", 3),
+        pytest.param(
+            1, "--precision bfloat16 --recompute full --offload disk", 3, marks=pytest.mark.soak
+        ),
         (2, "--precision bfloat16 --zero 1 --accumulate 2 --recompute sqrt --offload memory", 3),
         pytest.param(
             *(3, "--precision bfloat16 --zero 2 --offload disk", 1), marks=pytest.mark.soak
@@ -60,7 +62,10 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
             marks=pytest.mark.soak,
         ),
         (4, "--precision float16 --zero 3 --hsdp 2 --accumulate 2 --offload memory", 2),
-        (4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
+        pytest.param(
+            *(4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             *(2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4),
             marks=pytest.mark.soak,
@@ -114,7 +119,9 @@ def test_combined_they_are_verified_and_resumed(
     }
 
 
-@pytest.mark.parametrize("zero", (0, 1, 2, 3))
+@pytest.mark.parametrize(
+    "zero", (*(pytest.param(zero, marks=pytest.mark.soak) for zero in (0, 2)), 1, 3)
+)
 @pytest.mark.parametrize("precision", (pytest.param("float64", marks=pytest.mark.soak), "bfloat16"))
 def test_recomputing_and_offloading_change_no_bit(
     zero: int, precision: str, tmp_path: Path

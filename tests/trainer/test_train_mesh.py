@@ -62,14 +62,18 @@ REPEATED = [  # in soak: each option stands in another mesh as well
         (4, "--tp 2 --zero 3 --accumulate 2"),
         (4, "--pp 2 --tp 2 --sp --dropout 0.1 --tied"),
         pytest.param(4, "--pp 2 --zero 1 --schedule zb-h1", marks=pytest.mark.soak),
-        (4, "--pp 2 --zero 3 --hsdp 1"),
+        pytest.param(4, "--pp 2 --zero 3 --hsdp 1", marks=pytest.mark.soak),
         pytest.param(
             4, "--pp 2 --strategy server --batch 9", marks=pytest.mark.soak
         ),  # 5 and 4 rows
         pytest.param(3, "--pp 3 --tied --dropout 0.1", marks=pytest.mark.soak),
         (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
         (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
-        (4, "--pp 2 --layers 7 --schedule zb1p --chunks 3 --microbatches 3 --tied --dropout 0.1"),
+        pytest.param(
+            4,
+            "--pp 2 --layers 7 --schedule zb1p --chunks 3 --microbatches 3 --tied --dropout 0.1",
+            marks=pytest.mark.soak,
+        ),
         (
             4,
             "--pp 2 --layers 6 --schedule zb1p --chunks 3 --offload-stages 0.5 --tied --dropout 0.1",
@@ -83,7 +87,7 @@ REPEATED = [  # in soak: each option stands in another mesh as well
         (4, "--pp 2 --tp 2 --sp --by-length --sequence 40 --batch 7 --dropout 0.1 --text {uneven}"),
         # channels 3, 2, 2
         (3, "--tp 3 --hidden 12 --heads 3 --key-value-heads 1 --intermediate 7"),
-        (4, "--tp 2 --pp 2 --debug"),
+        pytest.param(4, "--tp 2 --pp 2 --debug", marks=pytest.mark.soak),
         pytest.param(4, "--cp 2 --zero 3 --dropout 0.1", marks=pytest.mark.soak),
         (
             4,
@@ -159,7 +163,7 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     ("start", "ranks", "words", "spread"),
     [
         (mpirun, 4, "--pp 2 --tp 2 --sp", "pp=2 (1f1b, 4 microbatches) tp=2 (with"),
-        (torchrun, 2, "--pp 2 --schedule zb-h1", "pp=2 (zb-h1"),
+        pytest.param(torchrun, 2, "--pp 2 --schedule zb-h1", "pp=2 (zb-h1", marks=pytest.mark.soak),
         pytest.param(
             torchrun, 4, "--dp 2 --pp 2 --zero 1", "dp=2 (ZeRO-1) pp=2", marks=pytest.mark.soak
         ),

@@ -31,7 +31,9 @@ MUON = "--optimizer muon"
 STEPS = 5
 
 
-@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize(
+    "zero", (*(pytest.param(zero, marks=pytest.mark.soak) for zero in (0, 1, 2)), 3)
+)
 def test_under_mpirun_it_is_the_serial_run(zero: int) -> None:
     words = f"--steps 4 {MUON} --verify --zero {zero}".split()
     job = mpirun(2, PROGRAM, "train", *TINY, *words, timeout=100)

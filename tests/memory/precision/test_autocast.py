@@ -42,7 +42,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "--ep 2 --experts 4 --pp 1"),
     ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)])
 def test_a_run_is_as_close_to_the_exact_one_as_on_one_rank(
     ranks: int, words: str, dtype: str, text: Path
 ) -> None:

@@ -105,7 +105,7 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4))
+@pytest.mark.parametrize("ranks", (1, 2, 3, pytest.param(4, marks=pytest.mark.soak)))
 def test_parity(ranks: int, way: str, order: str) -> None:
     """With as few tokens as can be, so that striped ranks have one each and rows that see no other;
     and with more.

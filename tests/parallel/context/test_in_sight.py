@@ -92,7 +92,9 @@ def spread(
 @pytest.mark.parametrize("packed", (False, True), ids=("", "packed"))
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", (1, 2, 3))
+@pytest.mark.parametrize(
+    "ranks", (*(pytest.param(each, marks=pytest.mark.soak) for each in (1, 2)), 3)
+)
 def test_parity(ranks: int, way: str, order: str, packed: bool) -> None:
     """With windows inside a rank's tokens, over several ranks, and as wide as the sequence."""
     for window in (0, 2, 5, 17, TIME):

@@ -51,7 +51,9 @@ def test_the_case_is_a_hard_one() -> None:
 
 
 @all_variants
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, 3, 5, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (4, 7))]
+)
 def test_parity(variant: type[DataParallel], ranks: int) -> None:
     check_parity(minidist.run(lambda comm: parallel(comm, Case(variant)), ranks), CONFIG)
 

@@ -102,7 +102,8 @@ TORCH = """
 """
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_parity_under_mpirun(ranks: int) -> None:
     job = mpirun(ranks, PARITY, timeout=100)
     assert job.returncode == 0, job.stderr

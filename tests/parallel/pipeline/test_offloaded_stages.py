@@ -266,7 +266,9 @@ def trained(
     return {name: p.detach().clone() for name, p in mine.items()}, losses
 
 
-@pytest.mark.parametrize("config", (DEEP, TIED), ids=("untied", "tied"))
+@pytest.mark.parametrize(
+    "config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied")
+)
 @pytest.mark.parametrize(
     ("name", "ranks", "chunks"),
     (("interleaved", 2, 4), ("zb1p", 2, 4), ("zb-v", 2, 2), ("dualpipe-v", 4, 2), ("zb1p", 1, 3)),
@@ -296,7 +298,9 @@ def after_each_action(do: Callable[[Run, Action], None]) -> Any:
     return replaced
 
 
-@pytest.mark.parametrize("config", (DEEP, TIED), ids=("untied", "tied"))
+@pytest.mark.parametrize(
+    "config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied")
+)
 @pytest.mark.parametrize("name", ("interleaved", "zb1p", "zb-v"))
 def test_the_bytes_are_those_of_the_stages_that_are_there(
     name: str, config: GPTConfig, monkeypatch: pytest.MonkeyPatch

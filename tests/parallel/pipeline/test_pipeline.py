@@ -100,7 +100,9 @@ SCHEDULES = (
 
 
 @pytest.mark.parametrize("name, chunks", SCHEDULES, ids=[name for name, _ in SCHEDULES])
-@pytest.mark.parametrize("ranks", (pytest.param(1, marks=pytest.mark.soak), 2, 4))
+@pytest.mark.parametrize(
+    "ranks", (*(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 2)), 4)
+)
 @pytest.mark.parametrize(
     "config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied")
 )
@@ -144,7 +146,11 @@ print("through")
 
 
 @pytest.mark.parametrize(
-    "start, ranks", ((mpirun, 2), pytest.param(mpirun, 4, marks=pytest.mark.soak), (torchrun, 2))
+    "start, ranks",
+    (
+        (mpirun, 2),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in ((mpirun, 4), (torchrun, 2))),
+    ),
 )
 def test_between_processes(start: Callable[..., Any], ranks: int) -> None:
     job = start(ranks, PROGRAM, timeout=100)

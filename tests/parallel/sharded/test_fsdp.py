@@ -46,7 +46,7 @@ def step(model: nn.Module, rank: int, rows: int = 2) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 5))
+@pytest.mark.parametrize("ranks", (1, 2, 3, pytest.param(4, marks=pytest.mark.soak), 5))
 @pytest.mark.parametrize("config", (CONFIG, DROPPING), ids=("plain", "dropout"))
 @pytest.mark.parametrize("reshard", (True, False))
 def test_parity_with_the_serial_run(ranks: int, config: GPTConfig, reshard: bool) -> None:
@@ -57,7 +57,7 @@ def test_parity_with_the_serial_run(ranks: int, config: GPTConfig, reshard: bool
 
 
 @pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: zero.__name__)
-@pytest.mark.parametrize("microbatches", (1, 2, 3))
+@pytest.mark.parametrize("microbatches", (1, pytest.param(2, marks=pytest.mark.soak), 3))
 def test_parity_whoever_zeroes_and_however_many_microbatches(zero: Zero, microbatches: int) -> None:
     case = Case(FSDP, microbatches=microbatches, zero=zero)
     check_parity(minidist.run(lambda comm: parallel(comm, case), 3), CONFIG)

@@ -357,7 +357,11 @@ PARITY = """
 
 
 @pytest.mark.parametrize(
-    "start, ranks", (pytest.param(mpirun, 2, marks=pytest.mark.soak), (mpirun, 3), (torchrun, 2))
+    "start, ranks",
+    (
+        (mpirun, 3),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in ((mpirun, 2), (torchrun, 2))),
+    ),
 )
 def test_parity_between_processes(start: Any, ranks: int) -> None:
     job = start(ranks, PARITY, timeout=100)

@@ -92,7 +92,11 @@ def serial(case: int, steps: int = len(ROWS)) -> tuple[dict[str, Tensor], Any]:
 @pytest.mark.parametrize(
     "stage, options, ranks",
     [
-        *((stage, {}, ranks) for stage in (ZeRO1, ZeRO2, FSDP) for ranks in (1, 2, 3, 4)),
+        *(
+            pytest.param(stage, {}, ranks, marks=[pytest.mark.soak] * (ranks in (1, 4)))
+            for stage in (ZeRO1, ZeRO2, FSDP)
+            for ranks in (1, 2, 3, 4)
+        ),
         *((FSDP, {"shard_ranks": 2}, ranks) for ranks in (2, 4)),
     ],
 )

@@ -33,7 +33,7 @@ EACH = pytest.mark.parametrize("stage", STAGES)
 
 
 @EACH
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 5))
+@pytest.mark.parametrize("ranks", (1, 2, 3, pytest.param(4, marks=pytest.mark.soak), 5))
 @pytest.mark.parametrize("config", (CONFIG, DROPPING), ids=("plain", "dropout"))
 def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any) -> None:
     check_parity(minidist.run(lambda comm: parallel(comm, Case(stage, config)), ranks), config)
@@ -41,7 +41,7 @@ def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any)
 
 @EACH
 @pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: zero.__name__)
-@pytest.mark.parametrize("microbatches", (1, 2, 3))
+@pytest.mark.parametrize("microbatches", (1, pytest.param(2, marks=pytest.mark.soak), 3))
 def test_parity_whoever_zeroes_and_however_many_microbatches(
     stage: type[ZeRO1], zero: Zero, microbatches: int
 ) -> None:

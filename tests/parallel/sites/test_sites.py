@@ -346,7 +346,16 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "inside", ["--zero 1", "--zero 2", "--zero 3", "--tp 2 --sp", "--pp 2", "--cp 2"]
+    "inside",
+    [
+        *(
+            pytest.param(each, marks=pytest.mark.soak)
+            for each in ("--zero 1", "--zero 2", "--cp 2")
+        ),
+        "--zero 3",
+        "--tp 2 --sp",
+        "--pp 2",
+    ],
 )
 def test_a_site_is_spread_as_any_model(
     inside: str, two_ranks: Path, text: Path, tmp_path: Path
@@ -384,8 +393,15 @@ def test_sites_report_their_share_of_the_serial_loss(text: Path) -> None:
     assert abs(first - second) > 1e-3
 
 
-@pytest.mark.parametrize("how", [STREAMING, SPARSE])
-@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize(
+    ("how", "stop"),
+    [
+        (STREAMING, 3),
+        pytest.param(STREAMING, 4, marks=pytest.mark.soak),
+        pytest.param(SPARSE, 3, marks=pytest.mark.soak),
+        (SPARSE, 4),
+    ],
+)
 def test_a_run_of_sites_goes_on_as_if_it_had_not_stopped(
     how: str, stop: int, text: Path, tmp_path: Path
 ) -> None:

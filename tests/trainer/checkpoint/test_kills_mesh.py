@@ -35,6 +35,7 @@ executor.DO[Kind.BACKWARD] = broken
 """
 
 
+@pytest.mark.soak
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     kills, _ = killed_again_and_again(tmp_path, ranks=2, seed=0, count=1)
     assert kills == 1
@@ -77,6 +78,7 @@ def test_a_rank_that_raises_in_the_midst_of_a_pipeline_ends_the_job(tmp_path: Pa
     assert [path.name for path in complete(job.folder)][-1] in ("step-00000003", "step-00000004")
 
 
+@pytest.mark.soak
 def test_a_slow_rank_only_makes_the_others_wait(tmp_path: Path) -> None:
     text = short_text(tmp_path, 700)
     slow = Job(2, tmp_path / "slow", FAULTY.replace("FAULT", "time.sleep(3)") + PROGRAM)

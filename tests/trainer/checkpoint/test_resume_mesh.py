@@ -84,10 +84,10 @@ def worst(ours: Path, theirs: Path) -> float:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((4, ""), (4, "--tp 2 --pp 2")),
+        pytest.param((4, ""), (4, "--tp 2 --pp 2"), marks=pytest.mark.soak),
         pytest.param((4, "--zero 3"), (2, "--pp 2"), marks=pytest.mark.soak),
         ((4, "--pp 2 --tp 2 --sp"), (4, "--zero 3 --hsdp 2")),
-        ((2, "--pp 2 --schedule zb-v"), (4, "--cp 2 --zero 1")),
+        pytest.param((2, "--pp 2 --schedule zb-v"), (4, "--cp 2 --zero 1"), marks=pytest.mark.soak),
         ((4, "--cp 4 --zero 3"), (4, "--cp 2 --tp 2 --cp-comm ulysses")),
         pytest.param((4, "--pp 4"), (4, "--tp 2 --zero 2"), marks=pytest.mark.soak),
         ((4, "--pp 2 --zero 1 --schedule zb-h1"), (3, "--pp 3")),
@@ -128,9 +128,9 @@ def test_eight_stages_on_four_ranks_go_on_as_two_replicas(
     [
         (4, "--tp 2 --pp 2 --sp"),
         pytest.param((4, "--pp 2 --zero 3"), marks=pytest.mark.soak),
-        (2, "--pp 2 --schedule zb-v"),
+        pytest.param((2, "--pp 2 --schedule zb-v"), marks=pytest.mark.soak),
         (4, "--tp 2 --compress powersgd:2"),
-        (2, "--compress topk:0.1:0.5"),
+        pytest.param((2, "--compress topk:0.1:0.5"), marks=pytest.mark.soak),
         pytest.param((3, "--compress 1bit"), marks=pytest.mark.soak),
         (4, "--pp 2 --zero 1 --schedule zb-h1 --offload memory"),
         pytest.param((4, "--tp 2 --zero 2 --precision bfloat16"), marks=pytest.mark.soak),
@@ -150,7 +150,9 @@ def test_the_same_layout_ends_with_the_same_bits(
     assert losses(folder / "metrics.jsonl") == losses(calm / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("layout", [(2, ""), (8, ""), (4, "--tp 2")], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(2, ""), (8, ""), pytest.param((4, "--tp 2"), marks=pytest.mark.soak)], ids=str
+)
 def test_what_other_ranks_kept_back_is_not_lost(
     layout: Layout, finished: Finished, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +287,7 @@ class Slow:
         return written
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_training_goes_on_and_the_next_checkpoint_waits(
     rank: int, finished: Finished, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,8 +310,17 @@ def test_training_goes_on_and_the_next_checkpoint_waits(
         assert same_bits(tmp_path / f"step-{step:08d}", calm / f"step-{step:08d}")
 
 
-@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.soak), 3])
-@pytest.mark.parametrize("at", [4, STEPS])
+@pytest.mark.parametrize(
+    ("at", "failing"),
+    [
+        (4, 3),
+        (STEPS, 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in ((4, 0), (4, 1), (STEPS, 1), (STEPS, 3))
+        ),
+    ],
+)
 def test_what_goes_wrong_in_the_background_reaches_all_ranks(
     failing: int,
     at: int,
