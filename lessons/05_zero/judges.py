@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidist import Communicator
+from minidist.comm.wire import Wire
 from minidist.course.grader.contract import (
     Arrays,
     Wrong,
@@ -158,7 +159,7 @@ def tensors_of(zero: Any, model: nn.Module) -> Iterator[Tensor]:
     while waiting:
         each = waiting.pop()
         foreign = isinstance(each, type) and each.__module__ != home
-        if id(each) in seen or foreign or isinstance(each, ModuleType | Communicator):
+        if id(each) in seen or foreign or isinstance(each, ModuleType | Communicator | Wire):
             continue
         seen.add(id(each))
         if isinstance(each, Tensor):

@@ -114,7 +114,7 @@ def test_lines_are_the_algorithms_own(recording: Recording) -> None:
             "receives": "comm.exchange(",
             "adds": "reduce(arriving, own, leaving)",
         }
-        assert expected.get(step.kind, "with comm.span(") in source
+        assert expected.get(step.kind, "comm.carry_out(") in source
         # the all-gather is the plain page's, the reduce-scatter the one that keeps its temporaries
         rings = ("ring.py", "fast_ring.py")
         assert Path(file).name in (rings if step.kind in expected else ("operations.py",))

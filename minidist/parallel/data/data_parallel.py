@@ -7,8 +7,7 @@ the next.
     plain.py                  here
     partition                 `Reducer.__init__`; buckets are flat tensors in registered memory (`FlatBucket`)
     take_gradients            `_gradient_arrived`: from then on the gradient is a view into its bucket
-    all_reduce                `launch_ready`, which calls `DDP.launch`: on a stream, beside backward, by a
-                              handle, because a bucket is the same memory in each step
+    all_reduce                `launch_ready`, which calls `DDP.launch`: a bucket's handle, beside backward
     after backward            `_backward_ended`: launches what is left, and waits for all
 
 `DDP` has a `Reducer`, which has these hooks. The bytes are those of `PlainDataParallel`: each rank
