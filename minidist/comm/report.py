@@ -10,7 +10,8 @@ TAGS = 1 << 20  # users' tags are below; the package's own messages travel on ta
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = {"site-packages", "dist-packages"}
-MESSAGES = ("comm", "collectives", "c10d")  # the package's folders that wait on behalf of the others
+# the package's folders that wait on behalf of the others
+MESSAGES = ("comm", "collectives", "c10d")
 
 
 def label(tag: int) -> str:
