@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ranks import clean_environment
 
 import minidist
+from minidist.c10d.any_name import OF_TORCH
 from minidist.comm import Cluster, Communicator
 from minidist.launch.jobs import run_job
 
@@ -60,7 +61,7 @@ def test_bytes_and_seconds_of_64_ranks(page: dict[str, Any]) -> None:
     assert found == minidist.run(page["measured"], ranks=4, torch=True, cluster=cluster)
 
 
-@pytest.mark.parametrize("name", ["gloo", "nccl", None, "cpu:gloo,cuda:nccl", "minidist"])
+@pytest.mark.parametrize("name", [None, "minidist", *OF_TORCH[1:]])
 @pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
 def test_every_backends_name_means_ours(name: str | None) -> None:
     def program(comm: Communicator) -> str:
@@ -71,6 +72,11 @@ def test_every_backends_name_means_ours(name: str | None) -> None:
         return dist.get_backend()
 
     assert minidist.run(program, 2, torch=True) == ["minidist"] * 2
+
+
+def test_the_name_of_torchs_own_mpi_is_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="doesn't have MPI built in"):
+        minidist.run(lambda comm: dist.init_process_group("mpi"), 2, torch=True)
 
 
 def test_products_take_time_on_a_cluster() -> None:

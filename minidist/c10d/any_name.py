@@ -4,7 +4,8 @@
       └▶ "minidist"               which `dist.get_backend()` then says as well
 
 All groups of torch are made by one function, whoever asks; there a name is put in the place of
-another. A process that torchrun has started gets what it asks for.
+another. A process that torchrun has started gets what it asks for. "mpi" is left as it is: torch
+asks its own MPI for the ranks then, and says that it was built without.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ OF_TORCH = (
     "undefined",
     "gloo",
     "nccl",
-    "mpi",
     "ucc",
     "cpu:gloo",
     "cuda:nccl",
