@@ -65,13 +65,16 @@ def as_users_want(comm: Communicator) -> Communicator:
 def on(comm: Communicator) -> Iterator[None]:
     """Have `init_process_group("minidist")` in the body take the ranks of `comm`. Collective.
 
-    For a communicator that exists already, in a process of its own.
+    For a communicator that exists already, in a process of its own. In the body its ranks compare
+    their calls, unless MINIDIST_DEBUG=0.
     """
+    before = comm.debug
     RANKS.adopt(Rank(as_users_want(comm), shared_store(comm)))
     try:
         yield
     finally:
         RANKS.adopt(None)
+        comm.debug = before
 
 
 def shared_store(comm: Communicator) -> Store:

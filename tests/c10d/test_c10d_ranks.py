@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
+from minidist import c10d
 from minidist.comm import Communicator, DeadlockError
 
 
@@ -81,3 +82,14 @@ def test_a_receive_that_nobody_sends_is_a_proved_deadlock_with_its_line() -> Non
 
     with pytest.raises(DeadlockError, match=r"receive from rank 1 .* at test_c10d_ranks.py:\d+"):
         minidist.run(program, 2, torch=True)
+
+
+def test_a_communicator_is_left_as_it_was() -> None:
+    comm = minidist.init()
+    with c10d.on(comm):
+        dist.init_process_group("minidist")
+        assert comm.debug and dist.get_backend() == "minidist"
+        dist.destroy_process_group()
+    assert not comm.debug
+    with pytest.raises(ValueError, match="environment variable RANK expected"):
+        dist.init_process_group("minidist")
