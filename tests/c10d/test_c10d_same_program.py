@@ -40,7 +40,11 @@ def on_gloo(folder: Path) -> list[Found]:
     return in_processes(torchrun, "gloo", folder)
 
 
-@pytest.mark.parametrize("others", [under_mpirun, on_gloo])
+def in_turns(folder: Path) -> list[Found]:
+    return on_threads(folder, engine="cooperative", seed=7)
+
+
+@pytest.mark.parametrize("others", [in_turns, under_mpirun, on_gloo])
 def test_one_program_gives_the_same_numbers_and_bytes_on_every_engine(
     others: Any, tmp_path: Path
 ) -> None:
