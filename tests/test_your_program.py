@@ -4,6 +4,7 @@ that come.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from ranks import clean_environment
 import minidist
 from minidist.c10d.any_name import OF_TORCH
 from minidist.comm import Cluster, Communicator
+from minidist.comm.start import launched_over_mpi, set_as_torchrun, under_mpirun
 from minidist.launch.jobs import run_job
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-program.md"
@@ -93,6 +95,19 @@ def test_products_take_time_on_a_cluster() -> None:
     flops = 2 * 64**3 * 2  # forward, and the gradient of one operand
     cluster = Cluster.h100(nodes=1)
     assert minidist.run(program, 1, torch=True, cluster=cluster) == [flops / cluster.flops]
+
+
+def test_a_torchrun_inside_a_rank_of_launch_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MINIDIST_OVER_MPI", "4001")):
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        monkeypatch.setenv(name, "")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    set_as_torchrun()
+    assert os.environ["MASTER_PORT"] == "4001" and launched_over_mpi()
+    monkeypatch.setenv("MASTER_PORT", "4002")  # torchrun sets its own
+    assert not launched_over_mpi() and not under_mpirun()
 
 
 SCRIPT = """

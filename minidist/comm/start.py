@@ -151,6 +151,8 @@ def _launcher() -> str:
         and distributed.get_backend() != "minidist"  # ours, over what we are looking for
     )
     for_torch = "MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)
-    if in_torch_group or (for_torch and OVER_MPI not in os.environ):
+    # the port tells our launcher's variables from those of a torchrun inside one of its ranks
+    ours = OVER_MPI in os.environ and os.environ.get("MASTER_PORT") == os.environ[OVER_MPI]
+    if in_torch_group or (for_torch and not ours):
         return "torch"
     return "mpi4py" if started_by_mpi() else ""
