@@ -26,6 +26,7 @@ from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
 from minidist.trainer.files import retold
 
+UNITS = {"time": "seconds of a step", "memory": "GB of a GPU"}
 OF_DEVICE = ("reached", "bandwidth", "link", "flash")  # numbers of a device that are measured
 WIDE = 3.0  # how many times more or less of them is looked at
 SHOWS = 1e-3  # of a step: what a constant changes less is not told
@@ -208,10 +209,16 @@ def text(row: PublishedRow, run: Setup, explained: Sequence[Explained]) -> str:
         + (f", products of {run.bits8:g} of the 8-bit peak" if run.bits8 else "")
     ]
     for each in explained:
-        unit = "seconds of a step" if each.compared.quantity == "time" else "GB of a GPU"
+        unit = UNITS.get(each.compared.quantity, each.compared.quantity)
         parts.append(terms_table(unit, each))
         if each.levers:
             parts.append(levers_table(each))
+    quantities = {each.compared.quantity for each in explained}
+    if "time" not in quantities:
+        parts.append(unmeasured_table(UNITS["time"], seconds_of(row, run)))
+    if "memory" not in quantities:
+        held = {kind: bytes / GB for kind, bytes in bytes_held(run).items()}
+        parts.append(unmeasured_table(UNITS["memory"], held))
     return "\n\n".join(parts)
 
 
@@ -232,6 +239,17 @@ def terms_table(unit: str, explained: Explained) -> str:
         off = f"off by {theirs.error:+.1f} %"
         rows.append(("its authors' prediction", f"{compared.peer:,.4f}", "", off))
     return aligned((unit, "", "share", "alone explains it"), rows)
+
+
+def unmeasured_table(unit: str, kinds: Mapping[str, float]) -> str:
+    """Return a quantity of which the row says nothing, as predicted."""
+    total = sum(kinds.values())
+    rows = []
+    for name, value in kinds.items():
+        if value:
+            rows.append((f"  {name}", f"{value:,.4f}", f"{value / total:.1%}"))
+    rows.append(("predicted", f"{total:,.4f}", "100.0%"))
+    return aligned((unit, "", "share"), rows) + "\n  (not measured)"
 
 
 def levers_table(explained: Explained) -> str:
