@@ -6,14 +6,14 @@
 `software.toml` says what each generation does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from minidist.parallel.data.options import ShardingOptions
 from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
 from minidist.parallel.tensor.options import TensorParallelOptions
-from minidist.plan.compute import Share
+from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
 from minidist.plan.links import Group, Network
 from minidist.plan.model import Model
@@ -61,7 +61,8 @@ class Setup:
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
     a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
-    loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
+    loss is computed in pieces, and no logits are kept. `precision` is that of products, "bf16" for any
+    of 16 bits: see `PRECISIONS` of compute.py. `order`: the axes from the outermost, as
     Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
     stream are in 32 bits.
     """
@@ -82,7 +83,7 @@ class Setup:
     zero: int = ShardingOptions.zero
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
-    bits8: float = 0.0
+    precision: str = "bf16"
     autocast: str = AutocastOptions.autocast
     offload: bool = False
     hidden_tensor: bool = False
@@ -105,6 +106,11 @@ class Setup:
         return 1 if self.software.reduces_each else self.microbatches
 
     @property
+    def bits8(self) -> bool:
+        """Whether products have 8 bits, or fewer."""
+        return self.precision != "bf16"
+
+    @property
     def gradients(self) -> int:
         """Bytes of a gradient that is sent: 2, or 4 if the software keeps gradients in 32 bits."""
         return 4 if self.autocast else self.gradient_bytes or self.software.gradients
@@ -119,7 +125,7 @@ class Setup:
         """What a rank computes of a layer."""
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
-            self.tp, self.cp, self.ep, self.sp, self.bits8, self.software.width, self.software.passes,
+            self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
         )  # fmt: skip
 
     @property
@@ -178,11 +184,12 @@ class Setup:
     def dense_layer(self) -> float:
         """Parameters of a layer on this rank without its routed experts.
 
-        Every rank has all of the router.
+        Every rank has all of the router, and of what makes latent channels.
         """
         model = self.model
-        router = model.hidden * model.experts
-        return (model.layer - model.experts * model.expert - router) / self.tp + router
+        everywhere = model.hidden * (model.experts + model.latent_down)
+        cut = model.layer - model.experts * model.expert - everywhere
+        return cut / self.tp + everywhere
 
     @property
     def own_experts(self) -> float:
@@ -199,6 +206,16 @@ class Setup:
         if self.ep == 1:
             return ((self.dense_layer + self.own_experts, self.sharded),)
         return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
+
+    @property
+    def leading(self) -> "Setup":
+        """The run whose layers are all as the leading dense ones of its model."""
+        return replace(self, model=self.model.leading)
+
+    def leading_layers(self, stage: int) -> float:
+        """Return how many of a stage's layers are leading dense ones."""
+        before = sum(self.layers()[:stage])
+        return min(max(0.0, self.model.dense_layers - before), self.layers()[stage])
 
     def site(self, stage: int) -> Machine:
         """Return where a stage of the pipeline is.

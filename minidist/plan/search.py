@@ -21,8 +21,9 @@ from minidist.mesh import AXES
 from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.plan.device import PlanError
 from minidist.plan.memory import GB, bytes_held
+from minidist.plan.parts.layer import Seconds, passes
 from minidist.plan.run import Setup
-from minidist.plan.step import SCHEDULES, Seconds, passes, step
+from minidist.plan.step import SCHEDULES, step
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),

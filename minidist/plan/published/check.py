@@ -19,10 +19,11 @@ from minidist.launch.parser import Parser
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.memory import GB, bytes_held
+from minidist.plan.parts.layer import passes
 from minidist.plan.published.fields import NUMBERS, READ, LeftOut, PublishedRow, check_row
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
-from minidist.plan.step import passes, step
+from minidist.plan.step import step
 from minidist.trainer.files import FileError, at, parse, read_text, retold
 
 SOURCES_FILE = Path(__file__).with_name("sources.toml")
