@@ -14,52 +14,18 @@ axis, the bubble.
 2020, section 7.)
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from minidist.parallel.pipeline.schedules import plan as pipeline_plan
-from minidist.parallel.pipeline.simulate import simulate
 from minidist.plan.compute import Layer, head, layer
 from minidist.plan.links import Group
 from minidist.plan.memory import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.run import Setup
+from minidist.plan.stages import SCHEDULES, Pass, Stage, filling, simulated
 from minidist.plan.traffic import tokens_seen
 
-# of the package; others are known in closed form alone
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb1p", "zb-v")
 Seconds = dict[str, float]
-
-
-class Pass(NamedTuple):
-    """A layer and a microbatch, forward or backward: its seconds by kind, and its seconds in all.
-
-    They are more than the sum of the kinds if the layer waits for parameters or for its host.
-    """
-
-    kinds: Seconds
-    seconds: float
-
-
-class Stage(NamedTuple):
-    """A stage and a microbatch: its layers, and the seconds of what stands before and after them.
-
-    `ends` are the embedding, the head and the loss; `joined` the all-reduces along tp of those.
-    """
-
-    layers: float
-    forward: Pass
-    backward: Pass
-    ends: float
-    joined: float
-
-    @property
-    def seconds(self) -> float:
-        """All seconds of a microbatch, forward and backward."""
-        of_layer = self.forward.seconds + self.backward.seconds
-        return self.layers * of_layer + self.ends + self.joined
-
 
 # ---------------------------------------------------------------- a layer
 
@@ -218,7 +184,7 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     seconds["host"] = 0.0 if run.zero == 3 else waited
     # Now the other stages ...
     sending = between_stages(run) if run.pp > 1 else 0.0
-    waits = 2 * sending * run.chunks if run.software.sends_wait else 0.0
+    waits = 2 * sending * run.stages_a_rank if run.software.sends_wait else 0.0
     seconds["pipeline"] = m * waits
     seconds["bubble"] = 0.0
     if run.pp > 1 and exact and run.schedule in SCHEDULES:
@@ -244,15 +210,14 @@ def stages_of(run: Setup) -> list[Stage]:
         site = run.site(place)
         there = replace(run, machine=site) if run.machine.slower else run
         forward, backward = passes(there)
-        ends = joined = 0.0
+        first = last = 0.0
         if place == 0:
-            ends += embedding
-            joined += joining
-        if place == run.pp - 1:
+            first = embedding
+        if place == run.rank_of[-1]:
             of_last = replace(share, device=site.device)
-            ends += head(of_last, run.software.loss)
-            joined += joining
-        found.append(Stage(layers, forward, backward, ends, joined))
+            last = head(of_last, run.software.loss)
+        joined = joining * ((place == 0) + (place == run.rank_of[-1]))
+        found.append(Stage(layers, forward, backward, first, last, joined))
     return found
 
 
@@ -281,43 +246,6 @@ def between_stages(run: Setup) -> float:
         return sending
     of_all_replicas = run.entry * run.dp * run.cp
     return max(sending, of_all_replicas / run.machine.thin)
-
-
-def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
-    """Return the bubble in closed form: how long the slowest stage waits for the others in a
-    step.
-    """
-    seconds = [stage.seconds for stage in stages]
-    slowest = stages[seconds.index(max(seconds))]
-    share = 1 / run.chunks
-    if run.schedule in ("zb-1p", "zb1p", "zb-h1"):
-        # F + I - W of F + I + W, where W is half of the backward's computing
-        twice_weights = slowest.backward.kinds["computing"] * max(run.layers())
-        share *= 1 - twice_weights / max(seconds)
-    elif run.schedule.startswith(("zb-2p", "zb-h2", "zb-v")):
-        share = 0.02
-    others = sum(seconds) - max(seconds)
-    return others * share + 2 * (run.pp - 1) * sending
-
-
-def simulated(run: Setup, stages: Sequence[Stage], sending: float, waits: float) -> float:
-    """Return the bubble from the schedule's plan on a clock.
-
-    The steady part of a plan repeats itself, so a plan of four microbatches a rank is enough.
-    """
-    m = min(run.microbatches, 4 * run.pp)
-    plan = pipeline_plan(run.schedule, run.pp, m, run.chunks)
-    busy = [stage.seconds + waits for stage in stages]
-    # a rank's layers are dealt out to its stages of the plan
-    each = [busy[rank] * run.pp / plan.stages for rank in plan.rank_of]
-    slowest = max(stages, key=lambda stage: stage.seconds)
-    both = slowest.forward.seconds + slowest.backward.seconds
-    share = slowest.forward.seconds / both
-    forward = [share * seconds for seconds in each]
-    backward = [(1 - share) * seconds for seconds in each]
-    half = [(1 - share) / 2 * seconds for seconds in each]
-    clock = simulate(plan, forward, backward, half, half, latency=sending)
-    return clock.length - m * max(busy)
 
 
 # ---------------------------------------------------------------- along the data axes

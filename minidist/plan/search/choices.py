@@ -7,7 +7,7 @@ from typing import Any
 from minidist.launch.parser import nearest
 from minidist.mesh import AXES
 from minidist.plan.device import PlanError
-from minidist.plan.step import SCHEDULES
+from minidist.plan.stages import SCHEDULES
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),
