@@ -78,7 +78,6 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     tables = (stage == 0) + has_own_head
     weights, gradients, optimizer = states(run, layers, tables)
     saved, working = activations(run)
-    kept = in_flight(run, stage) * saved + deferred(run, stage) * working
     logits = 0.0
     if is_last and not run.fused_loss:
         columns = -(-model.vocabulary // run.tp)
@@ -91,6 +90,7 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
         else:
             saved += of_layer
         copies = 2 * table_parameters(run) if is_last else 0.0  # the head's
+    kept = in_flight(run, stage) * saved + deferred(run, stage) * working
     outside = run.known["resident"] * GB if run.software.measured == "driver" else 0.0
     return {
         "parameters": weights,
