@@ -7,9 +7,9 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
     device.py, model.py                  what is computed on what
     compute/, links.py                   how long a layer computes, and how long messages take
     run.py                               a run: model, machine, layout and software
-    parts/, step.py                      the seconds of a layer, of a stage, of a step
+    stages.py, parts/, step.py           the seconds of a layer, of a stage, of a step
     traffic.py, memory.py                the bytes it sends, the bytes of a GPU
-    search.py, cost.py                   which layout, and what the run costs
+    search/, cost.py                     which layout, and what the run costs
     sites/                               several such machines that a slow wire joins
 
 The tables beside them have the numbers with their sources: `constants.toml` those of all

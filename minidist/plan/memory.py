@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.plan.equation import layer_activations
 from minidist.plan.links import Group
 from minidist.plan.run import Setup
@@ -37,8 +38,8 @@ def table_parameters(run: Setup) -> float:
 
 def ends_parameters(run: Setup) -> float:
     """Return the parameters of embedding and head on a rank whose stage has either."""
-    tables = 1 if run.model.tied or run.pp > 1 else 2
-    return table_parameters(run) * tables
+    on_one_rank = run.rank_of[-1] == 0 and not run.model.tied
+    return table_parameters(run) * (2 if on_one_rank else 1)
 
 
 def parts_of(run: Setup, layers: float, ends: float, leading: float = 0.0) -> Parts:
@@ -64,7 +65,8 @@ def bytes_held(run: Setup) -> Bytes:
     last = run.pp - 1
     stages = {0, min(1, last), last}
     if run.cut:
-        stages.add(run.cut.index(max(run.cut)))
+        layers = run.layers()
+        stages.add(layers.index(max(layers)))
     found = [bytes_of_stage(run, stage) for stage in sorted(stages)]
     return max(found, key=lambda bytes: sum(bytes.values()))
 
@@ -73,8 +75,8 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     """Return the bytes by category of a GPU of a stage at its peak."""
     model = run.model
     layers = math.ceil(run.layers()[stage])
-    is_last = stage == run.pp - 1
-    has_own_head = is_last and not (model.tied and run.pp == 1)
+    is_last = stage == run.rank_of[-1]
+    has_own_head = is_last and not (model.tied and stage == 0)
     tables = (stage == 0) + has_own_head
     leading = math.ceil(run.leading_layers(stage))
     weights, gradients, optimizer = states(run, layers, tables, leading)
@@ -91,12 +93,13 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
         else:
             saved += of_layer
         copies = 2 * table_parameters(run) if is_last else 0.0  # the head's
+    kept = in_flight(run, stage) * saved + deferred(run, stage) * working
     outside = run.known["resident"] * GB if run.software.measured == "driver" else 0.0
     return {
         "parameters": weights,
         "gradients": gradients,
         "optimizer": optimizer,
-        "activations": in_flight(run, stage) * layers * saved + working + copies,
+        "activations": kept + working + copies,
         "logits": logits,
         "communication": gathered(run) if run.zero == 3 else 0.0,
         "resident": outside,
@@ -160,21 +163,53 @@ def gathered(run: Setup) -> float:
 
 
 def in_flight(run: Setup, stage: int) -> float:
-    """Return the most microbatches whose activations a stage holds at once, as the schedules'
-    papers have it.
+    """Return the most layers whose activations a rank holds at once, each as often as microbatches
+    are in flight through it: as the schedules' papers have it.
     """
     m, p, v = run.microbatches, run.pp, run.chunks
+    layers = run.layers()[stage]
     if run.schedule == "gpipe":
-        return m
+        return m * layers
+    if p == 1:
+        return layers
     if run.schedule.startswith(("zb-2p", "zb-h2")):
-        return min(m, 2 * p - 1)
+        return min(m, 2 * p - 1) * layers
+    if run.schedule in V_SHAPED:
+        most = 2 * p + (run.schedule == "dualpipe-v")
+        return min(2 * m, most) * longest(run, stage)
+    if run.schedule == "zb1p":
+        return min(m * v, p * v - stage) * longest(run, stage)
     if run.schedule.startswith("zb"):
-        return min(m, p)
+        return min(m, p) * layers
     if v == 1:
-        return min(m, p - stage)
-    # interleaved: counted in chunks of microbatches
-    warm_up = 2 * (p - stage - 1) + (v - 1) * p
-    return min(m * v, warm_up + 1) / v
+        return min(m, p - stage) * layers
+    # interleaved: p microbatches of each chunk in turn, until the first backward
+    warm_up = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1)
+    rounds, left = divmod(warm_up, p * v)
+    found = 0.0
+    for chunk in range(v):
+        in_turn = rounds * p + min(p, max(0, left - chunk * p))
+        found += in_turn * run.stages()[chunk * p + stage]
+    return found
+
+
+def longest(run: Setup, stage: int) -> float:
+    """Return the layers of the longest stage of the plan that a rank has."""
+    return max(
+        layers for rank, layers in zip(run.rank_of, run.stages(), strict=True) if rank == stage
+    )
+
+
+def deferred(run: Setup, stage: int) -> float:
+    """Return how many layers wait for their weight gradients at once, beside those in flight.
+
+    What a layer still keeps for them is less than it kept before; but if all of that was recomputed,
+    nothing was kept before.
+    """
+    if run.recompute != "full" or run.schedule not in ("zb-h1", "zb1p", *V_SHAPED):
+        return 0.0
+    waiting = 2 * stage + 1 if run.schedule == "zb-v" else stage + 1
+    return min(run.stages_a_rank * run.microbatches, waiting) * longest(run, stage)
 
 
 def activations(run: Setup) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from functools import cache
 from minidist.parallel.data.options import ShardingOptions
 from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.tensor.options import TensorParallelOptions
 from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
@@ -60,9 +61,10 @@ class Setup:
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
-    a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
-    loss is computed in pieces, and no logits are kept. `precision` is that of products, "bf16" for any
-    of 16 bits: see `PRECISIONS` of compute.py. `order`: the axes from the outermost, as
+    a layer when layers are dealt out to stages; `cut` says how many layers each stage of the plan
+    has, of which a rank may have several. `fused_loss`: the loss is computed in pieces, and no
+    logits are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
+    compute/products.py. `order`: the axes from the outermost, as
     Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
     stream are in 32 bits.
     """
@@ -226,9 +228,30 @@ class Setup:
         stages_of_fast = fast.gpus * self.pp // fast.total
         return fast.slower if fast.slower and stage >= stages_of_fast else fast
 
+    @property
+    def stages_a_rank(self) -> int:
+        """Stages of the schedule's plan that each rank has: its chunks, or both ways of a V."""
+        return 2 if self.schedule in V_SHAPED and self.pp > 1 else self.chunks
+
+    @property
+    def rank_of(self) -> tuple[int, ...]:
+        """The rank of each stage of the plan, in order."""
+        down = tuple(range(self.pp))
+        return down * self.chunks if self.stages_a_rank == self.chunks else down + down[::-1]
+
+    def stages(self) -> tuple[float, ...]:
+        """Return the layers of each stage of the plan, in order."""
+        count = self.pp * self.stages_a_rank
+        if self.cut or not self.ends_less or count == 1:
+            return self.cut or (self.model.layers / count,) * count
+        each = (self.model.layers + 2) / count
+        return tuple(each - (i in (0, count - 1)) for i in range(count))
+
     def layers(self) -> tuple[float, ...]:
-        """Return the layers of each stage."""
-        if self.cut or not self.ends_less or self.pp == 1:
-            return self.cut or (self.model.layers / self.pp,) * self.pp
-        each = (self.model.layers + 2) / self.pp
-        return tuple(each - (i in (0, self.pp - 1)) for i in range(self.pp))
+        """Return the layers of each rank along pp."""
+        if self.stages_a_rank == 1:
+            return self.stages()
+        found = [0.0] * self.pp
+        for rank, layers in zip(self.rank_of, self.stages(), strict=True):
+            found[rank] += layers
+        return tuple(found)

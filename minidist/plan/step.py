@@ -14,14 +14,14 @@ axis, the bubble.
 2020, section 7.)
 """
 
+from dataclasses import replace
+
+from minidist.plan.compute.layer import head
 from minidist.plan.memory import table_parameters
 from minidist.plan.parts.data import reduction
-from minidist.plan.parts.layer import Seconds
-from minidist.plan.parts.stages import Stage, between_stages, filling, simulated, stages_of
+from minidist.plan.parts.layer import Seconds, passes
 from minidist.plan.run import Setup
-
-# of the package; others are known in closed form alone
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb1p", "zb-v")
+from minidist.plan.stages import SCHEDULES, Pass, Stage, filling, simulated
 
 
 def step(run: Setup, exact: bool = False) -> Seconds:
@@ -54,7 +54,7 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     if run.pp > 1:
         sending = between_stages(run)
     if run.software.sends_wait:
-        waits = 2 * sending * run.chunks
+        waits = 2 * sending * run.stages_a_rank
     seconds["pipeline"] = m * waits
     seconds["bubble"] = 0.0
     if run.pp > 1 and exact and run.schedule in SCHEDULES:
@@ -70,6 +70,40 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     return seconds
 
 
+def stages_of(run: Setup) -> list[Stage]:
+    """Return the stages of a run, in order."""
+    share = run.share
+    embedding = share.streamed(4 * share.tokens * run.model.hidden)
+    joining = run.network.all_reduce(run.entry, run.group("tp"))
+    found = []
+    for place, layers in enumerate(run.layers()):
+        site = run.site(place)
+        there = replace(run, machine=site) if run.machine.slower else run
+        forward, backward = passes(there)
+        leading = run.leading_layers(place)
+        if leading:
+            forward_leading, backward_leading = passes(there.leading)
+            forward = mean_of(forward_leading, forward, leading / layers)
+            backward = mean_of(backward_leading, backward, leading / layers)
+        first = last = 0.0
+        if place == 0:
+            first = embedding
+        if place == run.rank_of[-1]:
+            of_last = replace(share, device=site.device)
+            last = head(of_last, run.software.loss)
+        joined = joining * ((place == 0) + (place == run.rank_of[-1]))
+        found.append(Stage(layers, leading, forward, backward, first, last, joined))
+    return found
+
+
+def mean_of(one: Pass, other: Pass, share: float) -> Pass:
+    """Return the mean of two passes: a `share` of one, and the rest of the other."""
+    kinds = {}
+    for kind, seconds in one.kinds.items():
+        kinds[kind] = share * seconds + (1 - share) * other.kinds[kind]
+    return Pass(kinds, share * one.seconds + (1 - share) * other.seconds)
+
+
 def optimizer(run: Setup, stage: Stage) -> float:
     """Return the seconds of the optimizer's step on a stage with a table."""
     known = run.known
@@ -81,3 +115,14 @@ def optimizer(run: Setup, stage: Stage) -> float:
         moved = run.gradients + 2 + known["optimizer_bytes"]
         seconds += parameters * moved / known["host_link"]
     return seconds
+
+
+def between_stages(run: Setup) -> float:
+    """Return the seconds in which a microbatch's activations go from a stage to the next."""
+    sending = run.network.send(run.entry / run.tp, run.group("pp"))
+    # each rank along tp has sent its part, so the receivers gather
+    sending += run.network.gather(run.entry, run.group("tp"))
+    if not run.machine.slower:
+        return sending
+    of_all_replicas = run.entry * run.dp * run.cp
+    return max(sending, of_all_replicas / run.machine.thin)

@@ -18,6 +18,7 @@ section 7; Korthikanti et al. 2022, section 4.2.)
 """
 
 from functools import cache
+from itertools import pairwise
 
 from minidist.plan.run import Setup
 
@@ -58,7 +59,7 @@ def along_tensor(run: Setup) -> float:
 
 def along_pipeline(run: Setup) -> float:
     """Return the bytes along pp: activations across each border, and their gradients back."""
-    borders = run.pp * run.chunks - 1
+    borders = sum(rank != after for rank, after in pairwise(run.rank_of))
     senders = 1 if run.sp else run.tp
     return 2 * borders * run.entry * senders * microbatches_of_all(run)
 

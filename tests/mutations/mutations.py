@@ -1346,8 +1346,8 @@ MEMORY = [
     ),
     Mutation(
         "a plan lets stages begin without waiting",
-        "minidist/plan/parts/stages.py",
-        old="    return clock.length - m * max(busy)\n",
+        "minidist/plan/stages.py",
+        old="    return clock.length - m * max(stage.seconds + waits for stage in ranks)\n",
         new="    return 0.0 * clock.length\n",
         tests=(f"{OPINION}[pp 4]",),
     ),
@@ -1414,7 +1414,7 @@ MEMORY = [
     ),
     Mutation(
         "a plan's reserve is said, and not kept",
-        "minidist/plan/search.py",
+        "minidist/plan/search/search.py",
         old="memory * (1 - reserve)",
         new="memory",
         tests=("tests/plan/test_answer.py::test_five_percent_of_the_memory_stay_free",),

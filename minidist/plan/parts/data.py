@@ -8,8 +8,8 @@ from typing import NamedTuple
 from minidist.plan.links import Group
 from minidist.plan.memory import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.parts.layer import gather
-from minidist.plan.parts.stages import Stage
 from minidist.plan.run import Setup
+from minidist.plan.stages import Stage
 
 
 class Reduction(NamedTuple):

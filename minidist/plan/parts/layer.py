@@ -8,25 +8,16 @@ in its way along each axis.
 """
 
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from minidist.plan.compute.layer import Layer, layer
 from minidist.plan.links import Group
 from minidist.plan.memory import Parts
 from minidist.plan.run import Setup
+from minidist.plan.stages import Pass
 from minidist.plan.traffic import tokens_seen
 
 Seconds: TypeAlias = dict[str, float]
-
-
-class Pass(NamedTuple):
-    """A layer and a microbatch, forward or backward: its seconds by kind, and its seconds in all.
-
-    They are more than the sum of the kinds if the layer waits for parameters or for its host.
-    """
-
-    kinds: Seconds
-    seconds: float
 
 
 @cache
