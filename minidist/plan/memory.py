@@ -79,7 +79,8 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     has_own_head = is_last and not (model.tied and stage == 0)
     tables = (stage == 0) + has_own_head
     leading = math.ceil(run.leading_layers(stage))
-    weights, gradients, optimizer = states(run, layers, tables, leading)
+    held = states(run, layers, tables, leading)
+    weights, gradients, optimizer = held
     saved, working = activations(run)
     logits = 0.0
     if is_last and not run.fused_loss:
@@ -195,9 +196,11 @@ def in_flight(run: Setup, stage: int) -> float:
 
 def longest(run: Setup, stage: int) -> float:
     """Return the layers of the longest stage of the plan that a rank has."""
-    return max(
-        layers for rank, layers in zip(run.rank_of, run.stages(), strict=True) if rank == stage
-    )
+    found = []
+    for rank, layers in zip(run.rank_of, run.stages(), strict=True):
+        if rank == stage:
+            found.append(layers)
+    return max(found)
 
 
 def deferred(run: Setup, stage: int) -> float:

@@ -2,6 +2,7 @@
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
 check --rows rows.json                         predictions beside published measurements
+explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
 goodput                                        what failures left of published runs, and what is predicted
 """
 
@@ -26,7 +27,7 @@ from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
-from minidist.plan.published import check
+from minidist.plan.published import explain, report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
 from minidist.plan.sites.ways import Wire
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
     """Plan; return the exit status: 0, or 2 for what cannot be planned."""
     try:
         if argv and argv[0] == "check":
-            return check.main(argv[1:])
+            return report.main(argv[1:])
+        if argv and argv[0] == "explain":
+            return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
             print(reported_failures.table())
             return 0

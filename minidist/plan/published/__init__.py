@@ -3,6 +3,8 @@ fitted to them.
 
 Read `fields.py`, what a row may say, `machines.py`, the machine that it names, and `rows.py`, which
 makes a setup of a row, then `check.py`,
-which compares (`python -m minidist plan check`). `fit.py` chooses the fitted constants. `tested_rows.json`
-holds the rows that tests look at.
+which compares (what papers computed themselves: `formulas.py`), and `report.py`, which prints tables
+(`python -m minidist plan check`). `explain.py` asks what would explain the difference of one row (`plan
+explain`). `fit.py` chooses the fitted constants, and `halves.py` those of half of the rows, to check
+them on the other half. `tested_rows.json` holds the rows that tests look at.
 """

@@ -267,7 +267,7 @@ def software_of(config: PublishedRow, device: Device) -> Software:
 
 def software_name(config: PublishedRow, device: Device) -> str:
     """Return which of `software.toml` the options of the row belong to."""
-    hopper = device.generation in ("hopper", "blackwell")
+    hopper = device.generation in ("hopper", "blackwell", "cdna")
     if "sharding" in config or config.get("compile") is False:
         return "fsdp-eager"
     if text(config, "arch").startswith("llama") and config.get("zero") == 3:
