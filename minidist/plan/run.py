@@ -43,6 +43,10 @@ class Software:
     reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
+    hides_tensor: bool = False
+    once_a_node: bool = False
+    hides_experts: bool = False
+    routing: str = "routing"
 
     @staticmethod
     @cache
@@ -64,7 +68,7 @@ class Setup:
     a layer when layers are dealt out to stages; `cut` says how many layers each stage of the plan
     has, of which a rank may have several. `fused_loss`: the loss is computed in pieces, and no
     logits are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
-    compute/products.py. `order`: the axes from the outermost, as
+    compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the heads. `order`: the axes from the outermost, as
     Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
     stream are in 32 bits.
     """
@@ -93,6 +97,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
+    cp_comm: str = "ring"
     order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
@@ -128,6 +133,7 @@ class Setup:
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
             self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
+            self.known[self.software.routing],
         )  # fmt: skip
 
     @property

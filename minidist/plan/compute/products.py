@@ -59,7 +59,8 @@ class Share:
 
     Attention has a `kernel`: "unfused" writes and reads all scores, "triton" and "flash" compute the
     causal half. `precision` is that of products. An element has `width` bytes, and element-wise work
-    moves `passes` times the bytes of fused kernels.
+    moves `passes` times the bytes of fused kernels. What routes tokens to experts moves `routing`
+    times the bytes of what those read and return.
     """
 
     device: Device
@@ -75,6 +76,7 @@ class Share:
     precision: str
     width: int = 2
     passes: float = 1.0
+    routing: float = 0.0
 
     @property
     def tokens(self) -> int:
