@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from minidist.cli.plan.as_published import machine_of
+from minidist.cli.plan.as_published import gpus_of
 from minidist.options import flags_of
 from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
@@ -208,7 +208,7 @@ def published() -> str:
     ]
     for name, each in stored().items():
         said = named_runs()[name]
-        cells = [each["says"], machine_of(name), each.get("layout", "not planned")]
+        cells = [each["says"], gpus_of(name), each.get("layout", "not planned")]
         cells[2] += " (searched)" * bool(said.get("searched"))
         cells += [said["software"], f"{each['published']:,}" if "published" in each else ""]
         for of, layout in (("planned", ""), ("today", "layout today")):

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.plan.equation import layer_activations
 from minidist.plan.links import Group
 from minidist.plan.run import Setup
@@ -37,18 +38,20 @@ def table_parameters(run: Setup) -> float:
 
 def ends_parameters(run: Setup) -> float:
     """Return the parameters of embedding and head on a rank whose stage has either."""
-    tables = 1 if run.model.tied or run.pp > 1 else 2
-    return table_parameters(run) * tables
+    on_one_rank = run.rank_of[-1] == 0 and not run.model.tied
+    return table_parameters(run) * (2 if on_one_rank else 1)
 
 
-def parts_of(run: Setup, layers: float, ends: float) -> Parts:
+def parts_of(run: Setup, layers: float, ends: float, leading: float = 0.0) -> Parts:
     """Return the parameters of so many layers and of the ends on this rank, each with the ranks
-    that have the same ones.
+    that have the same ones. `leading` of the layers are dense ones.
     """
     (dense, same), *routed = run.parts
-    parts = [(layers * dense + ends, same)]
+    alike = layers - leading
+    of_leading = leading * run.leading.dense_layer if leading else 0.0
+    parts = [(alike * dense + of_leading + ends, same)]
     for count, copies in routed:
-        parts.append((layers * count, copies))
+        parts.append((alike * count, copies))
     return parts
 
 
@@ -62,7 +65,8 @@ def bytes_held(run: Setup) -> Bytes:
     last = run.pp - 1
     stages = {0, min(1, last), last}
     if run.cut:
-        stages.add(run.cut.index(max(run.cut)))
+        layers = run.layers()
+        stages.add(layers.index(max(layers)))
     found = [bytes_of_stage(run, stage) for stage in sorted(stages)]
     return max(found, key=lambda bytes: sum(bytes.values()))
 
@@ -71,10 +75,12 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     """Return the bytes by category of a GPU of a stage at its peak."""
     model = run.model
     layers = math.ceil(run.layers()[stage])
-    is_last = stage == run.pp - 1
-    has_own_head = is_last and not (model.tied and run.pp == 1)
+    is_last = stage == run.rank_of[-1]
+    has_own_head = is_last and not (model.tied and stage == 0)
     tables = (stage == 0) + has_own_head
-    weights, gradients, optimizer = states(run, layers, tables)
+    leading = math.ceil(run.leading_layers(stage))
+    held = states(run, layers, tables, leading)
+    weights, gradients, optimizer = held
     saved, working = activations(run)
     logits = 0.0
     if is_last and not run.fused_loss:
@@ -88,24 +94,25 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
         else:
             saved += of_layer
         copies = 2 * table_parameters(run) if is_last else 0.0  # the head's
+    kept = in_flight(run, stage) * saved + deferred(run, stage) * working
     outside = run.known["resident"] * GB if run.software.measured == "driver" else 0.0
     return {
         "parameters": weights,
         "gradients": gradients,
         "optimizer": optimizer,
-        "activations": in_flight(run, stage) * layers * saved + working + copies,
+        "activations": kept + working + copies,
         "logits": logits,
         "communication": gathered(run) if run.zero == 3 else 0.0,
         "resident": outside,
     }
 
 
-def states(run: Setup, layers: int, tables: int) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients and optimizer of some layers and `tables` (embedding,
-    head).
+def states(run: Setup, layers: int, tables: int, leading: int = 0) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer of some layers, of which `leading` are
+    dense, and of `tables` (embedding, head).
     """
     weights = gradients = optimizer = 0.0
-    for count, same in parts_of(run, layers, tables * table_parameters(run)):
+    for count, same in parts_of(run, layers, tables * table_parameters(run), leading):
         each = state_bytes(run, same.ranks)
         weights += count * each[0]
         gradients += count * each[1]
@@ -157,21 +164,55 @@ def gathered(run: Setup) -> float:
 
 
 def in_flight(run: Setup, stage: int) -> float:
-    """Return the most microbatches whose activations a stage holds at once, as the schedules'
-    papers have it.
+    """Return the most layers whose activations a rank holds at once, each as often as microbatches
+    are in flight through it: as the schedules' papers have it.
     """
     m, p, v = run.microbatches, run.pp, run.chunks
+    layers = run.layers()[stage]
     if run.schedule == "gpipe":
-        return m
+        return m * layers
+    if p == 1:
+        return layers
     if run.schedule.startswith(("zb-2p", "zb-h2")):
-        return min(m, 2 * p - 1)
+        return min(m, 2 * p - 1) * layers
+    if run.schedule in V_SHAPED:
+        most = 2 * p + (run.schedule == "dualpipe-v")
+        return min(2 * m, most) * longest(run, stage)
+    if run.schedule == "zb1p":
+        return min(m * v, p * v - stage) * longest(run, stage)
     if run.schedule.startswith("zb"):
-        return min(m, p)
+        return min(m, p) * layers
     if v == 1:
-        return min(m, p - stage)
-    # interleaved: counted in chunks of microbatches
-    warm_up = 2 * (p - stage - 1) + (v - 1) * p
-    return min(m * v, warm_up + 1) / v
+        return min(m, p - stage) * layers
+    # interleaved: p microbatches of each chunk in turn, until the first backward
+    warm_up = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1)
+    rounds, left = divmod(warm_up, p * v)
+    found = 0.0
+    for chunk in range(v):
+        in_turn = rounds * p + min(p, max(0, left - chunk * p))
+        found += in_turn * run.stages()[chunk * p + stage]
+    return found
+
+
+def longest(run: Setup, stage: int) -> float:
+    """Return the layers of the longest stage of the plan that a rank has."""
+    found = []
+    for rank, layers in zip(run.rank_of, run.stages(), strict=True):
+        if rank == stage:
+            found.append(layers)
+    return max(found)
+
+
+def deferred(run: Setup, stage: int) -> float:
+    """Return how many layers wait for their weight gradients at once, beside those in flight.
+
+    What a layer still keeps for them is less than it kept before; but if all of that was recomputed,
+    nothing was kept before.
+    """
+    if run.recompute != "full" or run.schedule not in ("zb-h1", "zb1p", *V_SHAPED):
+        return 0.0
+    waiting = 2 * stage + 1 if run.schedule == "zb-v" else stage + 1
+    return min(run.stages_a_rank * run.microbatches, waiting) * longest(run, stage)
 
 
 def activations(run: Setup) -> tuple[float, float]:

@@ -149,11 +149,23 @@ def test_an_answer_says_how_optimistic_it_is(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_named_run_has_a_source_and_no_number_of_its_own() -> None:
-    facts = {"says", "source", "unsaid", "model", "sizes", "cluster", "sequence", "batch", "tokens"}
+    facts = {
+        "says",
+        "source",
+        "unsaid",
+        "model",
+        "sizes",
+        "cluster",
+        "machine",
+        "sequence",
+        "batch",
+        "tokens",
+    }
     facts |= {"software", "layout", "searched", "fp8", "gpu_hours", "step_seconds"}
     for name, said in named_runs().items():
         assert said.keys() <= facts and len(said["source"]) > 20, name
         assert ("model" in said) != ("sizes" in said), name
+        assert ("cluster" in said) != ("machine" in said), name
         assert ("gpu_hours" in said) != ("step_seconds" in said), name
     assert stored().keys() == named_runs().keys()
 

@@ -13,7 +13,7 @@ from minidist.cli.plan.answer import name_of
 from minidist.draw.table import aligned
 from minidist.launch.parser import Parser
 from minidist.plan.device import PlanError
-from minidist.plan.trust.runs import as_told, named_runs, today
+from minidist.plan.trust.runs import as_told, machine_of, named_runs, today
 
 HEADER = ("run", "GPUs", "published", "as published", "of it", "today's best", "of it")
 
@@ -38,7 +38,7 @@ def rows_of(tree: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
     """Return the rows of the table: hours, and planned ones as shares of published ones."""
     rows: list[Sequence[str]] = []
     for name, each in tree.items():
-        cells = [each["says"], machine_of(name)]
+        cells = [each["says"], gpus_of(name)]
         cells.append(f"{each['published']:,} h" if "published" in each else "")
         for of in ("planned", "today"):
             if of in each:
@@ -49,10 +49,10 @@ def rows_of(tree: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
     return rows
 
 
-def machine_of(name: str) -> str:
+def gpus_of(name: str) -> str:
     """Return the GPUs of a run in words."""
-    cluster, _, gpus = str(named_runs()[name]["cluster"]).partition(":")
-    return f"{int(gpus):,} {cluster}"
+    where = machine_of(named_runs()[name])
+    return f"{where.gpus:,} {where.name}"
 
 
 def text(tree: Mapping[str, Mapping[str, Any]]) -> str:

@@ -26,7 +26,7 @@ from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
 from minidist.plan.cost import REPAIR
-from minidist.plan.device import Constants, PlanError, machine, ranges
+from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
@@ -253,17 +253,15 @@ def setup(asked: argparse.Namespace) -> Setup:
     wire_of(asked.sites)
     if asked.picture:
         check_picture(asked.picture)
-    where, bits8 = (
-        machine(asked.cluster),
-        Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0,
-    )
-    if bits8 and where.device.peak8 == where.device.peak:
+    where = machine(asked.cluster)
+    if asked.precision == "fp8" and where.device.peak8 == where.device.peak:
         raise PlanError(
             f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
         )
-    start = Setup(
-        model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
-    )
-    start = replace(start, autocast="bfloat16" if asked.precision == "autocast" else "")
+    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
+    if asked.precision == "autocast":
+        start = replace(start, autocast="bfloat16")
+    else:
+        start = replace(start, precision=asked.precision)
     software = Software.named(asked.software) if asked.software else newest(where)
     return replace(start, software=software, fused_loss=True)

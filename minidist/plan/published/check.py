@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from minidist.options import shown
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.memory import GB, bytes_held
+from minidist.plan.parts.layer import passes
 from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
 from minidist.plan.published.formulas import GIB, formulas
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
-from minidist.plan.step import passes, step
+from minidist.plan.step import step
 from minidist.trainer.files import FileError, parse, read_text, retold
 
 SOURCES_FILE = Path(__file__).with_name("sources.toml")

@@ -19,15 +19,23 @@ from minidist.draw.table import aligned
 from minidist.launch.parser import Parser, nearest
 from minidist.plan.device import Constants, Device, PlanError, table
 from minidist.plan.memory import GB, bytes_held
+from minidist.plan.parts.layer import passes
 from minidist.plan.published.check import Compared, compare, predicted_seconds, read
 from minidist.plan.published.fields import LeftOut, PublishedRow
 from minidist.plan.published.rows import setup
 from minidist.plan.run import Setup
-from minidist.plan.step import passes, step
+from minidist.plan.step import step
 from minidist.trainer.files import retold
 
 UNITS = {"time": "seconds of a step", "memory": "GB of a GPU"}
-OF_DEVICE = ("reached", "bandwidth", "link", "flash")  # numbers of a device that are measured
+OF_DEVICE = (
+    "reached",
+    "reached8",
+    "reached4",
+    "bandwidth",
+    "link",
+    "flash",
+)  # numbers of a device that are measured
 WIDE = 3.0  # how many times more or less of them is looked at
 SHOWS = 1e-3  # of a step: what a constant changes less is not told
 ROUNDS = 40  # of halving a range
@@ -124,6 +132,8 @@ def levers(row: PublishedRow, compared: Compared, known: Constants) -> list[Leve
     device = setup(row, known).machine.device
     for name in OF_DEVICE:
         value = getattr(device, name)
+        if not value:
+            continue
         most = min(1.0, WIDE * value) if value <= 1 else WIDE * value
         of_device = changed_device(row, known, name)
         found.append(
@@ -206,7 +216,7 @@ def text(row: PublishedRow, run: Setup, explained: Sequence[Explained]) -> str:
         f"{model.parameters / 1e9:,.1f}B parameters, {model.layers} layers of {model.hidden}, on "
         f"{machine.gpus:,} GPUs of {machine.name}; {run.batch:,} sequences of {run.sequence:,} tokens "
         f"a step\nread as {' '.join(sizes)}, {run.software.name}"
-        + (f", products of {run.bits8:g} of the 8-bit peak" if run.bits8 else "")
+        f", {run.precision}"
     ]
     for each in explained:
         unit = UNITS.get(each.compared.quantity, each.compared.quantity)

@@ -20,6 +20,7 @@ from minidist.plan.run import Setup
 
 FILE = Path(__file__).with_name("errors.json")
 LEAST = 5  # rows of a kind, from which there is a range
+BITS = {"bf16": "16 bits", "nvfp4": "4 bits"}  # of products; 8 in any other precision
 SHARE = "four of five"  # rows are inside their range
 
 
@@ -45,7 +46,7 @@ class Range(NamedTuple):
 def kind_of(run: Setup) -> str:
     """Return the kind of a run, which rows may share."""
     model = "experts" if run.model.experts else "dense"
-    bits = "8 bits" if run.bits8 else "autocast" if run.autocast else "16 bits"
+    bits = "autocast" if run.autocast else BITS.get(run.precision, "8 bits")
     sites = ", two sites" if run.machine.slower else ""
     return f"{run.machine.device.generation}, {model}, {bits}{sites}"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minidist.plan.cost import HOUR, cost
-from minidist.plan.device import Constants, Machine, PlanError, machine, ranges
+from minidist.plan.device import Device, Machine, PlanError, machine, ranges
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
@@ -59,16 +59,25 @@ def sizes_of(said: Mapping[str, Any]) -> Model:
     return Model(**sizes)
 
 
+def machine_of(said: Mapping[str, Any]) -> Machine:
+    """Return where a run was computed."""
+    if "cluster" in said:
+        return machine(said["cluster"])
+    own = said["machine"]
+    device = Device.named(own["device"])
+    return Machine(device.name, device, own["gpus"], own["node"], own["across"], price=0.0)
+
+
 def start_of(said: Mapping[str, Any], software: Software) -> Setup:
     """Return a run without its layout."""
-    where, sizes = machine(said["cluster"]), sizes_of(said)
+    where, sizes = machine_of(said), sizes_of(said)
     start = Setup(
         sizes,
         where,
         said["sequence"],
         said["batch"],
         software=software,
-        bits8=Constants.table()["eight_bits"] if said.get("fp8") else 0.0,
+        precision="fp8" if said.get("fp8") else "bf16",
     )
     return replace(start, fused_loss=True, hidden_tensor=sizes.parallel)
 
@@ -103,7 +112,7 @@ def as_told(said: Mapping[str, Any]) -> AsPublished:
 
 def today(said: Mapping[str, Any]) -> AsPublished:
     """Return the same run in the best layout, with the newest software."""
-    where = machine(said["cluster"])
+    where = machine_of(said)
     start = start_of(said, newest(where))
     return planned(said, best(start, {}))
 

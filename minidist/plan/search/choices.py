@@ -1,0 +1,60 @@
+"""What a layout may be: the values that each field is given, and those that a user may fix."""
+
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
+from minidist.launch.parser import nearest
+from minidist.mesh import AXES
+from minidist.plan.device import PlanError
+from minidist.plan.stages import SCHEDULES
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 4, 8, 16),
+    "cp": (1, 2, 4, 8, 16),
+    "ep": (1, 2, 4, 8, 16, 32, 64),
+    "zero": (0, 1, 2, 3),
+    "recompute": ("none", "full"),
+    "microbatch": (1, 2, 4, 8),
+    "chunks": (1, 2, 3, 4, 5, 6, 8),
+    "schedule": ("1f1b", "interleaved", "zb-h1"),
+    "offload": (False, True),
+    "order": (AXES, ("pp", "dp", "cp", "tp")),  # stages near each other, or replicas
+}
+# if fixed
+ALSO = {
+    "recompute": ("none", "selective", "full"),
+    "schedule": SCHEDULES,
+    "order": (*permutations(AXES),),
+}
+LONG = 16384  # tokens of a sequence from which context parallelism is looked at
+
+
+def options(fixed: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return what a field may be."""
+    return (fixed[name],) if name in fixed else CHOICES[name]
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the divisors of a number, in order, at most `most`."""
+    last = number if most is None else min(number, most)
+    return [each for each in range(1, last + 1) if number % each == 0]
+
+
+def check_fixed(fixed: Mapping[str, Any]) -> None:
+    """Refuse fields that are not looked for, and values that they cannot have."""
+    known = CHOICES | {"pp": (1,), "dp": (1,)} | ALSO
+    for name, value in fixed.items():
+        if name not in known:
+            choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
+            raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
+        counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
+        # True is not 1
+        alike = [each for each in known[name] if type(each) is type(value) and each == value]
+        if not (type(value) is int and value >= 1 if counts else alike):
+            can = (
+                "a whole number, at least 1"
+                if counts
+                else f"one of {', '.join(map(str, known[name]))}"
+            )
+            raise PlanError(f"{name}={value} cannot be: it is {can}")
