@@ -46,7 +46,7 @@ class Software:
     hides_tensor: bool = False
     once_a_node: bool = False
     hides_experts: bool = False
-    routing: str = "routing"
+    host_experts: str = "host_experts"
 
     @staticmethod
     @cache
@@ -133,7 +133,7 @@ class Setup:
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
             self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
-            self.known[self.software.routing],
+            self.known["routing"],
         )  # fmt: skip
 
     @property
