@@ -296,10 +296,8 @@ def reduction_to_shards(run: Setup, layers: float, forward: float, backward: flo
     """
     parts = parts_of(run, layers, ends_parameters(run))
     last = [(table_parameters(run), run.sharded)]
-    # ZeRO 2 may reduce each microbatch's gradients; a pipeline keeps them until the last.
-    times = 1.0
-    if run.zero == 2 and run.pp == 1:
-        times = run.microbatches / run.reductions
+    # ZeRO 2 may reduce each microbatch's gradients.
+    times = run.microbatches / run.reductions if run.zero == 2 else 1.0
     exposed = gather(run, last, run.gradients)
     hideable = times * gather(run, parts, run.gradients) - exposed
     gathering = gather(run, parts, run.kept_width)

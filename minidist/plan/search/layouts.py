@@ -1,6 +1,6 @@
 """Every layout whose numbers fit together, and why the others do not.
 
-for tp, pp, cp; for microbatch, ep; for order; for ZeRO, recomputing; for schedule, chunks; for hsdp
+for tp, pp, cp; for microbatch, ep; for order; for schedule, chunks, cut; for ZeRO, recomputing, hsdp
 """
 
 from collections import Counter
@@ -12,8 +12,11 @@ from typing import Any
 from minidist.parallel.pipeline.schedules import CHUNKED
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import LONG, divisors, options
-from minidist.plan.step import passes
+from minidist.plan.search.cuts import cuts
+from minidist.plan.stages import SPLIT
 
+# a pipeline with these reduces gradients in the backward of each microbatch
+REDUCING = ("gpipe", "1f1b")
 UNEVEN = "share a step's sequences out unevenly"
 
 
@@ -31,7 +34,7 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
         dp = total // (tp * pp * cp)
         base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
         for run in shared_out(base, fixed, refused):
-            for ordered in orders(replace(run, cut=cut(run)), fixed):
+            for ordered in orders(run, fixed):
                 yield from policies(ordered, fixed, refused)
 
 
@@ -62,31 +65,46 @@ def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
 
 def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
     """Yield a layout with each ZeRO, schedule and way to save memory that goes with it."""
+    pairs = list(cut_schedules(base, fixed, refused))
     for zero in options(fixed, "zero"):
         if not zero_pays(base, zero, fixed["offload"]):
             continue
-        run = replace(base, zero=zero, offload=fixed["offload"])
-        for recompute, (schedule, chunks) in product(
-            options(fixed, "recompute"), schedules(base, fixed)
-        ):
-            if reason := misfit_of_schedule(base, schedule, chunks):
-                refused[reason] += 1
+        reducing = replace(base.software, reduces_each=True) if zero == 2 else base.software
+        for recompute, run in product(recomputing(base, fixed), pairs):
+            if zero > 1 and run.pp > 1 and run.schedule not in REDUCING:
+                refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
                 continue
-            found = replace(run, recompute=recompute, schedule=schedule, chunks=chunks)
-            yield found
-            if zero == 3:
-                yield from sharded_in_nodes(found)
+            found = replace(
+                run, zero=zero, recompute=recompute, software=reducing, offload=fixed["offload"]
+            )
+            yield from sharded_in_groups(found, fixed) if zero == 3 else [found]
 
 
 def zero_pays(run: Setup, zero: int, offload: bool) -> bool:
     """Tell whether a stage of ZeRO makes a layout another one, and no worse one."""
     if zero and run.dp * run.cp == 1:
         return False  # nobody to share with: the same as without ZeRO
-    if zero == 2 and run.reductions > 1:
-        return False  # it holds whole gradients, as ZeRO 1 does
-    if zero > 1 and run.pp > 1:
-        return False  # it would send the gradients of each microbatch
+    if zero == 3 and run.pp > 1:
+        return False  # it would gather the parameters of each microbatch
     return zero > 0 or not offload  # what is not sharded is not offloaded
+
+
+def recomputing(run: Setup, fixed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ways to recompute; a kernel that keeps no scores has nothing to be selective of."""
+    offered = options(fixed, "recompute")
+    if "recompute" in fixed or run.software.kernel == "unfused":
+        return offered
+    return tuple(each for each in offered if each != "selective")
+
+
+def cut_schedules(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield a layout with each schedule that fits its microbatches, and each cut of its layers."""
+    for schedule, chunks in schedules(base, fixed):
+        run = replace(base, schedule=schedule, chunks=chunks)
+        if reason := misfit_of_schedule(run):
+            refused[reason] += 1
+        else:
+            yield from cuts(run)
 
 
 def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -101,24 +119,34 @@ def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
     return found
 
 
-def misfit_of_schedule(run: Setup, schedule: str, chunks: int) -> str:
+def misfit_of_schedule(run: Setup) -> str:
     """Return why a schedule does not fit the layers or the microbatches; nothing if it does."""
-    pp, m = run.pp, run.microbatches
-    if chunks > 1 and (run.model.layers % (pp * chunks) or m % pp or run.cut):
-        return "cut layers or microbatches into uneven chunks"
+    pp, m, stages = run.pp, run.microbatches, run.pp * run.stages_a_rank
+    if stages > run.model.layers + 2:
+        return "have more stages than layers"
+    if run.schedule in CHUNKED and m % pp:
+        return "have microbatches that stages do not divide, which interleaved ones have to"
     if pp > 1 and m < pp:
         return "have fewer microbatches than stages"
-    if pp > 1 and run.bits8 and schedule.startswith("zb"):
+    if run.machine.slower and stages > pp:
+        return "have several stages on each GPU of two sites"
+    if pp > 1 and run.bits8 and run.schedule in SPLIT:
         return "put weight gradients off, which products of 8 bits do not allow"
     return ""
 
 
-def sharded_in_nodes(run: Setup) -> Iterator[Setup]:
-    """Yield the layout whose nodes shard, and replicate each other, as the package has it."""
+def sharded_in_groups(run: Setup, fixed: Mapping[str, Any]) -> Iterator[Setup]:
+    """Yield the layout, and with groups of ranks that shard and replicate each other: a part of a
+    node, or whole nodes.
+    """
+    if not fixed.get("hsdp"):
+        yield run
     ranks = run.dp * run.cp
     node = max(1, run.machine.node // run.tp)
-    if 1 < node < ranks and ranks % node == 0 and run.ep == 1:
-        yield replace(run, hsdp=node)
+    for group in divisors(ranks)[1:-1]:
+        asked = fixed.get("hsdp", group) == group
+        if asked and run.ep == 1 and (group % node == 0 or node % group == 0):
+            yield replace(run, hsdp=group)
 
 
 def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
@@ -139,25 +167,4 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
     if machine.slower:
         apart = machine.gpus * pp % machine.total == 0
         return "" if apart else "have a stage on two sites"
-    # embedding and head may count as a layer each
-    if model.layers % pp and (model.layers + 2) % pp:
-        return "cut layers unevenly"
     return ""
-
-
-def cut(run: Setup) -> tuple[int, ...]:
-    """Return the layers of each stage where two sites have devices of different speed.
-
-    Each layer goes to the stage that would be done with it first.
-    """
-    if not run.machine.slower:
-        return ()
-    seconds = []
-    for stage in range(run.pp):
-        forward, backward = passes(replace(run, machine=run.site(stage)))
-        seconds.append(forward.seconds + backward.seconds)
-    counts = [0] * run.pp
-    for _ in range(run.model.layers):
-        done = [(count + 1) * each for count, each in zip(counts, seconds, strict=True)]
-        counts[done.index(min(done))] += 1
-    return tuple(counts)

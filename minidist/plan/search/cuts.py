@@ -1,0 +1,67 @@
+"""How layers are dealt out to the stages of a pipeline, of which a rank has one or several.
+
+    evenly                        if the stages divide the layers
+    as the package deals          126 layers, 16 stages: 7 7 8 8 .. 8      stages differ by one layer
+    as Llama 3 was dealt out      126 layers, 16 stages: 7 8 8 8 .. 7      embedding and head count as a layer each
+
+The last one shortens the stage that has the head, which can take longer than a layer: with chunks,
+the first stage may have the embedding alone, and the last the head. (Llama 3: Grattafiori et al.
+2024, section 3.3.2.) Where two sites differ in speed, each layer goes to the stage that would be
+done with it first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+from minidist.plan.run import Setup
+from minidist.plan.step import passes, stages_of
+
+
+def cuts(run: Setup) -> Iterator[Setup]:
+    """Yield a layout with each way to deal out its layers that may be the best."""
+    layers, stages = run.model.layers, run.pp * run.stages_a_rank
+    if run.machine.slower:
+        yield replace(run, cut=by_speed(run))
+        return
+    even = layers % stages == 0
+    if even:
+        yield run
+    elif layers >= stages:
+        yield replace(run, cut=balanced(layers, stages))
+    if stages > 1 and (not even or has_heavy_head(run)):
+        yield replace(run, cut=with_light_ends(layers, stages))
+
+
+@cache
+def balanced(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage as the package cuts: the last stages have one more."""
+    each, left = divmod(layers, stages)
+    return (each,) * (stages - left) + (each + 1,) * left
+
+
+@cache
+def with_light_ends(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage if embedding and head count as one each."""
+    first, *inner, last = balanced(layers + 2, stages)
+    return first - 1, *inner, last - 1
+
+
+def has_heavy_head(run: Setup) -> bool:
+    """Tell whether embedding and head take longer than a layer."""
+    alone = replace(run, pp=1, schedule="1f1b", chunks=1)
+    (whole,) = stages_of(alone)
+    return whole.ends > whole.of_layers / whole.layers
+
+
+def by_speed(run: Setup) -> tuple[int, ...]:
+    """Return the layers of each stage where two sites have devices of different speed."""
+    seconds = []
+    for stage in range(run.pp):
+        forward, backward = passes(replace(run, machine=run.site(stage)))
+        seconds.append(forward.seconds + backward.seconds)
+    counts = [0] * run.pp
+    for _ in range(run.model.layers):
+        done = [(count + 1) * each for count, each in zip(counts, seconds, strict=True)]
+        counts[done.index(min(done))] += 1
+    return tuple(counts)
