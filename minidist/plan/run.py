@@ -219,22 +219,39 @@ class Setup:
     @property
     def rank_of(self) -> tuple[int, ...]:
         """The rank of each stage of the plan, in order."""
-        down = tuple(range(self.pp))
-        return down * self.chunks if self.stages_a_rank == self.chunks else down + down[::-1]
+        return ranks_of(self.pp, self.stages_a_rank, self.schedule in V_SHAPED)
 
     def stages(self) -> tuple[float, ...]:
         """Return the layers of each stage of the plan, in order."""
-        count = self.pp * self.stages_a_rank
-        if self.cut or not self.ends_less or count == 1:
-            return self.cut or (self.model.layers / count,) * count
-        each = (self.model.layers + 2) / count
-        return tuple(each - (i in (0, count - 1)) for i in range(count))
+        if self.cut:
+            return self.cut
+        return dealt(self.model.layers, self.pp * self.stages_a_rank, self.ends_less)
 
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each rank along pp."""
-        if self.stages_a_rank == 1:
-            return self.stages()
-        found = [0.0] * self.pp
-        for rank, layers in zip(self.rank_of, self.stages(), strict=True):
-            found[rank] += layers
-        return tuple(found)
+        return gathered_by(self.rank_of, self.stages())
+
+
+@cache
+def ranks_of(ranks: int, stages_a_rank: int, is_v: bool) -> tuple[int, ...]:
+    """Return the rank of each stage, round after round; in a V the second round goes back."""
+    down = tuple(range(ranks))
+    return down + down[::-1] if is_v and stages_a_rank > 1 else down * stages_a_rank
+
+
+@cache
+def dealt(layers: int, stages: int, ends_less: bool) -> tuple[float, ...]:
+    """Return equal numbers of layers for the stages; embedding and head may count as one each."""
+    if not ends_less or stages == 1:
+        return (layers / stages,) * stages
+    each = (layers + 2) / stages
+    return tuple(each - (i in (0, stages - 1)) for i in range(stages))
+
+
+@cache
+def gathered_by(rank_of: tuple[int, ...], stages: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the layers of each rank, of those of the stages."""
+    found = [0.0] * (max(rank_of) + 1)
+    for rank, layers in zip(rank_of, stages, strict=True):
+        found[rank] += layers
+    return tuple(found)

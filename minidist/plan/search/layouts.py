@@ -20,7 +20,15 @@ REDUCING = ("gpipe", "1f1b")
 UNEVEN = "share a step's sequences out unevenly"
 
 
-def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+Ladder = list[Setup]
+"""Layouts that differ in what saves memory: each is slower than the one before it, and smaller.
+
+ZeRO 2, which reduces the gradients of each microbatch, has a rung behind each of ZeRO 1; it may be
+slower than later ones.
+"""
+
+
+def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
     """Yield every layout whose numbers fit together; count the others by reason."""
     total = start.machine.total
     stages = divisors(total, most=start.model.layers)
@@ -34,8 +42,8 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
         dp = total // (tp * pp * cp)
         base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
         for run in shared_out(base, fixed, refused):
-            for ordered in orders(run, fixed):
-                yield from policies(ordered, fixed, refused)
+            for cut in cut_schedules(run, fixed, refused):
+                yield from ladders(cut, fixed, refused)
 
 
 def shared_out(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
@@ -63,30 +71,43 @@ def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
     return list(found.values())
 
 
-def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
-    """Yield a layout with each ZeRO, schedule and way to save memory that goes with it."""
-    pairs = list(cut_schedules(base, fixed, refused))
-    for zero in options(fixed, "zero"):
-        if not zero_pays(base, zero, fixed["offload"]):
-            continue
-        reducing = replace(base.software, reduces_each=True) if zero == 2 else base.software
-        for recompute, run in product(recomputing(base, fixed), pairs):
-            if zero > 1 and run.pp > 1 and run.schedule not in REDUCING:
-                refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
-                continue
-            found = replace(
-                run, zero=zero, recompute=recompute, software=reducing, offload=fixed["offload"]
-            )
-            yield from sharded_in_groups(found, fixed) if zero == 3 else [found]
+def ladders(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+    """Yield a layout without ZeRO, with ZeRO 1 and 2, and with ZeRO 3 in groups of ranks, each with
+    its ways to recompute.
+    """
+    again = recomputing(base, fixed)
+    offered = [each for each in options(fixed, "zero") if zero_pays(base, each, fixed)]
+    if 2 in offered and base.pp > 1 and base.schedule not in REDUCING:
+        offered.remove(2)
+        if "zero" in fixed:
+            refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
+    if 0 in offered:
+        yield [replace(base, recompute=recompute) for recompute in again]
+    base = replace(base, offload=fixed["offload"])
+    together = [zero for zero in offered if zero in (1, 2)]
+    if together:
+        yield [with_zero(base, zero, recompute) for recompute in again for zero in together]
+    if 3 in offered:
+        for group in groups(base, fixed):
+            sharded = replace(base, zero=3, hsdp=group)
+            yield [replace(sharded, recompute=recompute) for recompute in again]
 
 
-def zero_pays(run: Setup, zero: int, offload: bool) -> bool:
+def with_zero(run: Setup, zero: int, recompute: str) -> Setup:
+    """Return a layout with ZeRO 1, or with ZeRO 2, which never has whole gradients."""
+    software = replace(run.software, reduces_each=True) if zero == 2 else run.software
+    return replace(run, zero=zero, recompute=recompute, software=software)
+
+
+def zero_pays(run: Setup, zero: int, fixed: Mapping[str, Any]) -> bool:
     """Tell whether a stage of ZeRO makes a layout another one, and no worse one."""
     if zero and run.dp * run.cp == 1:
         return False  # nobody to share with: the same as without ZeRO
     if zero == 3 and run.pp > 1:
         return False  # it would gather the parameters of each microbatch
-    return zero > 0 or not offload  # what is not sharded is not offloaded
+    if zero < 3 and fixed.get("hsdp"):
+        return False  # only ZeRO 3 shards in groups
+    return zero > 0 or not fixed["offload"]  # what is not sharded is not offloaded
 
 
 def recomputing(run: Setup, fixed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -135,18 +156,13 @@ def misfit_of_schedule(run: Setup) -> str:
     return ""
 
 
-def sharded_in_groups(run: Setup, fixed: Mapping[str, Any]) -> Iterator[Setup]:
-    """Yield the layout, and with groups of ranks that shard and replicate each other: a part of a
-    node, or whole nodes.
-    """
-    if not fixed.get("hsdp"):
-        yield run
+def groups(run: Setup, fixed: Mapping[str, Any]) -> list[int]:
+    """Return how many ranks ZeRO 3 may shard over: all (0), a part of a node, or whole nodes."""
     ranks = run.dp * run.cp
     node = max(1, run.machine.node // run.tp)
-    for group in divisors(ranks)[1:-1]:
-        asked = fixed.get("hsdp", group) == group
-        if asked and run.ep == 1 and (group % node == 0 or node % group == 0):
-            yield replace(run, hsdp=group)
+    parts = [each for each in divisors(ranks)[1:-1] if each % node == 0 or node % each == 0]
+    found = [0, *parts] if run.ep == 1 else [0]
+    return [each for each in found if each == fixed.get("hsdp", each)]
 
 
 def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
