@@ -101,7 +101,7 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
 
     The steady part of a plan repeats itself, so a plan of two microbatches a rank is enough.
     """
-    m = min(run.microbatches, 2 * run.pp)
+    m = clocked_microbatches(run)
     plan = pipeline_plan(run.schedule, run.pp, m, run.chunks)
     forward, inputs, weights = [], [], []
     for place, layers in enumerate(run.stages()):
@@ -120,3 +120,16 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
     backward = [sum(halves) for halves in zip(inputs, weights, strict=True)]
     clock = simulate(plan, forward, backward, inputs, weights, latency=sending)
     return clock.length - m * max(stage.seconds + waits for stage in ranks)
+
+
+def clocked_microbatches(run: Setup) -> int:
+    """Return how many microbatches of a plan are put on a clock."""
+    return min(run.microbatches, 2 * run.pp)
+
+
+def clocked_actions(run: Setup) -> int:
+    """Return how many actions of a plan are put on a clock: F, and B or its halves."""
+    if run.pp == 1:
+        return 0
+    kinds = 3 if run.schedule in SPLIT else 2
+    return kinds * run.pp * run.stages_a_rank * clocked_microbatches(run)

@@ -4,13 +4,12 @@
     as the package deals          126 layers, 16 stages: 7 7 8 8 .. 8      stages differ by one layer
     as Llama 3 was dealt out      126 layers, 16 stages: 7 8 8 8 .. 7      embedding and head count as a layer each
 
-The last one shortens the stage that has the head, which can take longer than a layer: with chunks,
-the first stage may have the embedding alone, and the last the head. (Llama 3: Grattafiori et al.
-2024, section 3.3.2.) Where two sites differ in speed, each layer goes to the stage that would be
+The last one shortens the stage that has the head, which can take longer than a layer. With chunks
+the first stage may have the embedding alone, and the last the head alone. (Llama 3: Grattafiori et
+al. 2024, section 3.3.2.) Where two sites differ in speed, each layer goes to the stage that would be
 done with it first.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -18,19 +17,22 @@ from minidist.plan.run import Setup
 from minidist.plan.step import passes, stages_of
 
 
-def cuts(run: Setup) -> Iterator[Setup]:
-    """Yield a layout with each way to deal out its layers that may be the best."""
+def cuts(run: Setup) -> list[Setup]:
+    """Return a layout with each way to deal out its layers, the fastest first.
+
+    The others may hold less where memory is short.
+    """
     layers, stages = run.model.layers, run.pp * run.stages_a_rank
     if run.machine.slower:
-        yield replace(run, cut=by_speed(run))
-        return
-    even = layers % stages == 0
-    if even:
-        yield run
-    elif layers >= stages:
-        yield replace(run, cut=balanced(layers, stages))
-    if stages > 1 and (not even or has_heavy_head(run)):
-        yield replace(run, cut=with_light_ends(layers, stages))
+        return [replace(run, cut=by_speed(run))]
+    if stages == 1:
+        return [run]
+    found = [replace(run, cut=with_light_ends(layers, stages))]
+    if layers >= stages:
+        even = layers % stages == 0
+        found.insert(0, run if even else replace(run, cut=balanced(layers, stages)))
+    head = layers_of_head(run)
+    return sorted(found, key=lambda each: longest(each, head))
 
 
 @cache
@@ -47,11 +49,16 @@ def with_light_ends(layers: int, stages: int) -> tuple[int, ...]:
     return first - 1, *inner, last - 1
 
 
-def has_heavy_head(run: Setup) -> bool:
-    """Tell whether embedding and head take longer than a layer."""
-    alone = replace(run, pp=1, schedule="1f1b", chunks=1)
-    (whole,) = stages_of(alone)
-    return whole.ends > whole.of_layers / whole.layers
+def layers_of_head(run: Setup) -> float:
+    """Return how many layers take as long as the head."""
+    last = stages_of(replace(run, schedule="1f1b", chunks=1))[-1]
+    return last.last * last.layers / last.of_layers
+
+
+def longest(run: Setup, head: float) -> float:
+    """Return the layers of the rank that has most to do, of which the head counts as `head`."""
+    layers, last = run.layers(), run.rank_of[-1]
+    return max(*layers, layers[last] + head)
 
 
 def by_speed(run: Setup) -> tuple[int, ...]:

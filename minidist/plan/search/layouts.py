@@ -42,8 +42,8 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
         dp = total // (tp * pp * cp)
         base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
         for run in shared_out(base, fixed, refused):
-            for cut in cut_schedules(run, fixed, refused):
-                yield from ladders(cut, fixed, refused)
+            for same in scheduled(run, fixed, refused):
+                yield from ladders(same, fixed, refused)
 
 
 def shared_out(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
@@ -71,32 +71,33 @@ def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
     return list(found.values())
 
 
-def ladders(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+def ladders(same: Ladder, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
     """Yield a layout without ZeRO, with ZeRO 1 and 2, and with ZeRO 3 in groups of ranks, each with
-    its ways to recompute.
+    its ways to recompute, and with each cut of its layers.
     """
+    base = same[0]
     again = recomputing(base, fixed)
+    rungs = [replace(cut, recompute=policy) for policy, cut in product(again, same)]
     offered = [each for each in options(fixed, "zero") if zero_pays(base, each, fixed)]
     if 2 in offered and base.pp > 1 and base.schedule not in REDUCING:
         offered.remove(2)
         if "zero" in fixed:
             refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
     if 0 in offered:
-        yield [replace(base, recompute=recompute) for recompute in again]
-    base = replace(base, offload=fixed["offload"])
+        yield rungs
+    rungs = [replace(rung, offload=fixed["offload"]) for rung in rungs]
     together = [zero for zero in offered if zero in (1, 2)]
     if together:
-        yield [with_zero(base, zero, recompute) for recompute in again for zero in together]
+        yield [with_zero(rung, zero) for rung, zero in product(rungs, together)]
     if 3 in offered:
         for group in groups(base, fixed):
-            sharded = replace(base, zero=3, hsdp=group)
-            yield [replace(sharded, recompute=recompute) for recompute in again]
+            yield [replace(rung, zero=3, hsdp=group) for rung in rungs]
 
 
-def with_zero(run: Setup, zero: int, recompute: str) -> Setup:
+def with_zero(run: Setup, zero: int) -> Setup:
     """Return a layout with ZeRO 1, or with ZeRO 2, which never has whole gradients."""
     software = replace(run.software, reduces_each=True) if zero == 2 else run.software
-    return replace(run, zero=zero, recompute=recompute, software=software)
+    return replace(run, zero=zero, software=software)
 
 
 def zero_pays(run: Setup, zero: int, fixed: Mapping[str, Any]) -> bool:
@@ -118,14 +119,14 @@ def recomputing(run: Setup, fixed: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(each for each in offered if each != "selective")
 
 
-def cut_schedules(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
-    """Yield a layout with each schedule that fits its microbatches, and each cut of its layers."""
+def scheduled(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+    """Yield a layout with each schedule that fits its microbatches, and with each cut for it."""
     for schedule, chunks in schedules(base, fixed):
         run = replace(base, schedule=schedule, chunks=chunks)
         if reason := misfit_of_schedule(run):
             refused[reason] += 1
         else:
-            yield from cuts(run)
+            yield cuts(run)
 
 
 def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -21,10 +21,12 @@ from minidist.plan.run import Setup
 from minidist.plan.search.choices import check_fixed, divisors, options
 from minidist.plan.search.found import Answer, Found, shares
 from minidist.plan.search.layouts import UNEVEN, candidates, orders
+from minidist.plan.stages import clocked_actions
 from minidist.plan.step import step
 
 FINALISTS = 24
 VARIANTS = 4  # at most so many finalists have equal axes and shards
+ACTIONS = 60_000  # at most so many of their plans are put on a clock: each takes some microseconds
 # of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
 RESERVE = 0.05
 NEAREST = 3  # batches that divide are tried where none does: each takes a search
@@ -115,11 +117,14 @@ def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
     first: list[Found] = []
     rest: list[Found] = []
     alike: Counter[tuple[int, ...]] = Counter()
+    left = ACTIONS
     for each in found:
         group = shares(each.run)
         alike[group] += 1
-        if alike[group] <= VARIANTS and len(first) < FINALISTS:
+        needed = clocked_actions(each.run)
+        if alike[group] <= VARIANTS and len(first) < FINALISTS and needed <= left:
             first.append(each)
+            left -= needed
         else:
             rest.append(each)
     return first, rest
