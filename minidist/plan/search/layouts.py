@@ -30,6 +30,14 @@ slower than later ones.
 
 def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
     """Yield every layout whose numbers fit together; count the others by reason."""
+    for base in axes(start, fixed, refused):
+        for run in shared_out(base, fixed, refused):
+            for same in scheduled(run, fixed, refused):
+                yield from ladders(same, fixed, refused)
+
+
+def axes(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield a layout for all sizes of axes that fit the machine and the model."""
     total = start.machine.total
     stages = divisors(total, most=start.model.layers)
     if "pp" in fixed:
@@ -40,10 +48,7 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
             refused[reason] += 1
             continue
         dp = total // (tp * pp * cp)
-        base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
-        for run in shared_out(base, fixed, refused):
-            for same in scheduled(run, fixed, refused):
-                yield from ladders(same, fixed, refused)
+        yield replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
 
 
 def shared_out(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
