@@ -10,7 +10,8 @@ clock, and in closed form. Both know that stages differ, in layers and in what s
     interleaved, of v chunks          (p - 1)(F + B)/v
     zb-h1; zb1p; zb-v, dualpipe-v     (p - 1)(F + I - W), of one of the 1, v or 2 stages that a rank has
 
-On the clock a V begins at its first rank and ends there, so its ranks start one after the other,
+A V takes 2p microbatches until it is as short as that; with p it is (p - 1)(F + B) of one of its
+two stages, and between the two linear. On the clock a V begins at its first rank and ends there, so its ranks start one after the other,
 which the papers do not count. DualPipe-V, too, is that of the package: a forward stands before a
 backward, not beside it. (Narayanan et al. 2021, section 2.2; Qi et al. 2023, "Zero bubble pipeline
 parallelism"; DeepSeek-AI 2024, section 3.2.1.)
@@ -89,6 +90,10 @@ def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
     if run.schedule in SPLIT:
         # F + I - W of F + I + W
         weights = slowest.shares[1] * slowest.of_layers + slowest.last * FORWARD_OF_HEAD
+        if (
+            run.schedule in V_SHAPED
+        ):  # it takes 2p microbatches until weights fill all that they can
+            weights *= min(1.0, run.microbatches / run.pp - 1)
         share *= 1 - 2 * weights / max(seconds)
     elif run.schedule.startswith(("zb-2p", "zb-h2")):
         share = 0.02
