@@ -61,8 +61,8 @@ class Setup:
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
-    a layer when layers are dealt out to stages; `cut` says how many layers each stage of the plan
-    has, of which a rank may have several. `fused_loss`: the
+    a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
+    `cut` says how many layers each has. `fused_loss`: the
     loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
     Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
     stream are in 32 bits.
@@ -241,11 +241,15 @@ def ranks_of(ranks: int, stages_a_rank: int, is_v: bool) -> tuple[int, ...]:
 
 @cache
 def dealt(layers: int, stages: int, ends_less: bool) -> tuple[float, ...]:
-    """Return equal numbers of layers for the stages; embedding and head may count as one each."""
-    if not ends_less or stages == 1:
-        return (layers / stages,) * stages
-    each = (layers + 2) / stages
-    return tuple(each - (i in (0, stages - 1)) for i in range(stages))
+    """Return the layers of each stage as the package cuts them: the last stages have one more.
+
+    Embedding and head may count as one each.
+    """
+    if ends_less and stages > 1:
+        first, *inner, last = dealt(layers + 2, stages, False)
+        return first - 1, *inner, last - 1
+    each, left = divmod(layers, stages)
+    return (each,) * (stages - left) + (each + 1,) * left
 
 
 @cache

@@ -11,10 +11,10 @@ clock, and in closed form. Both know that stages differ, in layers and in what s
     zb-h1; zb1p; zb-v, dualpipe-v     (p - 1)(F + I - W), of one of the 1, v or 2 stages that a rank has
 
 A V takes 2p microbatches until it is as short as that; with p it is (p - 1)(F + B) of one of its
-two stages, and between the two linear. On the clock a V begins at its first rank and ends there, so its ranks start one after the other,
-which the papers do not count. DualPipe-V, too, is that of the package: a forward stands before a
-backward, not beside it. (Narayanan et al. 2021, section 2.2; Qi et al. 2023, "Zero bubble pipeline
-parallelism"; DeepSeek-AI 2024, section 3.2.1.)
+two stages, and between the two linear. On the clock a V begins at its first rank and ends there, so
+its ranks start one after the other, which the papers do not count. DualPipe-V, too, is that of the
+package: a forward stands before a backward, not beside it. (Narayanan et al. 2021, section 2.2; Qi
+et al. 2023, "Zero bubble pipeline parallelism"; DeepSeek-AI 2024, section 3.2.1.)
 """
 
 from collections.abc import Sequence

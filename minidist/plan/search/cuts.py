@@ -11,7 +11,6 @@ done with it first.
 """
 
 from dataclasses import replace
-from functools import cache
 
 from minidist.plan.run import Setup
 from minidist.plan.step import passes, stages_of
@@ -27,26 +26,11 @@ def cuts(run: Setup) -> list[Setup]:
         return [replace(run, cut=by_speed(run))]
     if stages == 1:
         return [run]
-    found = [replace(run, cut=with_light_ends(layers, stages))]
+    found = [replace(run, ends_less=True)]
     if layers >= stages:
-        even = layers % stages == 0
-        found.insert(0, run if even else replace(run, cut=balanced(layers, stages)))
+        found.insert(0, run)
     head = layers_of_head(run)
     return sorted(found, key=lambda each: longest(each, head))
-
-
-@cache
-def balanced(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage as the package cuts: the last stages have one more."""
-    each, left = divmod(layers, stages)
-    return (each,) * (stages - left) + (each + 1,) * left
-
-
-@cache
-def with_light_ends(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage if embedding and head count as one each."""
-    first, *inner, last = balanced(layers + 2, stages)
-    return first - 1, *inner, last - 1
 
 
 def layers_of_head(run: Setup) -> float:
