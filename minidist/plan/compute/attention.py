@@ -18,6 +18,8 @@ def attention(share: Share, back: bool) -> float:
         return unfused_attention(share, back, heads, attended)
     if share.kernel == "flash":
         speed = device.flash
+    elif share.kernel == "flash3":
+        speed = device.flash3 or device.flash
     else:
         ampere = device.generation == "ampere"
         speed = known["triton_ampere"] if ampere else known["triton_hopper"]

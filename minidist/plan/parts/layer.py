@@ -29,6 +29,8 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     reducing, reducing_again = tensor(run)
     waiting, waiting_back = context(run, one)
     exchanging = experts(run)
+    if run.model.experts:
+        exchanging += run.known[run.software.host_experts]
     forward = {
         "computing": factor * (one.forward + one.attention),
         "tensor": reducing,
