@@ -91,7 +91,7 @@ def stages_of(run: Setup) -> list[Stage]:
             first = embedding
         if rank == last_rank:
             of_last = replace(share, device=site.device)
-            last = head(of_last, run.software.loss)
+            last = (1 + run.model.predicted) * head(of_last, run.software.loss)
         joined = joining * ((rank == 0) + (rank == last_rank))
         found.append(Stage(layers, leading, forward, backward, first, last, joined))
     return found

@@ -43,7 +43,12 @@ def unsaid(run: Setup) -> str:
         f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim
         != usual,
         "two sites with other numbers of layers": machine.slower is not None,
-        "TPUs": machine.device.generation == "tpu",
+        "latent attention": model.latent > 0,
+        "dense layers before those with experts": model.dense_layers > 0,
+        "heads for tokens after the next": model.predicted > 0,
+        f"products of {run.precision}": run.precision not in ("bf16", "fp8"),
+        f"{machine.device.generation} devices": machine.device.generation
+        in ("tpu", "trainium", "cdna"),
     }
     found = [what for what, true in lacks.items() if true]
     return f"it has no {', and no '.join(found)}" if found else ""

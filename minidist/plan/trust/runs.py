@@ -82,10 +82,19 @@ def start_of(said: Mapping[str, Any], software: Software) -> Setup:
     return replace(start, fused_loss=True, hidden_tensor=sizes.parallel)
 
 
+NEWEST = {  # by the generation of the devices
+    "volta": "megatron-core-ampere",
+    "ampere": "megatron-core-ampere",
+    "cdna": "megatron-rocm",
+    "tpu": "xla",
+    "trainium": "xla",
+}
+
+
 def newest(where: Machine) -> Software:
     """Return the newest software that such devices have."""
-    older = where.device.generation in ("volta", "ampere")
-    return Software.named("megatron-core-ampere" if older else "megatron-core")
+    generation = where.device.generation
+    return Software.named(NEWEST.get(generation, "megatron-core-2026"))
 
 
 def as_told(said: Mapping[str, Any]) -> AsPublished:
