@@ -405,6 +405,31 @@ def test_a_config_json_is_a_model(write: Callable[[], dict[str, int]], tmp_path:
         model(str(path))
 
 
+def test_layers_with_and_without_windows_are_planned(tmp_path: Path) -> None:
+    """GPT-OSS: every other layer has a window. Its attention takes the mean of both kinds."""
+    said = {
+        "model_type": "gpt_oss", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
+        "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256,
+        "vocab_size": 1024, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(said))
+    mixed = model(str(path))
+    assert (mixed.window, mixed.unwindowed) == (128, 2)
+    none, every = (replace(mixed, window=window, unwindowed=0) for window in (0, 128))
+    times = [
+        step(replace(RUN, model=each, dp=64, sequence=8192))["computing"]
+        for each in (none, mixed, every)
+    ]
+    assert times[0] > times[1] > times[2]
+    assert times[1] == pytest.approx((times[0] + times[2]) / 2)
+    assert 2 * mixed.flops(8192) == pytest.approx(none.flops(8192) + every.flops(8192))
+    path.write_text(json.dumps(said | {"layer_types": ["linear_attention", "full_attention"] * 2}))
+    with pytest.raises(PlanError, match="has layer_types, which no plan is made for"):
+        model(str(path))
+
+
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
     "num_hidden_layers": 61,
