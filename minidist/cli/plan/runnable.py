@@ -47,8 +47,8 @@ def unsaid(run: Setup) -> str:
         "dense layers before those with experts": model.dense_layers > 0,
         "heads for tokens after the next": model.predicted > 0,
         f"products of {run.precision}": run.precision not in ("bf16", "fp8"),
-        f"{machine.device.generation} devices": machine.device.generation
-        in ("tpu", "trainium", "cdna"),
+        "TPUs": machine.device.generation == "tpu",
+        "Trainium": machine.device.generation == "trainium",
     }
     found = [what for what, true in lacks.items() if true]
     return f"it has no {', and no '.join(found)}" if found else ""
