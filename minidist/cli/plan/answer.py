@@ -22,6 +22,7 @@ from minidist.cli.plan.trusted import (
 )
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
+from minidist.plan.compute.products import peak_of
 from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
@@ -261,14 +262,13 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
 
 
 def mfu(found: Found) -> float:
-    """Return the model's operations beside what all devices could do: of the 8-bit peak, if
-    products have 8 bits.
+    """Return the model's operations beside what all devices could do at the peak of the products'
+    precision.
     """
     run = found.run
-    peak = sum(
-        site.gpus * (site.device.peak8 if run.bits8 else site.device.peak)
-        for site in run.machine.sites
-    )
+    peak = 0.0
+    for site in run.machine.sites:
+        peak += site.gpus * peak_of(site.device, run.precision)
     return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
 
 

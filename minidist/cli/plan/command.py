@@ -25,6 +25,7 @@ from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
+from minidist.plan.compute.products import PRECISIONS, check_precision
 from minidist.plan.cost import REPAIR
 from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
@@ -42,7 +43,7 @@ KNOWN: dict[str, Any] = {
     "false": False,
     **{",".join(order): order for order in permutations(AXES)},
 }
-PRECISIONS = ("bf16", "fp8", "autocast")  # autocast: 16 bits in products alone
+CHOICES = (*PRECISIONS, "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
 
@@ -163,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"'
     )
-    found.add_argument("--precision", choices=PRECISIONS, default="bf16", help="of products")
+    found.add_argument("--precision", choices=CHOICES, default="bf16", help="of products")
     found.add_argument(
         "--software", help="a generation in software.toml; unsaid: the newest that the devices had"
     )
@@ -254,10 +255,7 @@ def setup(asked: argparse.Namespace) -> Setup:
     if asked.picture:
         check_picture(asked.picture)
     where = machine(asked.cluster)
-    if asked.precision == "fp8" and where.device.peak8 == where.device.peak:
-        raise PlanError(
-            f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
-        )
+    check_precision(asked.precision, where.device)
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
     if asked.precision == "autocast":
         start = replace(start, autocast="bfloat16")

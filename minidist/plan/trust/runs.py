@@ -91,7 +91,8 @@ def start_of(said: Mapping[str, Any], software: Software) -> Setup:
 
 def newest(where: Machine) -> Software:
     """Return the newest software that such devices have."""
-    return Software.named(NEWEST.get(where.device.generation, "megatron-core-2026"))
+    generation = where.device.generation
+    return Software.named(NEWEST.get(generation, "megatron-core-2026"))
 
 
 def as_told(said: Mapping[str, Any]) -> AsPublished:
