@@ -43,6 +43,7 @@ class Software:
     reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
+    engine: bool = False
 
     @staticmethod
     @cache

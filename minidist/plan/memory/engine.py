@@ -1,0 +1,180 @@
+"""What Megatron Core keeps of a Llama for backward, whose layers are Transformer Engine's.
+
+    norm ─x─▶ linear ─q k v─▶ attention ─out─▶ linear ─▶ + ─x─▶ norm ─x─▶ linear ─gate, up─▶ SwiGLU ─▶ linear ─▶ +
+
+Each operation keeps its inputs, but no tensor is kept twice, and sums keep nothing. So of h channels,
+d a head, f of the MLP a token keeps, in 16 bits,
+
+    attention     2h + 2h          input of the norm, and what it returns: the input of the fused product (of q, k, v)
+                  2 q + 2 k + 2 v  after rotation, and the output 2 q with a float32 for each head
+                  2 q              once more if ranks along cp exchange heads: attention's output before that
+    latent        2h + 2h, and each latent vector before and after its norm; keys as wide as queries
+    MLP           2h + 2h, gate and up 4f once, and their product 2f
+    experts       2h + 2h, gate and up and product as above for each of top_k experts, whose inputs are 2h more each
+                  (the rows as they came), and 17 bytes an expert: logits and probabilities in float32, the map, row ids
+
+With 8 bits (or 4) a linear layer keeps its *quantized* input, of one byte and its scales; attention,
+gate and up keep 16 bits, and so do norms. An input that 16 bits shared with attention or another
+layer then has a copy of its own. Sequence parallelism divides all, tp all but 2h + 2h.
+
+Beside layers there are
+
+    placeholders  Megatron adds gradients of weights to its own buffers, and hands autograd an empty tensor in their
+                  place: one for each *shape* of weights, kept for ever (2 bytes a parameter of a layer; of one expert)
+    head          another for the head while it is at work, logits in 16 bits once (the fused loss puts their gradient
+                  in their place), inputs and gradients of all tokens
+    workspaces    of cuBLAS, one of Transformer Engine and one of torch; with experts one more for each of four streams
+
+Nothing here is fitted. (Megatron-LM, core/tensor_parallel/layers.py and core/transformer; Transformer
+Engine 2, pytorch/module/base.py: `get_dummy_wgrad`, layernorm_linear.py, grouped_linear.py and
+cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
+"""
+
+from minidist.plan.memory.parameters import table_parameters
+from minidist.plan.run import Setup
+
+INPUT = {"bf16": 2.0, "fp8": 1.0, "fp8-rows": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of an element that a linear layer keeps of its input, with scales of 8 bits."""
+
+WORKSPACE, STREAMS = 32 * 2**20, 4
+OF_EXPERT = 17  # bytes of a token for each expert: 4 + 4, 1, and two row ids of 4
+
+
+# ---------------------------------------------------------------- layers
+
+
+def kept(run: Setup) -> float:
+    """Return the bytes that backward needs of a layer, and a microbatch."""
+    of_mlp = kept_of_experts(run) if run.model.experts else kept_of_mlp(run)
+    of_attention = kept_of_latent(run) if run.model.latent else kept_of_inputs(run)
+    return run.share.tokens * (of_attention + kept_of_scores(run) + of_mlp)
+
+
+def kept_of_inputs(run: Setup) -> float:
+    """Return the bytes of a token before a linear layer: what its norm reads, and what that returns."""
+    return (2 + INPUT[run.precision]) * run.model.hidden / whole(run)
+
+
+def kept_of_latent(run: Setup) -> float:
+    """Return the bytes of a token before queries, keys and values that latent channels make."""
+    model, width = run.model, INPUT[run.precision]
+    # two layers read what the norm returns; they share it unless each quantizes it
+    readers = 2 if run.bits8 else 1
+    before = (2 + readers * width) * model.hidden
+    latent = (2 + width) * (model.query_latent + model.latent) + 2 * model.rotary
+    return (before + latent) / whole(run)
+
+
+def kept_of_scores(run: Setup) -> float:
+    """Return the bytes of a token of attention itself, and of the product after it."""
+    model = run.model
+    kv = model.heads if model.latent else model.kv
+    queries, values = model.heads * model.key_dim, model.heads * model.head_dim
+    keys = kv * (model.key_dim + model.head_dim)
+    kept = 2 * (queries + keys + values) + 4 * model.heads
+    if run.bits8:
+        kept += INPUT[run.precision] * values
+    if run.cp > 1 and run.cp_comm == "a2a":
+        kept += 2 * values
+    return kept / run.tp
+
+
+def kept_of_mlp(run: Setup) -> float:
+    """Return the bytes of a token of an MLP and the norm before it."""
+    return kept_of_inputs(run) + inside(run) / run.tp
+
+
+def kept_of_experts(run: Setup) -> float:
+    """Return the bytes of a token of a layer of experts, whose load is balanced."""
+    model, width = run.model, INPUT[run.precision]
+    before = (2 + 2) * model.hidden  # the router reads 16 bits
+    if model.shared and run.bits8:
+        before += width * model.hidden
+    routed = model.top_k * (width * model.hidden + inside(run))
+    shared = model.shared * inside(run)
+    return (before + OF_EXPERT * model.experts) / whole(run) + (routed + shared) / run.tp
+
+
+def inside(run: Setup) -> float:
+    """Return the bytes of a token inside an MLP: gate and up, and what the last product reads."""
+    return (4 + INPUT[run.precision]) * run.model.ffn
+
+
+def whole(run: Setup) -> int:
+    """Return how many ranks share out what every rank along tp has without sequence parallelism."""
+    return run.tp if run.sp else 1
+
+
+# ---------------------------------------------------------------- what is there for a moment
+
+
+def of_backward(run: Setup) -> float:
+    """Return the bytes of gradients in a layer's backward, while all that it kept is still there.
+
+    Most are those of gate and up, the product being gone; of experts, what travels back, twice: as it
+    came and in order.
+    """
+    model, tokens = run.model, run.share.tokens
+    passing = 2 * model.hidden / whole(run)
+    if model.experts:
+        return tokens * (passing + 2 * 2 * model.top_k * model.hidden / run.tp)
+    return tokens * (passing + 4 * model.ffn / run.tp)
+
+
+def workspaces(run: Setup) -> float:
+    """Return the bytes of cuBLAS's workspaces on Hopper and later."""
+    return (2 + STREAMS * bool(run.model.experts)) * WORKSPACE
+
+
+def placeholders(run: Setup, has_leading: bool) -> float:
+    """Return the bytes of empty gradients: one for each shape of a layer's weights, and of those of
+    a leading layer if the rank has one.
+    """
+    shapes = set(weights(run))
+    if has_leading:
+        shapes.update(weights(run.leading))
+    return 2 * sum(rows * columns for rows, columns in shapes)
+
+
+def weights(run: Setup) -> list[tuple[float, float]]:
+    """Return rows and columns of each weight of a layer on this rank."""
+    model, tp = run.model, run.tp
+    found = [(model.hidden, model.heads * model.head_dim / tp)]
+    if model.latent:
+        queries = model.heads * model.key_dim / tp
+        found.append((queries, model.query_latent or model.hidden))
+        found.append((model.heads * 2 * model.head_dim / tp, model.latent))
+        found.append((model.latent + model.rotary, model.hidden))
+        if model.query_latent:
+            found.append((model.query_latent, model.hidden))
+    else:
+        found.append(((model.heads + 2 * model.kv) * model.head_dim / tp, model.hidden))
+    if model.experts:  # each expert is whole
+        found += of_mlp(model.hidden, model.ffn)
+        if model.shared:
+            found += of_mlp(model.hidden, model.shared * model.ffn / tp)
+    else:
+        found += of_mlp(model.hidden, model.ffn / tp)
+    return found
+
+
+def of_mlp(hidden: int, wide: float) -> list[tuple[float, float]]:
+    """Return the shapes of both weights of an MLP."""
+    return [(2 * wide, hidden), (hidden, wide)]
+
+
+def of_head(run: Setup) -> tuple[float, float]:
+    """Return the bytes of the last norm and the head: what they keep, and what is there beside that
+    while the head's gradients are computed.
+    """
+    model, tokens = run.model, run.share.tokens
+    kept = (2 + 2) * tokens * model.hidden / whole(run)
+    of_inputs = 2 * tokens * model.hidden
+    if run.tp > 1 and run.sp:  # gathered, and their gradients before and after they are scattered
+        of_inputs *= 2 + 1 / run.tp
+    return kept, of_inputs
+
+
+def of_table(run: Setup) -> float:
+    """Return the bytes of a gradient of the embedding or of the head, in 16 bits."""
+    return 2 * table_parameters(run)
