@@ -23,7 +23,7 @@ Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
 """By name: the type of a value, and what a value of it may be."""
 
 
-UNSAID = ("name", "reached8", "peak4", "reached4")  # what a device need not say
+UNSAID = ("name", "reached8", "peak4", "reached4", "flash3")  # what a device need not say
 
 
 class PlanError(ValueError):
@@ -122,6 +122,7 @@ class Device:
     reached8: float = 0.0
     peak4: float = 0.0
     reached4: float = 0.0
+    flash3: float = 0.0
 
     @staticmethod
     def named(name: str) -> "Device":

@@ -43,6 +43,10 @@ class Software:
     reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
+    hides_tensor: bool = False
+    once_a_node: bool = False
+    hides_experts: bool = False
+    host_experts: str = "host_experts"
     engine: bool = False
 
     @staticmethod
@@ -62,10 +66,11 @@ class Setup:
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
-    a layer when layers are dealt out to stages; `cut` says how many layers each stage of the plan
-    has, of which a rank may have several. `fused_loss`: the loss is computed in pieces, and no
-    logits are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
-    compute/products.py. `order`: the axes from the outermost, as
+    a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
+    `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
+    are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
+    compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the
+    heads. `order`: the axes from the outermost, as
     Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
     stream are in 32 bits.
     """
@@ -94,6 +99,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
+    cp_comm: str = "ring"
     order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
@@ -129,6 +135,7 @@ class Setup:
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
             self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
+            self.known["routing"],
         )  # fmt: skip
 
     @property
@@ -237,22 +244,43 @@ class Setup:
     @property
     def rank_of(self) -> tuple[int, ...]:
         """The rank of each stage of the plan, in order."""
-        down = tuple(range(self.pp))
-        return down * self.chunks if self.stages_a_rank == self.chunks else down + down[::-1]
+        return ranks_of(self.pp, self.stages_a_rank, self.schedule in V_SHAPED)
 
     def stages(self) -> tuple[float, ...]:
         """Return the layers of each stage of the plan, in order."""
-        count = self.pp * self.stages_a_rank
-        if self.cut or not self.ends_less or count == 1:
-            return self.cut or (self.model.layers / count,) * count
-        each = (self.model.layers + 2) / count
-        return tuple(each - (i in (0, count - 1)) for i in range(count))
+        if self.cut:
+            return self.cut
+        return dealt(self.model.layers, self.pp * self.stages_a_rank, self.ends_less)
 
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each rank along pp."""
-        if self.stages_a_rank == 1:
-            return self.stages()
-        found = [0.0] * self.pp
-        for rank, layers in zip(self.rank_of, self.stages(), strict=True):
-            found[rank] += layers
-        return tuple(found)
+        return gathered_by(self.rank_of, self.stages())
+
+
+@cache
+def ranks_of(ranks: int, stages_a_rank: int, is_v: bool) -> tuple[int, ...]:
+    """Return the rank of each stage, round after round; in a V the second round goes back."""
+    down = tuple(range(ranks))
+    return down + down[::-1] if is_v and stages_a_rank > 1 else down * stages_a_rank
+
+
+@cache
+def dealt(layers: int, stages: int, ends_less: bool) -> tuple[float, ...]:
+    """Return the layers of each stage as the package cuts them: the last stages have one more.
+
+    Embedding and head may count as one each.
+    """
+    if ends_less and stages > 1:
+        first, *inner, last = dealt(layers + 2, stages, False)
+        return first - 1, *inner, last - 1
+    each, left = divmod(layers, stages)
+    return (each,) * (stages - left) + (each + 1,) * left
+
+
+@cache
+def gathered_by(rank_of: tuple[int, ...], stages: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the layers of each rank, of those of the stages."""
+    found = [0.0] * (max(rank_of) + 1)
+    for rank, layers in zip(rank_of, stages, strict=True):
+        found[rank] += layers
+    return tuple(found)

@@ -10,10 +10,11 @@ clock, and in closed form. Both know that stages differ, in layers and in what s
     interleaved, of v chunks          (p - 1)(F + B)/v
     zb-h1; zb1p; zb-v, dualpipe-v     (p - 1)(F + I - W), of one of the 1, v or 2 stages that a rank has
 
-On the clock a V begins at its first rank and ends there, so its ranks start one after the other,
-which the papers do not count. DualPipe-V, too, is that of the package: a forward stands before a
-backward, not beside it. (Narayanan et al. 2021, section 2.2; Qi et al. 2023, "Zero bubble pipeline
-parallelism"; DeepSeek-AI 2024, section 3.2.1.)
+A V takes 2p microbatches until it is as short as that; with p it is (p - 1)(F + B) of one of its
+two stages, and between the two linear. On the clock a V begins at its first rank and ends there, so
+its ranks start one after the other, which the papers do not count. DualPipe-V, too, is that of the
+package: a forward stands before a backward, not beside it. (Narayanan et al. 2021, section 2.2; Qi
+et al. 2023, "Zero bubble pipeline parallelism"; DeepSeek-AI 2024, section 3.2.1.)
 """
 
 from collections.abc import Sequence
@@ -96,6 +97,10 @@ def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
     if run.schedule in SPLIT:
         # F + I - W of F + I + W
         weights = slowest.shares[1] * slowest.of_layers + slowest.last * FORWARD_OF_HEAD
+        if (
+            run.schedule in V_SHAPED
+        ):  # it takes 2p microbatches until weights fill all that they can
+            weights *= min(1.0, run.microbatches / run.pp - 1)
         share *= 1 - 2 * weights / max(seconds)
     elif run.schedule.startswith(("zb-2p", "zb-h2")):
         share = 0.02
@@ -108,7 +113,7 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
 
     The steady part of a plan repeats itself, so a plan of two microbatches a rank is enough.
     """
-    m = min(run.microbatches, 2 * run.pp)
+    m = clocked_microbatches(run)
     plan = pipeline_plan(run.schedule, run.pp, m, run.chunks)
     forward, inputs, weights = [], [], []
     for place, layers in enumerate(run.stages()):
@@ -127,3 +132,16 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
     backward = [sum(halves) for halves in zip(inputs, weights, strict=True)]
     clock = simulate(plan, forward, backward, inputs, weights, latency=sending)
     return clock.length - m * max(stage.seconds + waits for stage in ranks)
+
+
+def clocked_microbatches(run: Setup) -> int:
+    """Return how many microbatches of a plan are put on a clock."""
+    return min(run.microbatches, 2 * run.pp)
+
+
+def clocked_actions(run: Setup) -> int:
+    """Return how many actions of a plan are put on a clock: F, and B or its halves."""
+    if run.pp == 1:
+        return 0
+    kinds = 3 if run.schedule in SPLIT else 2
+    return kinds * run.pp * run.stages_a_rank * clocked_microbatches(run)

@@ -72,26 +72,27 @@ def step(run: Setup, exact: bool = False) -> Seconds:
 
 def stages_of(run: Setup) -> list[Stage]:
     """Return the stages of a run, in order."""
-    share = run.share
+    share, last_rank = run.share, run.rank_of[-1]
     embedding = share.streamed(4 * share.tokens * run.model.hidden)
     joining = run.network.all_reduce(run.entry, run.group("tp"))
+    of_fast = passes(run)
     found = []
-    for place, layers in enumerate(run.layers()):
-        site = run.site(place)
+    for rank, layers in enumerate(run.layers()):
+        site = run.site(rank)
         there = replace(run, machine=site) if run.machine.slower else run
-        forward, backward = passes(there)
-        leading = run.leading_layers(place)
+        forward, backward = passes(there) if run.machine.slower else of_fast
+        leading = run.leading_layers(rank)
         if leading:
             forward_leading, backward_leading = passes(there.leading)
             forward = mean_of(forward_leading, forward, leading / layers)
             backward = mean_of(backward_leading, backward, leading / layers)
         first = last = 0.0
-        if place == 0:
+        if rank == 0:
             first = embedding
-        if place == run.rank_of[-1]:
+        if rank == last_rank:
             of_last = replace(share, device=site.device)
             last = head(of_last, run.software.loss)
-        joined = joining * ((place == 0) + (place == run.rank_of[-1]))
+        joined = joining * ((rank == 0) + (rank == last_rank))
         found.append(Stage(layers, leading, forward, backward, first, last, joined))
     return found
 

@@ -1414,7 +1414,7 @@ MEMORY = [
     ),
     Mutation(
         "a plan's reserve is said, and not kept",
-        "minidist/plan/search/search.py",
+        "minidist/plan/search/fitting.py",
         old="memory * (1 - reserve)",
         new="memory",
         tests=("tests/plan/test_answer.py::test_five_percent_of_the_memory_stay_free",),

@@ -3,6 +3,7 @@
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
 check --rows rows.json                         predictions beside published measurements
 explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
+--as-published                                 named runs, GPU hours as planned beside those that were published
 goodput                                        what failures left of published runs, and what is predicted
 """
 
@@ -15,9 +16,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from minidist.cli.plan import as_published
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
 from minidist.cli.plan.runnable import offers
+from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
@@ -31,6 +34,7 @@ from minidist.plan.published import explain, report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
 from minidist.plan.sites.ways import Wire
+from minidist.plan.trust.runs import newest
 from minidist.trainer.files import retold
 
 KNOWN: dict[str, Any] = {
@@ -53,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] == "goodput":
             print(reported_failures.table())
             return 0
+        if "--as-published" in argv:
+            return as_published.main([word for word in argv if word != "--as-published"])
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             if len(argv) > 2:
@@ -118,10 +124,15 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> No
         sites_picture(sites, bill.tokens, asked.picture, title)
         return
     draw_plan(
-        names=[name_of(each.run) for each in shown],
+        names=[
+            f"{place} (rank {rank})  {name_of(each.run)}"
+            for place, (rank, each) in enumerate(zip(ranks_of(shown), shown, strict=True), start=1)
+        ],
         bytes=[each.bytes for each in shown],
         steps=[each.step for each in shown],
         room=run.machine.device.memory,
+        ranges=[range_around(each.run, each.seconds) for each in shown],
+        said=trusted(shown),
         path=asked.picture,
         title=title,
     )
@@ -247,14 +258,10 @@ def setup(asked: argparse.Namespace) -> Setup:
         raise PlanError(
             f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
         )
-    newest = (
-        "megatron-core-ampere"
-        if where.device.generation in ("volta", "ampere")
-        else "megatron-core"
-    )
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
     if asked.precision == "autocast":
         start = replace(start, autocast="bfloat16")
     else:
         start = replace(start, precision=asked.precision)
-    return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
+    software = Software.named(asked.software) if asked.software else newest(where)
+    return replace(start, software=software, fused_loss=True)

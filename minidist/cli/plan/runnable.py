@@ -76,6 +76,7 @@ def options(run: Setup) -> dict[str, Any]:
     }
     if run.pp > 1:
         said |= {"schedule": run.schedule, "chunks": run.chunks if run.chunks > 1 else 0}
+        said["light_ends"] = run.ends_less
     said["order"] = "" if run.order == AXES else ",".join(run.order)
     if run.microbatches > 1:
         said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}

@@ -18,10 +18,13 @@ def attention(share: Share, back: bool) -> float:
         return unfused_attention(share, back, heads, attended)
     if share.kernel == "flash":
         speed = device.flash
+    elif share.kernel == "flash3":
+        speed = device.flash3 or device.flash
     else:
         ampere = device.generation == "ampere"
         speed = known["triton_ampere"] if ampere else known["triton_hopper"]
-    speed *= min(1.0, (model.key_dim / 128) ** known["narrow_heads"])
+    narrow = known["narrow_heads_blackwell" if device.generation == "blackwell" else "narrow_heads"]
+    speed *= min(1.0, (model.key_dim / 128) ** narrow)
     # blocks of 128 queries are dealt out to the processors, in waves: the last one may not be full
     blocks = heads * -(-share.sequence // share.cp // 128)
     units = device.units

@@ -58,6 +58,11 @@ def layer(share: Share) -> Layer:
     for each in model.elements(tokens, tp, share.sp):
         aside += share.streamed(scale * each.forward)
         aside_back += share.streamed(scale * each.backward)
+    if groups:
+        rows = groups * routed[0].m
+        moved = share.width * rows * (model.hidden + 2 * model.ffn)
+        aside += share.streamed(share.routing * moved)
+        aside_back += share.streamed(2 * share.routing * moved)
     if share.precision != "bf16":
         aside += share.streamed(CAST * cast)
         aside_back += share.streamed(CAST * cast_back)

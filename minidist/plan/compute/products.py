@@ -57,9 +57,10 @@ class Share:
     """What one rank computes of a layer: `batch` sequences, 1/cp of the tokens, 1/tp of the heads
     and channels.
 
-    Attention has a `kernel`: "unfused" writes and reads all scores, "triton" and "flash" compute the
-    causal half. `precision` is that of products. An element has `width` bytes, and element-wise work
-    moves `passes` times the bytes of fused kernels.
+    Attention has a `kernel`: "unfused" writes and reads all scores, "triton", "flash" and "flash3" compute
+    the causal half. `precision` is that of products. An element has `width` bytes, and element-wise work
+    moves `passes` times the bytes of fused kernels. What routes tokens to experts moves `routing`
+    times the bytes of what those read and return.
     """
 
     device: Device
@@ -75,6 +76,7 @@ class Share:
     precision: str
     width: int = 2
     passes: float = 1.0
+    routing: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -95,7 +97,8 @@ class Share:
         """Return the seconds of `groups` equal products in one kernel; an element of the result
         moves `result` bytes.
         """
-        rate = speed(self.device, self.known, precision) * self.known["grouped"]
+        slower = "grouped_cdna" if self.device.generation == "cdna" else "grouped"
+        rate = speed(self.device, self.known, precision) * self.known[slower]
         operations = work(*p, groups, self.device.units)
         of_inputs = 1 if precision != "bf16" else self.width
         moved = groups * (of_inputs * (p.m * p.k + p.k * p.n) + result * p.m * p.n)

@@ -30,10 +30,8 @@ def bytes_held(run: Setup) -> Bytes:
     # The first stage has the embedding and most microbatches, the last one the head. The second
     # can hold more than the first, whose embedding may count as a layer; so can the longest.
     last = run.pp - 1
-    stages = {0, min(1, last), last}
-    if run.cut:
-        layers = run.layers()
-        stages.add(layers.index(max(layers)))
+    layers = run.layers()
+    stages = {0, min(1, last), last, layers.index(max(layers))}
     found = [bytes_of_stage(run, stage) for stage in sorted(stages)]
     return max(found, key=lambda bytes: sum(bytes.values()))
 

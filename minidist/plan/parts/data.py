@@ -59,9 +59,9 @@ def reduction_to_shards(run: Setup, stage: Stage, forward: float, backward: floa
     """
     parts = stage.parameters(run, ends_parameters(run))
     last = [(table_parameters(run), run.sharded)]
-    # ZeRO 2 may reduce each microbatch's gradients; a pipeline keeps them until the last.
+    # ZeRO 2 may reduce each microbatch's gradients.
     times = 1.0
-    if run.zero == 2 and run.pp == 1:
+    if run.zero == 2:
         times = run.microbatches / run.reductions
     exposed = gather(run, last, run.gradients)
     hideable = times * gather(run, parts, run.gradients) - exposed

@@ -29,6 +29,8 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     reducing, reducing_again = tensor(run)
     waiting, waiting_back = context(run, one)
     exchanging = experts(run)
+    if run.model.experts:
+        exchanging += run.known[run.software.host_experts]
     forward = {
         "computing": factor * (one.forward + one.attention),
         "tensor": reducing,
@@ -77,8 +79,11 @@ def tensor(run: Setup) -> tuple[float, float]:
     """
     all_reduces = 1 if run.model.parallel else 2
     group = run.group("tp")
-    reducing = all_reduces * run.network.all_reduce(run.reduced, group)
-    if run.hidden_tensor:
+    if run.sp:  # in two halves: an all-gather and a reduce-scatter
+        reducing = 2 * all_reduces * run.network.gather(run.reduced, group)
+    else:
+        reducing = all_reduces * run.network.all_reduce(run.reduced, group)
+    if run.hidden_tensor or run.software.hides_tensor:
         reducing *= 1 - run.known["hidden_tensor"]
     # Recomputing may stop before the last collective of a layer: with sp the last of four.
     until_stop = 1.0
@@ -95,6 +100,12 @@ def context(run: Setup, one: Layer) -> tuple[float, float]:
     if run.cp == 1:
         return 0.0, 0.0
     share, model = run.share, run.model
+    if run.cp_comm == "a2a":
+        # queries, keys and values change from a share of the tokens to one of the heads, and back
+        channels = 2 * (model.heads + model.kv) * model.head_dim // run.tp
+        sent = share.tokens * channels * share.width
+        waiting = run.network.exchange(sent, run.group("cp"))
+        return waiting, waiting
     keys = share.tokens * 2 * model.kv * model.head_dim // run.tp
     hops = run.cp - 1
     # backward their gradients circle, too: in 32 bits, and one hop more, home
@@ -112,14 +123,41 @@ def context(run: Setup, one: Layer) -> tuple[float, float]:
 
 
 def experts(run: Setup) -> float:
-    """Return the seconds in which a layer's tokens go to their experts and come back."""
+    """Return the seconds in which a layer's tokens go to their experts and come back, and that
+    nothing hides.
+    """
     if not run.model.experts:
         return 0.0
-    # ranks along ep are neighbours on the data axes, of which cp is the inner one
+    # ranks along ep are neighbours on the data axes, of which cp is the inner one; those along tp
+    # share out the experts, too
     inner = "cp" if run.cp > 1 else "dp"
-    group = Group(run.ep, run.group(inner).stride)
-    rows = run.entry * run.model.top_k / run.tp
-    return 2 * run.network.exchange(rows, group)
+    near = run.group(inner).stride // run.tp
+    group = Group(run.ep * run.tp, max(1, near))
+    tokens = run.entry / run.tp
+    together = group.together(run.machine)
+    nodes = group.ranks // together
+    if nodes > 1 and run.software.once_a_node:
+        seconds = across_nodes(run, tokens, together, nodes)
+    else:
+        seconds = run.network.exchange(tokens * run.model.top_k, group)
+    if run.software.hides_experts:
+        seconds *= 1 - run.known["hidden_experts"]
+    return 2 * seconds
+
+
+def across_nodes(run: Setup, tokens: float, together: int, nodes: int) -> float:
+    """Return the seconds of an exchange that sends a token to a node once, however many of its
+    experts are there, and hands it out inside.
+
+    A token that chooses its experts evenly has some on n (1 - (1 - 1/n)^k) of n nodes. Both ways of
+    sending run side by side. (DeepSeek-V3, 2024, section 3.2.2.)
+    """
+    top_k = run.model.top_k
+    reached = nodes * (1 - (1 - 1 / nodes) ** top_k)
+    remote = reached * (1 - 1 / nodes)
+    across = tokens * remote / run.network.card() + run.known["tree"]
+    inside = run.network.exchange(tokens * top_k, Group(together))
+    return max(across, inside)
 
 
 def beside(run: Setup, computing: float, collective: float) -> float:

@@ -80,11 +80,13 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     precision = precision_of(config, device)
     with retold(LeftOut, PlanError):
         sizes = model(config, pp)
-    software, zero = software_of(config, device), zero_of(config)
+    software, zero = software_of(row, config, device), zero_of(config)
     microbatch, batch = batches(config, pp, dp)
     recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
     said_precision = text(config, "precision")
     narrow = "fp16" in said_precision or "overlap" in config
+    # recipes of 8 bits reduce gradients in 16
+    narrow |= release(row) >= 25 and precision != "bf16"
     chunks = chunks_of(config, sizes, pp)
     schedule = "interleaved" if chunks > 1 else schedule_of(config)
     node = config.get("node_size") or 8
@@ -115,6 +117,7 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
         ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0,
         fused_loss="liger" in text(config, "fused"),
         gradient_bytes=4 if wide_gradients else 2,
+        cp_comm="a2a" if "a2a" in text(config, "cp_comm") else "ring",
         software=software,
         known=known,
     )
@@ -257,17 +260,35 @@ def latent_sizes(heads: int) -> dict[str, int]:
     return {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
 
 
-def software_of(config: PublishedRow, device: Device) -> Software:
+def software_of(row: PublishedRow, config: PublishedRow, device: Device) -> Software:
     """Return the software that the options of the row belong to."""
-    software = Software.named(software_name(config, device))
+    software = Software.named(software_name(config, device, release(row)))
     if (overlap := config.get("overlap_grad_reduce")) is not None:
         software = replace(software, overlap=overlap)
     return software
 
 
-def software_name(config: PublishedRow, device: Device) -> str:
+def release(row: PublishedRow) -> float:
+    """Return the release of the software that a row says, as 25.09 for September 2025; 0.0 if none.
+
+    Rows say it beside their source ("container 25.09"), where it is the only word on the software's
+    year.
+    """
+    found = re.search(r"container [A-Za-z]*(\d\d\.\d\d)", str(row.get("source")))
+    return float(found.group(1)) if found else 0.0
+
+
+def software_name(config: PublishedRow, device: Device, year: float) -> str:
     """Return which of `software.toml` the options of the row belong to."""
-    hopper = device.generation in ("hopper", "blackwell", "cdna")
+    if device.generation == "tpu":
+        return "xla"
+    hopper = device.generation in ("hopper", "blackwell")
+    if config.get("zero") == 3 and year:
+        return "megatron-fsdp"
+    if device.generation == "cdna":
+        return "megatron-rocm"
+    if hopper and year >= 25:
+        return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
     if "sharding" in config or config.get("compile") is False:
         return "fsdp-eager"
     if text(config, "arch").startswith("llama") and config.get("zero") == 3:

@@ -6,6 +6,7 @@ from typing import Any
 
 from minidist.launch.parser import nearest
 from minidist.mesh import AXES
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.plan.device import PlanError
 from minidist.plan.stages import SCHEDULES
 
@@ -14,16 +15,15 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "cp": (1, 2, 4, 8, 16),
     "ep": (1, 2, 4, 8, 16, 32, 64),
     "zero": (0, 1, 2, 3),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "selective", "full"),
     "microbatch": (1, 2, 4, 8),
     "chunks": (1, 2, 3, 4, 5, 6, 8),
-    "schedule": ("1f1b", "interleaved", "zb-h1"),
+    "schedule": ("1f1b", "interleaved", "zb-h1", *V_SHAPED),
     "offload": (False, True),
     "order": (AXES, ("pp", "dp", "cp", "tp")),  # stages near each other, or replicas
 }
 # if fixed
 ALSO = {
-    "recompute": ("none", "selective", "full"),
     "schedule": SCHEDULES,
     "order": (*permutations(AXES),),
 }
@@ -43,12 +43,12 @@ def divisors(number: int, most: int | None = None) -> list[int]:
 
 def check_fixed(fixed: Mapping[str, Any]) -> None:
     """Refuse fields that are not looked for, and values that they cannot have."""
-    known = CHOICES | {"pp": (1,), "dp": (1,)} | ALSO
+    known = CHOICES | {"pp": (1,), "dp": (1,), "hsdp": (1,)} | ALSO
     for name, value in fixed.items():
         if name not in known:
             choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
             raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
-        counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
+        counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks", "hsdp")
         # True is not 1
         alike = [each for each in known[name] if type(each) is type(value) and each == value]
         if not (type(value) is int and value >= 1 if counts else alike):

@@ -28,11 +28,27 @@ class Answer:
     """The layouts that fit, best first, and how many were refused for each reason.
 
     The first were timed on a clock: a few of each group, so that layouts which differ are among
-    them.
+    them. `asked` is the batch that was asked for. Where another is planned, `saved` is the share of
+    the GPU hours a token that it saves: 1 if no layout fits the batch that was asked for.
     """
 
     found: tuple[Found, ...]
     refused: Mapping[str, int]
+    asked: int
+    saved: float = 0.0
+
+    @property
+    def another_batch(self) -> str:
+        """Say which batch is planned in place of the one that was asked for; nothing if none is."""
+        planned = self.found[0].run.batch
+        if planned == self.asked:
+            return ""
+        why = "no layout divides the other and fits"
+        if self.saved < 1:
+            why = (
+                f"it takes {self.saved:.0%} fewer GPU hours a token, because more layouts divide it"
+            )
+        return f"{self.asked:,} sequences a step were asked for, and {planned:,} are planned: {why}"
 
     def groups(self) -> list[list[Found]]:
         """Return the layouts that have equal axes and shards as one list, best first.

@@ -1,6 +1,6 @@
 """Every layout whose numbers fit together, and why the others do not.
 
-for tp, pp, cp; for microbatch, ep; for order; for ZeRO, recomputing; for schedule, chunks; for hsdp
+for tp, pp, cp; for microbatch, ep; for order; for schedule, chunks, cut; for ZeRO, recomputing, hsdp
 """
 
 from collections import Counter
@@ -10,15 +10,34 @@ from itertools import product
 from typing import Any
 
 from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.plan.parts.layer import passes
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import LONG, divisors, options
+from minidist.plan.search.cuts import cuts
+from minidist.plan.stages import SPLIT
 
+# a pipeline with these reduces gradients in the backward of each microbatch
+REDUCING = ("gpipe", "1f1b")
 UNEVEN = "share a step's sequences out unevenly"
 
 
-def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+Ladder = list[Setup]
+"""Layouts that differ in what saves memory: each is slower than the one before it, and smaller.
+
+ZeRO 2, which reduces the gradients of each microbatch, has a rung behind each of ZeRO 1; it may be
+slower than later ones.
+"""
+
+
+def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
     """Yield every layout whose numbers fit together; count the others by reason."""
+    for base in axes(start, fixed, refused):
+        for run in shared_out(base, fixed, refused):
+            for same in scheduled(run, fixed, refused):
+                yield from ladders(same, fixed, refused)
+
+
+def axes(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield a layout for all sizes of axes that fit the machine and the model."""
     total = start.machine.total
     stages = divisors(total, most=start.model.layers)
     if "pp" in fixed:
@@ -29,10 +48,7 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
             refused[reason] += 1
             continue
         dp = total // (tp * pp * cp)
-        base = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
-        for run in shared_out(base, fixed, refused):
-            for ordered in orders(replace(run, cut=cut(run)), fixed):
-                yield from policies(ordered, fixed, refused)
+        yield replace(start, tp=tp, pp=pp, dp=dp, cp=cp, sp=tp > 1)
 
 
 def shared_out(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
@@ -60,33 +76,62 @@ def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
     return list(found.values())
 
 
-def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
-    """Yield a layout with each ZeRO, schedule and way to save memory that goes with it."""
-    for zero in options(fixed, "zero"):
-        if not zero_pays(base, zero, fixed["offload"]):
-            continue
-        run = replace(base, zero=zero, offload=fixed["offload"])
-        for recompute, (schedule, chunks) in product(
-            options(fixed, "recompute"), schedules(base, fixed)
-        ):
-            if reason := misfit_of_schedule(base, schedule, chunks):
-                refused[reason] += 1
-                continue
-            found = replace(run, recompute=recompute, schedule=schedule, chunks=chunks)
-            yield found
-            if zero == 3:
-                yield from sharded_in_nodes(found)
+def ladders(same: Ladder, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+    """Yield a layout without ZeRO, with ZeRO 1 and 2, and with ZeRO 3 in groups of ranks, each with
+    its ways to recompute, and with each cut of its layers.
+    """
+    base = same[0]
+    again = recomputing(base, fixed)
+    rungs = [replace(cut, recompute=policy) for policy, cut in product(again, same)]
+    offered = [each for each in options(fixed, "zero") if zero_pays(base, each, fixed)]
+    if 2 in offered and base.pp > 1 and base.schedule not in REDUCING:
+        offered.remove(2)
+        if "zero" in fixed:
+            refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
+    if 0 in offered:
+        yield rungs
+    rungs = [replace(rung, offload=fixed["offload"]) for rung in rungs]
+    together = [zero for zero in offered if zero in (1, 2)]
+    if together:
+        yield [with_zero(rung, zero) for rung, zero in product(rungs, together)]
+    if 3 in offered:
+        for group in groups(base, fixed):
+            yield [replace(rung, zero=3, hsdp=group) for rung in rungs]
 
 
-def zero_pays(run: Setup, zero: int, offload: bool) -> bool:
+def with_zero(run: Setup, zero: int) -> Setup:
+    """Return a layout with ZeRO 1, or with ZeRO 2, which never has whole gradients."""
+    software = replace(run.software, reduces_each=True) if zero == 2 else run.software
+    return replace(run, zero=zero, software=software)
+
+
+def zero_pays(run: Setup, zero: int, fixed: Mapping[str, Any]) -> bool:
     """Tell whether a stage of ZeRO makes a layout another one, and no worse one."""
     if zero and run.dp * run.cp == 1:
         return False  # nobody to share with: the same as without ZeRO
-    if zero == 2 and run.reductions > 1:
-        return False  # it holds whole gradients, as ZeRO 1 does
-    if zero > 1 and run.pp > 1:
-        return False  # it would send the gradients of each microbatch
-    return zero > 0 or not offload  # what is not sharded is not offloaded
+    if zero == 3 and run.pp > 1:
+        return False  # it would gather the parameters of each microbatch
+    if zero < 3 and fixed.get("hsdp"):
+        return False  # only ZeRO 3 shards in groups
+    return zero > 0 or not fixed["offload"]  # what is not sharded is not offloaded
+
+
+def recomputing(run: Setup, fixed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ways to recompute; a kernel that keeps no scores has nothing to be selective of."""
+    offered = options(fixed, "recompute")
+    if "recompute" in fixed or run.software.kernel == "unfused":
+        return offered
+    return tuple(each for each in offered if each != "selective")
+
+
+def scheduled(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+    """Yield a layout with each schedule that fits its microbatches, and with each cut for it."""
+    for schedule, chunks in schedules(base, fixed):
+        run = replace(base, schedule=schedule, chunks=chunks)
+        if reason := misfit_of_schedule(run):
+            refused[reason] += 1
+        else:
+            yield cuts(run)
 
 
 def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -101,24 +146,29 @@ def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
     return found
 
 
-def misfit_of_schedule(run: Setup, schedule: str, chunks: int) -> str:
+def misfit_of_schedule(run: Setup) -> str:
     """Return why a schedule does not fit the layers or the microbatches; nothing if it does."""
-    pp, m = run.pp, run.microbatches
-    if chunks > 1 and (run.model.layers % (pp * chunks) or m % pp or run.cut):
-        return "cut layers or microbatches into uneven chunks"
+    pp, m, stages = run.pp, run.microbatches, run.pp * run.stages_a_rank
+    if stages > run.model.layers + 2:
+        return "have more stages than layers"
+    if run.schedule in CHUNKED and m % pp:
+        return "have microbatches that stages do not divide, which interleaved ones have to"
     if pp > 1 and m < pp:
         return "have fewer microbatches than stages"
-    if pp > 1 and run.bits8 and schedule.startswith("zb"):
+    if run.machine.slower and stages > pp:
+        return "have several stages on each GPU of two sites"
+    if pp > 1 and run.bits8 and run.schedule in SPLIT:
         return "put weight gradients off, which products of 8 bits do not allow"
     return ""
 
 
-def sharded_in_nodes(run: Setup) -> Iterator[Setup]:
-    """Yield the layout whose nodes shard, and replicate each other, as the package has it."""
+def groups(run: Setup, fixed: Mapping[str, Any]) -> list[int]:
+    """Return how many ranks ZeRO 3 may shard over: all (0), a part of a node, or whole nodes."""
     ranks = run.dp * run.cp
     node = max(1, run.machine.node // run.tp)
-    if 1 < node < ranks and ranks % node == 0 and run.ep == 1:
-        yield replace(run, hsdp=node)
+    parts = [each for each in divisors(ranks)[1:-1] if each % node == 0 or node % each == 0]
+    found = [0, *parts] if run.ep == 1 else [0]
+    return [each for each in found if each == fixed.get("hsdp", each)]
 
 
 def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
@@ -139,25 +189,4 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
     if machine.slower:
         apart = machine.gpus * pp % machine.total == 0
         return "" if apart else "have a stage on two sites"
-    # embedding and head may count as a layer each
-    if model.layers % pp and (model.layers + 2) % pp:
-        return "cut layers unevenly"
     return ""
-
-
-def cut(run: Setup) -> tuple[int, ...]:
-    """Return the layers of each stage where two sites have devices of different speed.
-
-    Each layer goes to the stage that would be done with it first.
-    """
-    if not run.machine.slower:
-        return ()
-    seconds = []
-    for stage in range(run.pp):
-        forward, backward = passes(replace(run, machine=run.site(stage)))
-        seconds.append(forward.seconds + backward.seconds)
-    counts = [0] * run.pp
-    for _ in range(run.model.layers):
-        done = [(count + 1) * each for count, each in zip(counts, seconds, strict=True)]
-        counts[done.index(min(done))] += 1
-    return tuple(counts)

@@ -16,18 +16,18 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.plan.device import PlanError
-from minidist.plan.memory import GB, bytes_held
+from minidist.plan.memory import GB
 from minidist.plan.run import Setup
-from minidist.plan.search.choices import check_fixed, divisors, options
+from minidist.plan.search.batches import batch_that_suits, nearest_batch
+from minidist.plan.search.choices import check_fixed
+from minidist.plan.search.fitting import fitting
 from minidist.plan.search.found import Answer, Found, shares
-from minidist.plan.search.layouts import UNEVEN, candidates
+from minidist.plan.stages import clocked_actions
 from minidist.plan.step import step
 
 FINALISTS = 24
 VARIANTS = 4  # at most so many finalists have equal axes and shards
-# of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
-RESERVE = 0.05
-NEAREST = 3  # batches that divide are tried where none does: each takes a search
+ACTIONS = 60_000  # at most so many of their plans are put on a clock: each takes some microseconds
 
 
 def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float = 0.0) -> Answer:
@@ -49,13 +49,18 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float 
     check_fixed(fixed)
     refused: Counter[str] = Counter()
     found, smallest = fitting(start, fixed, reserve, refused)
+    asked = start.batch
+    batch, saved = batch_that_suits(start, fixed, reserve, found)
+    if batch != asked:
+        refused.clear()
+        found, smallest = fitting(replace(start, batch=batch), fixed, reserve, refused)
     if not found:
         raise PlanError(nothing_fits(start, fixed, reserve, +refused, smallest))
     found.sort(key=lambda each: each.seconds)
     first, rest = finalists(found)
     timed = [replace(each, step=step(each.run, exact=True)) for each in first]
     timed.sort(key=lambda each: each.seconds)
-    return Answer((*timed, *rest), +refused)
+    return Answer((*timed, *rest), +refused, asked, saved)
 
 
 def nothing_fits(
@@ -75,32 +80,6 @@ def nothing_fits(
     return f"no layout fits {machine}: {'; '.join(reasons)}{near}"
 
 
-def fitting(
-    start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Counter[str]
-) -> tuple[list[Found], float]:
-    """Return the layouts that fit, timed in closed form, and the bytes of a GPU in the smallest of
-    all.
-    """
-    memory = min(site.device.memory for site in start.machine.sites)
-    room = memory * (1 - reserve)
-    free = f", of which {reserve:.0%} stay free" if reserve else ""
-    too_much = f"hold more than the {memory / GB:.0f} GB of a GPU{free}"
-    smallest = float("inf")
-    found: list[Found] = []
-    for offload in options(fixed, "offload"):  # to the host's memory only if nothing fits without
-        if found:
-            break
-        for run in candidates(start, {**fixed, "offload": offload}, refused):
-            bytes = bytes_held(run)
-            total = sum(bytes.values())
-            smallest = min(smallest, total)
-            if total <= room:
-                found.append(Found(run, step(run), bytes))
-            else:
-                refused[too_much] += 1
-    return found, smallest
-
-
 def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
     """Return the layouts, which are sorted, in two parts: those that are worth a clock, and the
     others.
@@ -108,39 +87,14 @@ def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
     first: list[Found] = []
     rest: list[Found] = []
     alike: Counter[tuple[int, ...]] = Counter()
+    left = ACTIONS
     for each in found:
         group = shares(each.run)
         alike[group] += 1
-        if alike[group] <= VARIANTS and len(first) < FINALISTS:
+        needed = clocked_actions(each.run)
+        if alike[group] <= VARIANTS and len(first) < FINALISTS and needed <= left:
             first.append(each)
+            left -= needed
         else:
             rest.append(each)
     return first, rest
-
-
-def nearest_batch(
-    start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Mapping[str, int]
-) -> str:
-    """Name the nearest batch for which a layout fits, if layouts were refused for the batch."""
-    if UNEVEN not in refused:
-        return ""
-    # Replicas are a divisor of the GPUs, and a batch is a multiple of the replicas.
-    near = set()
-    for replicas in divisors(start.machine.total):
-        below = start.batch // replicas
-        near |= {max(1, below) * replicas, (below + 1) * replicas}
-    tried = 0
-    for batch in sorted(near, key=lambda each: abs(each - start.batch)):
-        run = replace(start, batch=batch)
-        possible = candidates(run, {**fixed, "offload": False}, Counter())
-        if next(possible, None) is None:
-            continue  # it divides nothing, either
-        if fitting(run, fixed, reserve, Counter())[0]:
-            return (
-                f"; the nearest batch that fits is {batch:,} sequences: --batch "
-                f"{batch * start.sequence}"
-            )
-        tried += 1
-        if tried == NEAREST:
-            break
-    return ""
