@@ -30,14 +30,27 @@ Engine 2, pytorch/module/base.py: `get_dummy_wgrad`, layernorm_linear.py, groupe
 cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
 """
 
+from typing import TypeAlias
+
 from minidist.plan.memory.parameters import table_parameters
 from minidist.plan.run import Setup
 
-INPUT = {"bf16": 2.0, "fp8": 1.0, "fp8-rows": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+Shape: TypeAlias = tuple[float, float]
+"""Rows and columns of a weight on a rank."""
+
+INPUT = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8-rows": 1.0,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 1 / 2 + 1 / 16,
+}
 """Bytes of an element that a linear layer keeps of its input, with scales of 8 bits."""
 
-WORKSPACE, STREAMS = 32 * 2**20, 4
-OF_EXPERT = 17  # bytes of a token for each expert: 4 + 4, 1, and two row ids of 4
+WORKSPACE = 32 * 2**20
+STREAMS = 4
+OF_EXPERT = 4 + 4 + 1 + 2 * 4
+"""Bytes of a token for each expert: its logit and probability, the map, and two row ids."""
 
 
 # ---------------------------------------------------------------- layers
@@ -45,37 +58,46 @@ OF_EXPERT = 17  # bytes of a token for each expert: 4 + 4, 1, and two row ids of
 
 def kept(run: Setup) -> float:
     """Return the bytes that backward needs of a layer, and a microbatch."""
-    of_mlp = kept_of_experts(run) if run.model.experts else kept_of_mlp(run)
-    of_attention = kept_of_latent(run) if run.model.latent else kept_of_inputs(run)
-    return run.share.tokens * (of_attention + kept_of_scores(run) + of_mlp)
+    model = run.model
+    of_token = kept_of_scores(run)
+    of_token += kept_of_latent(run) if model.latent else kept_of_inputs(run)
+    of_token += kept_of_experts(run) if model.experts else kept_of_mlp(run)
+    return run.share.tokens * of_token
 
 
 def kept_of_inputs(run: Setup) -> float:
     """Return the bytes of a token before a linear layer: what its norm reads, and what that returns."""
-    return (2 + INPUT[run.precision]) * run.model.hidden / whole(run)
+    each = 2 + INPUT[run.precision]
+    return each * run.model.hidden / whole(run)
 
 
 def kept_of_latent(run: Setup) -> float:
     """Return the bytes of a token before queries, keys and values that latent channels make."""
-    model, width = run.model, INPUT[run.precision]
+    model = run.model
+    width = INPUT[run.precision]
     # two layers read what the norm returns; they share it unless each quantizes it
     readers = 2 if run.bits8 else 1
     before = (2 + readers * width) * model.hidden
-    latent = (2 + width) * (model.query_latent + model.latent) + 2 * model.rotary
-    return (before + latent) / whole(run)
+    latent = model.query_latent + model.latent
+    before += (2 + width) * latent
+    before += 2 * model.rotary
+    return before / whole(run)
 
 
 def kept_of_scores(run: Setup) -> float:
     """Return the bytes of a token of attention itself, and of the product after it."""
     model = run.model
     kv = model.heads if model.latent else model.kv
-    queries, values = model.heads * model.key_dim, model.heads * model.head_dim
-    keys = kv * (model.key_dim + model.head_dim)
-    kept = 2 * (queries + keys + values) + 4 * model.heads
+    queries = model.heads * model.key_dim
+    keys = kv * model.key_dim
+    values = kv * model.head_dim
+    output = model.heads * model.head_dim
+    kept = 2 * (queries + keys + values + output)
+    kept += 4 * model.heads
     if run.bits8:
-        kept += INPUT[run.precision] * values
+        kept += INPUT[run.precision] * output
     if run.cp > 1 and run.cp_comm == "a2a":
-        kept += 2 * values
+        kept += 2 * output
     return kept / run.tp
 
 
@@ -86,18 +108,22 @@ def kept_of_mlp(run: Setup) -> float:
 
 def kept_of_experts(run: Setup) -> float:
     """Return the bytes of a token of a layer of experts, whose load is balanced."""
-    model, width = run.model, INPUT[run.precision]
+    model = run.model
+    width = INPUT[run.precision]
     before = (2 + 2) * model.hidden  # the router reads 16 bits
     if model.shared and run.bits8:
         before += width * model.hidden
-    routed = model.top_k * (width * model.hidden + inside(run))
-    shared = model.shared * inside(run)
-    return (before + OF_EXPERT * model.experts) / whole(run) + (routed + shared) / run.tp
+    before += OF_EXPERT * model.experts
+    of_row = width * model.hidden + inside(run)
+    rows = model.top_k * of_row
+    rows += model.shared * inside(run)
+    return before / whole(run) + rows / run.tp
 
 
 def inside(run: Setup) -> float:
     """Return the bytes of a token inside an MLP: gate and up, and what the last product reads."""
-    return (4 + INPUT[run.precision]) * run.model.ffn
+    each = 4 + INPUT[run.precision]
+    return each * run.model.ffn
 
 
 def whole(run: Setup) -> int:
@@ -114,16 +140,19 @@ def of_backward(run: Setup) -> float:
     Most are those of gate and up, the product being gone; of experts, what travels back, twice: as it
     came and in order.
     """
-    model, tokens = run.model, run.share.tokens
-    passing = 2 * model.hidden / whole(run)
+    model = run.model
+    gradient = 2 * model.hidden
+    passing = gradient / whole(run)
+    most = 4 * model.ffn
     if model.experts:
-        return tokens * (passing + 2 * 2 * model.top_k * model.hidden / run.tp)
-    return tokens * (passing + 4 * model.ffn / run.tp)
+        most = 2 * model.top_k * gradient
+    return run.share.tokens * (passing + most / run.tp)
 
 
 def workspaces(run: Setup) -> float:
     """Return the bytes of cuBLAS's workspaces on Hopper and later."""
-    return (2 + STREAMS * bool(run.model.experts)) * WORKSPACE
+    streams = STREAMS if run.model.experts else 0
+    return (2 + streams) * WORKSPACE
 
 
 def placeholders(run: Setup, has_leading: bool) -> float:
@@ -136,43 +165,46 @@ def placeholders(run: Setup, has_leading: bool) -> float:
     return 2 * sum(rows * columns for rows, columns in shapes)
 
 
-def weights(run: Setup) -> list[tuple[float, float]]:
-    """Return rows and columns of each weight of a layer on this rank."""
-    model, tp = run.model, run.tp
-    found = [(model.hidden, model.heads * model.head_dim / tp)]
+def weights(run: Setup) -> list[Shape]:
+    """Return the shape of each weight of a layer."""
+    model = run.model
+    heads = model.heads / run.tp
+    found: list[Shape] = [(model.hidden, heads * model.head_dim)]
     if model.latent:
-        queries = model.heads * model.key_dim / tp
-        found.append((queries, model.query_latent or model.hidden))
-        found.append((model.heads * 2 * model.head_dim / tp, model.latent))
+        queries = model.query_latent or model.hidden
+        found.append((heads * model.key_dim, queries))
+        found.append((heads * 2 * model.head_dim, model.latent))
         found.append((model.latent + model.rotary, model.hidden))
         if model.query_latent:
             found.append((model.query_latent, model.hidden))
     else:
-        found.append(((model.heads + 2 * model.kv) * model.head_dim / tp, model.hidden))
-    if model.experts:  # each expert is whole
-        found += of_mlp(model.hidden, model.ffn)
-        if model.shared:
-            found += of_mlp(model.hidden, model.shared * model.ffn / tp)
-    else:
-        found += of_mlp(model.hidden, model.ffn / tp)
+        both = heads + 2 * model.kv / run.tp
+        found.append((both * model.head_dim, model.hidden))
+    if not model.experts:
+        return found + of_mlp(run, model.ffn / run.tp)
+    found += of_mlp(run, model.ffn)  # each expert is whole
+    if model.shared:
+        wide = model.shared * model.ffn
+        found += of_mlp(run, wide / run.tp)
     return found
 
 
-def of_mlp(hidden: int, wide: float) -> list[tuple[float, float]]:
-    """Return the shapes of both weights of an MLP."""
+def of_mlp(run: Setup, wide: float) -> list[Shape]:
+    """Return the shapes of both weights of an MLP of `wide` channels."""
+    hidden = run.model.hidden
     return [(2 * wide, hidden), (hidden, wide)]
 
 
-def of_head(run: Setup) -> tuple[float, float]:
-    """Return the bytes of the last norm and the head: what they keep, and what is there beside that
-    while the head's gradients are computed.
+def of_head(run: Setup) -> float:
+    """Return the bytes of the last norm and the head: what both keep of their inputs, and those and
+    their gradients, of all tokens, while the head's gradients are computed.
     """
-    model, tokens = run.model, run.share.tokens
-    kept = (2 + 2) * tokens * model.hidden / whole(run)
-    of_inputs = 2 * tokens * model.hidden
-    if run.tp > 1 and run.sp:  # gathered, and their gradients before and after they are scattered
-        of_inputs *= 2 + 1 / run.tp
-    return kept, of_inputs
+    every = 2 * run.share.tokens * run.model.hidden
+    kept = 2 * every / whole(run)
+    if run.tp == 1 or not run.sp:
+        return kept + every
+    # gathered inputs; their gradients before and after these are scattered
+    return kept + 2 * every + every / run.tp
 
 
 def of_table(run: Setup) -> float:

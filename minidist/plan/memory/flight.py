@@ -8,30 +8,38 @@ def in_flight(run: Setup, stage: int) -> float:
     """Return the most layers whose activations a rank holds at once, each as often as microbatches
     are in flight through it: as the schedules' papers have it.
     """
-    m, p, v = run.microbatches, run.pp, run.chunks
+    m = run.microbatches
+    p = run.pp
+    v = run.chunks
     layers = run.layers()[stage]
     if run.schedule == "gpipe":
         return m * layers
     if p == 1:
         return layers
     if run.schedule.startswith(("zb-2p", "zb-h2")):
-        return min(m, 2 * p - 1) * layers
+        most = 2 * p - 1
+        return min(m, most) * layers
     if run.schedule in V_SHAPED:
         most = 2 * p + (run.schedule == "dualpipe-v")
         return min(2 * m, most) * longest(run, stage)
     if run.schedule == "zb1p":
-        return min(m * v, p * v - stage) * longest(run, stage)
+        most = p * v - stage
+        return min(m * v, most) * longest(run, stage)
     if run.schedule.startswith("zb"):
         return min(m, p) * layers
     if v == 1:
         return min(m, p - stage) * layers
     # interleaved: p microbatches of each chunk in turn, until the first backward
-    warm_up = min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1)
+    later = p - stage - 1
+    most = 2 * later + (v - 1) * p + 1
+    warm_up = min(m * v, most)
     rounds, left = divmod(warm_up, p * v)
+    stages = run.stages()
     found = 0.0
     for chunk in range(v):
-        in_turn = rounds * p + min(p, max(0, left - chunk * p))
-        found += in_turn * run.stages()[chunk * p + stage]
+        of_round = left - chunk * p
+        in_turn = rounds * p + min(p, max(0, of_round))
+        found += in_turn * stages[chunk * p + stage]
     return found
 
 

@@ -39,9 +39,9 @@ def bytes_held(run: Setup) -> Bytes:
 def metered(run: Setup, meter: str = "") -> Bytes:
     """Return what a meter sees of these bytes; by default the one that the run's software reads.
 
-        driver      everything
-        allocated   tensors alone (torch.cuda.max_memory_allocated)
-        reserved    and what the allocator holds for others (torch.cuda.max_memory_reserved)
+    driver      everything
+    allocated   tensors alone (torch.cuda.max_memory_allocated)
+    reserved    and what the allocator holds for others (torch.cuda.max_memory_reserved)
     """
     held = bytes_held(run)
     meter = meter or run.software.measured
@@ -63,14 +63,16 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     tables = (stage == 0) + has_own_head
     leading = run.leading_layers(stage)
     joining = further * 2 * model.hidden**2 / run.tp
-    weights, gradients, optimizer = states(run, layers, tables, math.ceil(leading), joining)
+    of_states = states(run, layers, tables, math.ceil(leading), joining)
+    weights, gradients, optimizer = of_states
     logits = 0.0
     if is_last and not run.fused_loss:
         columns = -(-model.vocabulary // run.tp)
-        logits = (1 + further) * run.share.tokens * columns * run.software.kept_logit
+        heads = 1 + further
+        logits = heads * run.share.tokens * columns * run.software.kept_logit
     layer = mean_layer(run, stage, leading)
-    kept = in_flight(run, stage) * layer.saved + deferred(run, stage) * layer.working
-    kept += further * layer.saved
+    kept = (in_flight(run, stage) + further) * layer.saved
+    kept += deferred(run, stage) * layer.working
     busy, logits, workspace = at_work(run, stage, layer, logits)
     return {
         "parameters": weights,
@@ -80,19 +82,27 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
         "logits": logits,
         "communication": gathered(run) if run.zero == 3 else 0.0,
         "workspace": workspace,
-        "resident": run.known["resident"] * GB,
+        "resident": resident(run),
     }
+
+
+def resident(run: Setup) -> float:
+    """Return the bytes that a GPU's driver sees beside tensors; other devices have no such driver."""
+    if run.machine.device.generation in ("tpu", "trainium"):
+        return 0.0
+    return run.known["resident"] * GB
 
 
 def mean_layer(run: Setup, stage: int, leading: float) -> Layer:
     """Return the bytes of a stage's mean layer, of which `leading` are dense ones."""
-    alike, layers = layer_of(run), run.layers()[stage]
+    alike = layer_of(run)
+    layers = run.layers()[stage]
     if not leading or not layers:
         return with_copies(run, alike)
-    dense, share = layer_of(run.leading), leading / layers
-    return Layer(
-        share * dense.saved + (1 - share) * alike.saved, max(dense.working, alike.working)
-    )
+    dense = layer_of(run.leading)
+    share = leading / layers
+    saved = share * dense.saved + (1 - share) * alike.saved
+    return Layer(saved, max(dense.working, alike.working))
 
 
 def with_copies(run: Setup, layer: Layer) -> Layer:
@@ -111,14 +121,17 @@ def at_work(run: Setup, stage: int, layer: Layer, logits: float) -> tuple[float,
     """
     is_last = stage == run.rank_of[-1]
     if not run.software.engine:
-        copies = 2 * table_parameters(run) if run.autocast and is_last else 0.0  # the head's
-        return layer.working + copies, logits, 0.0
-    always = engine.placeholders(run, run.leading_layers(stage) > 0) + engine.workspaces(run)
-    moments = [(layer.working + engine.of_backward(run), 0.0, always)]
+        has_copy = run.autocast and is_last
+        copy = 2 * table_parameters(run) if has_copy else 0.0  # the head's
+        return layer.working + copy, logits, 0.0
+    has_leading = run.leading_layers(stage) > 0
+    always = engine.placeholders(run, has_leading) + engine.workspaces(run)
+    table = engine.of_table(run)
+    of_layer = layer.working + engine.of_backward(run)
+    moments = [(of_layer, 0.0, always)]
     if is_last:
-        kept, busy = engine.of_head(run)
-        moments.append((kept + busy, logits, always + engine.of_table(run)))
+        moments.append((engine.of_head(run), logits, always + table))
     if stage == 0:
         given_back = run.stages()[0] * layer.saved
-        moments.append((entry_bytes(run) - given_back, 0.0, always + engine.of_table(run)))
+        moments.append((entry_bytes(run) - given_back, 0.0, always + table))
     return max(moments, key=sum)

@@ -20,7 +20,8 @@ def states(
     dense, of `tables` (embedding, head), and of `others`, parameters that stand between those.
     """
     weights = gradients = optimizer = 0.0
-    for count, same in parts_of(run, layers, tables * table_parameters(run) + others, leading):
+    ends = tables * table_parameters(run) + others
+    for count, same in parts_of(run, layers, ends, leading):
         each = state_bytes(run, same.ranks)
         weights += count * each[0]
         gradients += count * each[1]
@@ -34,27 +35,26 @@ def state_bytes(run: Setup, ranks: int) -> tuple[float, float, float]:
 
     (ZeRO, table 1, and the software's own copies.)
     """
-    software, zero = run.software, run.zero
-    if run.autocast:
-        cuts = zero >= 2 and run.reductions == 1
-        state = 0.0 if run.offload else 8 / (ranks if zero else 1)
-        return 4 / (ranks if zero == 3 else 1), 4 / (ranks if cuts else 1), state
-    if zero == 3 and not software.parameters:
+    software = run.software
+    whole = software.parameters > 0 or run.autocast
+    if run.zero == 3 and not whole:
         # The sharded masters are the parameters. A pipeline keeps the gathered ones in 16 bits, too.
         if run.offload:
             return 2 / ranks, 2 / ranks, 0.0
         pipelined = run.pp > 1
         return 4 / ranks + 2 * pipelined, 4 / ranks + 4 * pipelined, 8 / ranks
-    # DeepSpeed keeps parameters in both precisions
-    is_deepspeed = zero > 0 and not software.rails
-    weights = software.parameters + (2 if is_deepspeed and run.gradients == 4 else 0)
-    cuts_gradients = zero >= 2 and run.reductions == 1
-    optimizer = 0 if run.offload else software.optimizer
-    return (
-        weights / (ranks if zero == 3 else 1),
-        run.gradients / (ranks if cuts_gradients else 1),
-        optimizer / (ranks if zero else 1),
-    )
+    weights, optimizer = software.parameters, software.optimizer
+    is_deepspeed = run.zero > 0 and not software.rails
+    if run.autocast:
+        weights, optimizer = 4, 8
+    elif is_deepspeed and run.gradients == 4:
+        weights += 2  # it keeps parameters in both precisions
+    if run.offload:
+        optimizer = 0
+    of_weights = ranks if run.zero == 3 else 1
+    of_gradients = ranks if run.zero >= 2 and run.reductions == 1 else 1
+    of_optimizer = ranks if run.zero else 1
+    return weights / of_weights, run.gradients / of_gradients, optimizer / of_optimizer
 
 
 def gathered(run: Setup) -> float:

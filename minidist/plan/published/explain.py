@@ -228,7 +228,7 @@ def text(row: PublishedRow, run: Setup, explained: Sequence[Explained]) -> str:
     if "time" not in quantities:
         parts.append(unmeasured_table(UNITS["time"], seconds_of(row, run)))
     if "memory" not in quantities:
-        held = {kind: bytes / GB for kind, bytes in bytes_held(run).items()}
+        held = {kind: bytes / GB for kind, bytes in metered(run).items()}
         parts.append(unmeasured_table(UNITS["memory"], held))
     return "\n\n".join(parts)
 
