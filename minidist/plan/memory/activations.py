@@ -2,9 +2,9 @@
 
 Three kinds of layers keep different tensors:
 
-    GPT              as counted by Korthikanti et al. 2022, equations 1 to 4
-    Llama in torch   every operation keeps its own inputs: gate and up as they are and after SiLU and product
-    Llama in Megatron Core   `engine.py`
+    GPT             as counted by Korthikanti et al. 2022, equations 1 to 4
+    Llama           of torch's operations, each with its own inputs: gate, up, SiLU of the gate, and their product
+    Megatron Core   `engine.py`, any model
 
 Autocast: 32 bits between products, and 16-bit copies of what these read.
 """
@@ -54,6 +54,9 @@ def needed(run: Setup) -> tuple[float, float]:
     the policy "op" keeps.
     """
     model, tp, tokens = run.model, run.tp, run.share.tokens
+    if run.software.engine:
+        everything = engine.kept(run)
+        return everything, everything / 2
     if not model.gated:
         queries, batch = run.sequence // run.cp, run.share.batch
         everything = layer_activations(
@@ -69,6 +72,4 @@ def needed(run: Setup) -> tuple[float, float]:
     everything = between + tokens * (outputs + 8 * model.ffn * routed) / tp
     keys = 2 * model.kv * model.head_dim
     kept = 0.75 * between + tokens * (keys + 2 * model.ffn * routed) / tp
-    if run.software.engine:
-        everything = engine.kept(run)
-    return everything, min(kept, everything)
+    return everything, kept

@@ -1,4 +1,4 @@
-"""What Megatron Core keeps of a Llama for backward, whose layers are Transformer Engine's.
+"""What Megatron Core keeps for backward, whose layers are Transformer Engine's.
 
     norm ─x─▶ linear ─q k v─▶ attention ─out─▶ linear ─▶ + ─x─▶ norm ─x─▶ linear ─gate, up─▶ SwiGLU ─▶ linear ─▶ +
 
@@ -9,7 +9,7 @@ d a head, f of the MLP a token keeps, in 16 bits,
                   2 q + 2 k + 2 v  after rotation, and the output 2 q with a float32 for each head
                   2 q              once more if ranks along cp exchange heads: attention's output before that
     latent        2h + 2h, and each latent vector before and after its norm; keys as wide as queries
-    MLP           2h + 2h, gate and up 4f once, and their product 2f
+    MLP           2h + 2h, gate and up 4f once (without a gate 2f), and their product 2f; dropout's two masks 2h
     experts       2h + 2h, gate and up and product as above for each of top_k experts, whose inputs are 2h more each
                   (the rows as they came), and 17 bytes an expert: logits and probabilities in float32, the map, row ids
 
@@ -62,6 +62,8 @@ def kept(run: Setup) -> float:
     of_token = kept_of_scores(run)
     of_token += kept_of_latent(run) if model.latent else kept_of_inputs(run)
     of_token += kept_of_experts(run) if model.experts else kept_of_mlp(run)
+    if model.dropout:
+        of_token += 2 * model.hidden / whole(run)  # two masks
     return run.share.tokens * of_token
 
 
@@ -92,7 +94,7 @@ def kept_of_scores(run: Setup) -> float:
     keys = kv * model.key_dim
     values = kv * model.head_dim
     output = model.heads * model.head_dim
-    kept = 2 * (queries + keys + values + output)
+    kept: float = 2 * (queries + keys + values + output)
     kept += 4 * model.heads
     if run.bits8:
         kept += INPUT[run.precision] * output
@@ -110,7 +112,7 @@ def kept_of_experts(run: Setup) -> float:
     """Return the bytes of a token of a layer of experts, whose load is balanced."""
     model = run.model
     width = INPUT[run.precision]
-    before = (2 + 2) * model.hidden  # the router reads 16 bits
+    before: float = (2 + 2) * model.hidden  # the router reads 16 bits
     if model.shared and run.bits8:
         before += width * model.hidden
     before += OF_EXPERT * model.experts
@@ -122,8 +124,13 @@ def kept_of_experts(run: Setup) -> float:
 
 def inside(run: Setup) -> float:
     """Return the bytes of a token inside an MLP: gate and up, and what the last product reads."""
-    each = 4 + INPUT[run.precision]
+    each = before_activation(run) + INPUT[run.precision]
     return each * run.model.ffn
+
+
+def before_activation(run: Setup) -> int:
+    """Return the bytes of a token and channel that the activation reads: gate and up, or one."""
+    return 4 if run.model.gated else 2
 
 
 def whole(run: Setup) -> int:
@@ -143,7 +150,7 @@ def of_backward(run: Setup) -> float:
     model = run.model
     gradient = 2 * model.hidden
     passing = gradient / whole(run)
-    most = 4 * model.ffn
+    most: float = before_activation(run) * model.ffn
     if model.experts:
         most = 2 * model.top_k * gradient
     return run.share.tokens * (passing + most / run.tp)
@@ -192,7 +199,8 @@ def weights(run: Setup) -> list[Shape]:
 def of_mlp(run: Setup, wide: float) -> list[Shape]:
     """Return the shapes of both weights of an MLP of `wide` channels."""
     hidden = run.model.hidden
-    return [(2 * wide, hidden), (hidden, wide)]
+    inner = 2 * wide if run.model.gated else wide
+    return [(inner, hidden), (hidden, wide)]
 
 
 def of_head(run: Setup) -> float:

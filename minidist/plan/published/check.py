@@ -22,6 +22,7 @@ from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
 from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
 from minidist.plan.published.formulas import GIB, formulas
+from minidist.plan.published.room import refused
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
@@ -177,6 +178,7 @@ def check(
         "rows": [each._asdict() for each in compared],
         "left_out": left_out,
         "ranking": ranked,
+        "room": refused(rows, known),
     }
 
 
