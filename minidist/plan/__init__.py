@@ -5,9 +5,10 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
 
     equation.py                          the formulas of two papers for bytes
     device.py, model.py                  what is computed on what
-    compute.py, links.py                 how long a layer computes, and how long messages take
+    compute/, links.py                   how long a layer computes, and how long messages take
     run.py                               a run: model, machine, layout and software
-    step.py, traffic.py, memory.py       the seconds of its step, the bytes it sends, the bytes of a GPU
+    stages.py, parts/, step.py           the seconds of a layer, of a stage, of a step
+    traffic.py, memory.py                the bytes it sends, the bytes of a GPU
     search/, cost.py                     which layout, and what the run costs
     sites/                               several such machines that a slow wire joins
 

@@ -42,14 +42,16 @@ def ends_parameters(run: Setup) -> float:
     return table_parameters(run) * (2 if on_one_rank else 1)
 
 
-def parts_of(run: Setup, layers: float, ends: float) -> Parts:
+def parts_of(run: Setup, layers: float, ends: float, leading: float = 0.0) -> Parts:
     """Return the parameters of so many layers and of the ends on this rank, each with the ranks
-    that have the same ones.
+    that have the same ones. `leading` of the layers are dense ones.
     """
     (dense, same), *routed = run.parts
-    parts = [(layers * dense + ends, same)]
+    alike = layers - leading
+    of_leading = leading * run.leading.dense_layer if leading else 0.0
+    parts = [(alike * dense + of_leading + ends, same)]
     for count, copies in routed:
-        parts.append((layers * count, copies))
+        parts.append((alike * count, copies))
     return parts
 
 
@@ -74,7 +76,9 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     is_last = stage == run.rank_of[-1]
     has_own_head = is_last and not (model.tied and stage == 0)
     tables = (stage == 0) + has_own_head
-    weights, gradients, optimizer = states(run, layers, tables)
+    leading = math.ceil(run.leading_layers(stage))
+    held = states(run, layers, tables, leading)
+    weights, gradients, optimizer = held
     saved, working = activations(run)
     logits = 0.0
     if is_last and not run.fused_loss:
@@ -101,12 +105,12 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     }
 
 
-def states(run: Setup, layers: int, tables: int) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients and optimizer of some layers and `tables` (embedding,
-    head).
+def states(run: Setup, layers: int, tables: int, leading: int = 0) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer of some layers, of which `leading` are
+    dense, and of `tables` (embedding, head).
     """
     weights = gradients = optimizer = 0.0
-    for count, same in parts_of(run, layers, tables * table_parameters(run)):
+    for count, same in parts_of(run, layers, tables * table_parameters(run), leading):
         each = state_bytes(run, same.ranks)
         weights += count * each[0]
         gradients += count * each[1]
@@ -190,9 +194,11 @@ def in_flight(run: Setup, stage: int) -> float:
 
 def longest(run: Setup, stage: int) -> float:
     """Return the layers of the longest stage of the plan that a rank has."""
-    return max(
-        layers for rank, layers in zip(run.rank_of, run.stages(), strict=True) if rank == stage
-    )
+    found = []
+    for rank, layers in zip(run.rank_of, run.stages(), strict=True):
+        if rank == stage:
+            found.append(layers)
+    return max(found)
 
 
 def deferred(run: Setup, stage: int) -> float:

@@ -6,7 +6,7 @@
 `software.toml` says what each generation does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from minidist.parallel.data.options import ShardingOptions
@@ -14,7 +14,7 @@ from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
 from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.tensor.options import TensorParallelOptions
-from minidist.plan.compute import Share
+from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
 from minidist.plan.links import Group, Network
 from minidist.plan.model import Model
@@ -43,6 +43,10 @@ class Software:
     reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
+    hides_tensor: bool = False
+    once_a_node: bool = False
+    hides_experts: bool = False
+    host_experts: str = "host_experts"
 
     @staticmethod
     @cache
@@ -62,10 +66,11 @@ class Setup:
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
     a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
-    `cut` says how many layers each has. `fused_loss`: the
-    loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
-    Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
-    stream are in 32 bits.
+    `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
+    are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
+    compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the
+    heads. `order`: the axes from the outermost, as Megatron numbers its ranks. `autocast`, the dtype
+    of products: parameters, gradients and the residual stream are in 32 bits.
     """
 
     model: Model
@@ -84,7 +89,7 @@ class Setup:
     zero: int = ShardingOptions.zero
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
-    bits8: float = 0.0
+    precision: str = "bf16"
     autocast: str = AutocastOptions.autocast
     offload: bool = False
     hidden_tensor: bool = False
@@ -92,6 +97,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
+    cp_comm: str = "ring"
     order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
@@ -105,6 +111,11 @@ class Setup:
     def reductions(self) -> int:
         """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each)."""
         return 1 if self.software.reduces_each else self.microbatches
+
+    @property
+    def bits8(self) -> bool:
+        """Whether products have 8 bits, or fewer."""
+        return self.precision != "bf16"
 
     @property
     def gradients(self) -> int:
@@ -121,7 +132,8 @@ class Setup:
         """What a rank computes of a layer."""
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
-            self.tp, self.cp, self.ep, self.sp, self.bits8, self.software.width, self.software.passes,
+            self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
+            self.known["routing"],
         )  # fmt: skip
 
     @property
@@ -180,11 +192,12 @@ class Setup:
     def dense_layer(self) -> float:
         """Parameters of a layer on this rank without its routed experts.
 
-        Every rank has all of the router.
+        Every rank has all of the router, and of what makes latent channels.
         """
         model = self.model
-        router = model.hidden * model.experts
-        return (model.layer - model.experts * model.expert - router) / self.tp + router
+        everywhere = model.hidden * (model.experts + model.latent_down)
+        cut = model.layer - model.experts * model.expert - everywhere
+        return cut / self.tp + everywhere
 
     @property
     def own_experts(self) -> float:
@@ -201,6 +214,21 @@ class Setup:
         if self.ep == 1:
             return ((self.dense_layer + self.own_experts, self.sharded),)
         return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
+
+    @property
+    def leading(self) -> "Setup":
+        """The run whose layers are all as the leading dense ones of its model."""
+        return replace(self, model=self.model.leading)
+
+    def leading_layers(self, rank: int) -> float:
+        """Return how many layers of a rank along pp are leading dense ones."""
+        if not self.model.dense_layers:
+            return 0.0
+        left, leading = float(self.model.dense_layers), []
+        for layers in self.stages():
+            leading.append(min(left, layers))
+            left -= leading[-1]
+        return gathered_by(self.rank_of, tuple(leading))[rank]
 
     def site(self, stage: int) -> Machine:
         """Return where a stage of the pipeline is.

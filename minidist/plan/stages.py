@@ -23,6 +23,7 @@ from typing import NamedTuple
 from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.pipeline.schedules import plan as pipeline_plan
 from minidist.parallel.pipeline.simulate import simulate
+from minidist.plan.memory import Parts, parts_of
 from minidist.plan.run import Setup
 
 # of the package; others are known in closed form alone
@@ -45,11 +46,13 @@ class Stage(NamedTuple):
     """What a rank has of a pipeline, and a microbatch: its layers, and the seconds of what stands
     before and after them.
 
+    The passes are those of its mean layer, of which `leading` are dense ones before the experts.
     `first` is the embedding, `last` the head and the loss; `joined` the all-reduces along tp of
     those.
     """
 
     layers: float
+    leading: float
     forward: Pass
     backward: Pass
     first: float
@@ -60,6 +63,10 @@ class Stage(NamedTuple):
     def seconds(self) -> float:
         """All seconds of a microbatch, forward and backward."""
         return self.of_layers + self.ends + self.joined
+
+    def parameters(self, run: Setup, tables: float) -> Parts:
+        """Return the stage's parameters on a rank, and of tables, with the ranks that have the same."""
+        return parts_of(run, self.layers, tables, self.leading)
 
     @property
     def of_layers(self) -> float:

@@ -110,7 +110,7 @@ def along_experts(run: Setup) -> float:
     rows = run.share.tokens * model.top_k * model.hidden * run.software.width
     exchanges = 5 if run.recompute == "full" else 4
     sent = rows * exchanges * (run.ep - 1) / run.ep
-    return model.layers * microbatches_of_all(run) * sent
+    return (model.layers - model.dense_layers) * microbatches_of_all(run) * sent
 
 
 def along_data(run: Setup) -> float:
@@ -120,7 +120,8 @@ def along_data(run: Setup) -> float:
     gradient = run.gradients
     ends = end_parameters(run)
     dense = dense_parameters(run) + ends
-    experts = run.model.layers * run.model.experts * run.model.expert
+    with_experts = run.model.layers - run.model.dense_layers
+    experts = with_experts * run.model.experts * run.model.expert
     copies = ranks // run.ep  # of each expert
     if run.zero < 3:
         # an all-reduce; or a reduce-scatter of gradients and an all-gather of parameters
@@ -148,10 +149,14 @@ def end_parameters(run: Setup) -> int:
 def dense_parameters(run: Setup) -> int:
     """Return the parameters of all layers but experts, on all ranks along tp together.
 
-    Each rank has all of a layer's norms and its router.
+    Each rank has all of a layer's norms, of its router and of what makes latent channels.
     """
     model, tp = run.model, run.tp
     without_experts = model.layer - model.experts * model.expert
-    more_routers = model.experts * model.hidden * (tp - 1)
+    more = (model.experts + model.latent_down) * model.hidden * (tp - 1)
     norms = 2 * model.hidden * tp
-    return model.layers * (without_experts + more_routers + norms)
+    found = (model.layers - model.dense_layers) * (without_experts + more + norms)
+    if model.dense_layers:
+        found += model.dense_layers * (model.leading.layer + norms)
+        found += model.dense_layers * model.latent_down * model.hidden * (tp - 1)
+    return found

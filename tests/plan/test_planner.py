@@ -400,6 +400,48 @@ def test_a_config_json_is_a_model(write: Callable[[], dict[str, int]], tmp_path:
         )
     )
     assert model(str(path)) == Model(2, 64, 4, 99, gated=False, tied=True)
-    path.write_text(json.dumps(write() | {"kv_lora_rank": 512}))
-    with pytest.raises(PlanError, match="has kv_lora_rank, which no plan is made for"):
+    path.write_text(json.dumps(write() | {"mlp_only_layers": [0]}))
+    with pytest.raises(PlanError, match="has mlp_only_layers, which no plan is made for"):
         model(str(path))
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def test_a_config_with_latent_attention_is_planned(tmp_path: Path) -> None:
+    """671 billion parameters and 37 active ones, as the model's report says."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEEPSEEK_V3))
+    found = model(str(path))
+    assert (found.latent, found.dense_layers, found.dense_ffn, found.predicted) == (
+        512,
+        3,
+        18432,
+        1,
+    )
+    assert found.parameters / 1e9 == pytest.approx(671, rel=0.001)
+    assert found.active / 1e9 == pytest.approx(37, rel=0.02)
+    for change in ({"moe_layer_freq": 2}, {"qk_nope_head_dim": 64}):
+        path.write_text(json.dumps(DEEPSEEK_V3 | change))
+        with pytest.raises(PlanError, match=f"has {next(iter(change))}, which no plan is made for"):
+            model(str(path))

@@ -27,7 +27,7 @@ from minidist.parallel.context.flash import operations
 from minidist.parallel.context.order import Sight, positions
 from minidist.parallel.meta import Computing
 from minidist.parallel.placement import copies_of
-from minidist.plan.compute import attention
+from minidist.plan.compute.attention import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model

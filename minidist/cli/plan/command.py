@@ -2,6 +2,7 @@
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
 check --rows rows.json                         predictions beside published measurements
+explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
 goodput                                        what failures left of published runs, and what is predicted
 """
 
@@ -22,11 +23,11 @@ from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
 from minidist.plan.cost import REPAIR
-from minidist.plan.device import Constants, PlanError, machine, ranges
+from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
-from minidist.plan.published import check
+from minidist.plan.published import explain, report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
 from minidist.plan.sites.ways import Wire
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
     """Plan; return the exit status: 0, or 2 for what cannot be planned."""
     try:
         if argv and argv[0] == "check":
-            return check.main(argv[1:])
+            return report.main(argv[1:])
+        if argv and argv[0] == "explain":
+            return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
             print(reported_failures.table())
             return 0
@@ -239,11 +242,8 @@ def setup(asked: argparse.Namespace) -> Setup:
     wire_of(asked.sites)
     if asked.picture:
         check_picture(asked.picture)
-    where, bits8 = (
-        machine(asked.cluster),
-        Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0,
-    )
-    if bits8 and where.device.peak8 == where.device.peak:
+    where = machine(asked.cluster)
+    if asked.precision == "fp8" and where.device.peak8 == where.device.peak:
         raise PlanError(
             f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
         )
@@ -252,8 +252,9 @@ def setup(asked: argparse.Namespace) -> Setup:
         if where.device.generation in ("volta", "ampere")
         else "megatron-core"
     )
-    start = Setup(
-        model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
-    )
-    start = replace(start, autocast="bfloat16" if asked.precision == "autocast" else "")
+    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
+    if asked.precision == "autocast":
+        start = replace(start, autocast="bfloat16")
+    else:
+        start = replace(start, precision=asked.precision)
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)

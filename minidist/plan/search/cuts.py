@@ -12,8 +12,9 @@ done with it first.
 
 from dataclasses import replace
 
+from minidist.plan.parts.layer import passes
 from minidist.plan.run import Setup
-from minidist.plan.step import passes, stages_of
+from minidist.plan.step import stages_of
 
 
 def cuts(run: Setup) -> list[Setup]:

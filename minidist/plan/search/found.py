@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minidist.plan.parts.layer import Seconds
 from minidist.plan.run import Setup
-from minidist.plan.step import Seconds
 
 
 @dataclass(frozen=True)
