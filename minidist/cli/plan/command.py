@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         )
         if asked.picture:
             picture(asked, [each.found for each in offered], bill)
-        found = (offered, refused, bill)
+        found = (offered, refused, bill, answer)
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
     except BrokenPipeError:
         raise  # whoever reads the answer has seen enough: no fault of the plan's
