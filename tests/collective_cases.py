@@ -297,6 +297,9 @@ def check_reduce_scatter(comm: Communicator, cell: Cell, count: int, seed: int) 
         ends = np.cumsum(counts or _split(rows, comm.size))
         answer = np.split(reduced(inputs, cell.op), ends[:-1])[comm.rank]
         assert_close(shard, answer, cell.dtype, comm.size, what)
+        room = placed(plain(np.zeros(shard.shape), cell.dtype), comm)
+        given = reduce_scatter(full, comm, cell.op, cell.algorithm, counts, out=room)
+        assert given is room and raw(room) == raw(shard), f"{what}, out="
         assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
     return ""
 
