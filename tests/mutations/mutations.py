@@ -152,7 +152,7 @@ COMM = [
     Mutation(
         "a report names the line of the package instead of its caller's",
         "minidist/comm/report.py",
-        old="while frame is not None and not _of_a_user(frame):",
+        old="while frame is not None and not of_a_user(frame.f_code.co_filename):",
         new='while frame is not None and _folder(frame) == "":',
         tests=("tests/comm/test_deadlock.py::test_the_line_named_is_the_callers_own",),
     ),
