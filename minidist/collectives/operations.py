@@ -48,7 +48,7 @@ def all_reduce(
     ----------
     buffer
         Contiguous, of the same size and dtype on every rank; its shape does not matter.
-    op : {"sum", "mean", "max", "min", "prod"}
+    op : {"sum", "mean", "max", "min", "prod", "and", "or", "xor"}
     algorithm : str
         `auto`, `ring`, `recursive`, `halving_doubling`, `tree`, `central`, `hierarchical`, `shared`
         or `native`.
