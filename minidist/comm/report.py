@@ -1,5 +1,6 @@
 """Words about a rank that waits: what for, and on which line. All wires report alike."""
 
+import functools
 import os
 import sysconfig
 import traceback
@@ -8,7 +9,8 @@ from types import FrameType
 
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+# the first is the library's folder, or a zip
+LIBRARY = (os.path.dirname(os.__file__) + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 INSTALLED = {"site-packages", "dist-packages"}
 # the package's folders that wait on behalf of the others
 MESSAGES = ("comm", "collectives", "c10d")
@@ -44,8 +46,14 @@ def user_line(frame: FrameType | None) -> str:
 
 def _of_a_user(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    library = file.startswith((*LIBRARY, "<frozen")) or not INSTALLED.isdisjoint(Path(file).parts)
-    return not library and not file.startswith(PACKAGE)
+    return not of_a_library(file) and not file.startswith(PACKAGE)
+
+
+@functools.cache
+def of_a_library(file: str) -> bool:
+    """Tell whether a file is Python's own, or of an installed package."""
+    own = file.startswith((*LIBRARY, "<frozen"))
+    return own or not INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _folder(frame: FrameType) -> str:

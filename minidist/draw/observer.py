@@ -1,7 +1,6 @@
 """One rank's part of a recording: the contents of its buffers at each of its own events."""
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
+from minidist.comm.report import of_a_library
 from minidist.draw.player import (
     COUNTERS,
     MET,
@@ -28,12 +28,6 @@ from minidist.draw.player import (
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
 NO_LINE: Line = ("", 0)
-LIBRARIES = (
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    sysconfig.get_path("platlib"),
-    "<frozen",
-)
 
 
 class Observer:
@@ -236,7 +230,7 @@ def followed(frame: FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("minidist."):
         return not name.startswith(NOT_FOLLOWED)
-    return not frame.f_code.co_filename.startswith(LIBRARIES)
+    return not of_a_library(frame.f_code.co_filename)
 
 
 # ---------------------------------------------------------------- what a cell holds

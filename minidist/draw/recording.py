@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from minidist.comm import Cluster, Communicator, DeadlockError, run
 from minidist.comm.buffers import Array, Kind, dtype_name, flatten
 from minidist.comm.ledger import Ledger
@@ -117,9 +119,10 @@ class Watching(Communicator):
         self.observer = observer
 
     @property
-    def contribution(self) -> int:
+    def contribution(self) -> np.int64:
         """The number that stands for one contribution of this rank: fill its buffers with it."""
-        return 1 << self.observer.bits * self.observer.rank
+        # numpy makes an array of 64 bits of it everywhere; of a plain int, one of 32 in a browser
+        return np.int64(1 << self.observer.bits * self.observer.rank)
 
     def watch(self, name: str, buffer: Kind, cells: int = 1, variable: str = "") -> Kind:
         """Show `buffer`, an int64 or float64 array, from now on, cut into cells by

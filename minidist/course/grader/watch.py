@@ -22,8 +22,8 @@ only, which remembers which line asked for it.
 import _thread
 import functools
 import itertools
+import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
@@ -35,7 +35,7 @@ from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Note, Task, Wrong, barred
 from minidist.course.texts import CHECKS, PACKAGE, Texts, dotted
 
-STDLIB = sysconfig.get_path("stdlib")
+STDLIB = os.path.dirname(os.__file__)  # a folder, or a zip
 WITNESS = "minidist.course.grader.witness"
 STUDENT, LIBRARY, PYTHON = "exercise", "library", "python"
 # what nobody calls by name
