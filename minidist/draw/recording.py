@@ -93,11 +93,15 @@ def record(
         finally:
             sys.settrace(before)
 
-    deadlock = ""
+    deadlock, before = "", sys.gettrace()
+    # ranks of one thread must not be the first to switch tracing on, nor the last to switch it off
+    sys.settrace(before or _unseen)
     try:
         run(observed, ranks, cluster=cluster)
     except DeadlockError as error:
         deadlock = str(error)
+    finally:
+        sys.settrace(before)
     waiting = [each.waiting for each in observers if deadlock and each.waiting is not None]
     steps = [step for each in observers for step in each.steps]
     # the same in every run of a program
@@ -106,6 +110,10 @@ def record(
     return Recording(
         start, (*steps, *waiting), dict(formulas or {}), deadlock, computes, meetings or Meetings()
     )
+
+
+def _unseen(*call: object) -> None:
+    """Follow no call."""
 
 
 # ---------------------------------------------------------------- a rank's side

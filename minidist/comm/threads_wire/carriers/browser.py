@@ -8,7 +8,10 @@ greenlets do. `run_sync` is the browser's own way, JavaScript Promise Integratio
 calls down to the loop that JavaScript calls Python from, until a promise is fulfilled. Meanwhile
 the loop begins other calls. Each stack begins at the loop, which is shallow, so none inherits the
 recursion depth of another. Pyodide keeps for each what belongs to its calls: frames, the error that
-is being handled, context variables. It does not keep who watches them, so we do.
+is being handled, context variables. It does not keep who watches them by `sys.settrace` or
+`sys.setprofile`, so we do. Who watches the caller of `run` watches the ranks, until they say
+otherwise. Such a caller is needed where ranks want to be watched: switched on and off while others
+are suspended, Python 3.12 ends with a memory fault.
 
 Nothing interrupts a rank that computes for ever, not even `limit`: whoever shows a page lets Python
 run in a worker, and ends that.
@@ -20,8 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from minidist.comm.errors import CommunicationError, LaunchError
 from minidist.comm.threads_wire.carriers.cooperative import LOOK, Task
@@ -54,6 +58,7 @@ class Browser:
         self.over: asyncio.Future[None] = self.loop.create_future()
         self.begin: dict[Task, Callable[[], None]] = {}  # of tasks that have not begun
         self.running: Task | None = None
+        self.callers = _watchers()
 
     def start(self, task: Task, do: Callable[[], None]) -> None:
         """Have the loop call it, once it is the task's turn."""
@@ -61,9 +66,10 @@ class Browser:
 
     def run(self, first: Task, look: Callable[[], bool]) -> None:
         """Let `first` go on, and suspend the caller's own stack until nobody is left."""
+        self.callers = _watchers()
         self.let(first)
         while not self.over.done():
-            _suspend(asyncio.wait([self.over], timeout=LOOK))
+            run_sync(asyncio.wait([self.over], timeout=LOOK))
             if not self.over.done() and look():
                 return
 
@@ -83,13 +89,15 @@ class Browser:
         try:
             self.begin.pop(task)()
         finally:
-            _watch(None, None)  # who watched this stack does not watch the next
+            _watch(*self.callers)  # who watched this task does not watch the next
 
     def stand(self, task: Task) -> None:
         """Be suspended until the gate is open, and shut it."""
         aside: Aside = task.stack
-        aside.frame = sys._getframe()
-        _suspend(aside.gate)
+        aside.frame, watchers = sys._getframe(), _watchers()
+        _watch(*self.callers)
+        run_sync(aside.gate)
+        _watch(*watchers)
         aside.gate, aside.frame = self.loop.create_future(), None
         self.running = task
 
@@ -112,17 +120,14 @@ class Browser:
         return None if task.stack is None else task.stack.frame
 
 
-def _suspend(until: Awaitable[object]) -> None:
-    """Set the caller's stack aside, and nobody watches what runs meanwhile."""
-    tracing, profiling = sys.gettrace(), sys.getprofile()
-    _watch(None, None)
-    run_sync(until)
-    _watch(tracing, profiling)
+def _watchers() -> tuple[Any, Any]:
+    """Return the functions of `sys.settrace` and `sys.setprofile`."""
+    return sys.gettrace(), sys.getprofile()
 
 
-def _watch(tracing: object, profiling: object) -> None:
-    """Set the functions of `sys.settrace` and `sys.setprofile`, which takes a while."""
+def _watch(tracing: Any, profiling: Any) -> None:
+    """Set them, where they are others: that takes a while."""
     if sys.gettrace() is not tracing:
-        sys.settrace(tracing)  # type: ignore[arg-type]
+        sys.settrace(tracing)
     if sys.getprofile() is not profiling:
-        sys.setprofile(profiling)  # type: ignore[arg-type]
+        sys.setprofile(profiling)
