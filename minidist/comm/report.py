@@ -9,8 +9,8 @@ from types import FrameType
 
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-# the first is the library's folder, or a zip
-LIBRARY = (os.path.dirname(os.__file__) + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+STDLIB = os.path.dirname(traceback.__file__)  # Python's own library: a folder, or a zip
+LIBRARY = (STDLIB + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 INSTALLED = {"site-packages", "dist-packages"}
 # the package's folders that wait on behalf of the others
 MESSAGES = ("comm", "collectives", "c10d")

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 
+CALLERS = ("threading", "asyncio.events")  # of what runs on a thread, and of a task
+
+
 class EventKind(StrEnum):
     """What an event is, and what a trace calls it."""
 
@@ -96,12 +99,12 @@ def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
 
 def source_line() -> str:
     """Return `file.py:12 in name` of the innermost caller outside this package, or "" on a thread
-    of the package.
+    of the package, or a task.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("minidist."):
         frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") == "threading":
+    if frame is None or frame.f_globals.get("__name__") in CALLERS:
         return ""
     return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 

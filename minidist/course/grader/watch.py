@@ -22,7 +22,6 @@ only, which remembers which line asked for it.
 import _thread
 import functools
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -32,10 +31,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from minidist.comm.communicator import Communicator
+from minidist.comm.report import STDLIB
 from minidist.course.grader.contract import Note, Task, Wrong, barred
 from minidist.course.texts import CHECKS, PACKAGE, Texts, dotted
 
-STDLIB = os.path.dirname(os.__file__)  # a folder, or a zip
 WITNESS = "minidist.course.grader.witness"
 STUDENT, LIBRARY, PYTHON = "exercise", "library", "python"
 # what nobody calls by name
