@@ -94,7 +94,7 @@ def record(
             sys.settrace(before)
 
     deadlock, before = "", sys.gettrace()
-    # ranks of one thread must not be the first to switch tracing on, nor the last to switch it off
+    # where ranks take turns on one thread, Python must be traced already as they begin to be
     sys.settrace(before or _unseen)
     try:
         run(observed, ranks, cluster=cluster)

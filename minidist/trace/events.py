@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 
-
 CALLERS = ("threading", "asyncio.events")  # of what runs on a thread, and of a task
 
 

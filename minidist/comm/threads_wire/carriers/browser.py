@@ -7,11 +7,12 @@ WebAssembly has no threads, and what compiles Python to it, Pyodide, cannot swit
 greenlets do. `run_sync` is the browser's own way, JavaScript Promise Integration: it suspends all
 calls down to the loop that JavaScript calls Python from, until a promise is fulfilled. Meanwhile
 the loop begins other calls. Each stack begins at the loop, which is shallow, so none inherits the
-recursion depth of another. Pyodide keeps for each what belongs to its calls: frames, the error that
-is being handled, context variables. It does not keep who watches them by `sys.settrace` or
-`sys.setprofile`, so we do. Who watches the caller of `run` watches the ranks, until they say
-otherwise. Such a caller is needed where ranks want to be watched: switched on and off while others
-are suspended, Python 3.12 ends with a memory fault.
+recursion depth of another, and Pyodide gives each what Python keeps for a thread.
+
+What C has on a suspended stack, however, is overwritten by the next one, and put back only as it
+goes on. So nobody may walk through its frames: reports are given copies. Python itself walks through
+all frames when `sys.settrace` or `sys.setprofile` begins to watch a program that nobody watched, or
+ends to. So whoever wants to watch ranks watches the caller of `run` first, and they begin watched.
 
 Nothing interrupts a rank that computes for ever, not even `limit`: whoever shows a page lets Python
 run in a worker, and ends that.
@@ -35,12 +36,19 @@ if IN_BROWSER:
     from pyodide.ffi import can_run_sync, run_sync
 
 
+class Call:
+    """One call of a suspended stack, as reports read frames."""
+
+    def __init__(self, frame: FrameType, back: Call | None) -> None:
+        self.f_code, self.f_lineno, self.f_back = frame.f_code, frame.f_lineno, back
+
+
 class Aside:
-    """The stack of one task: what it waits for, and its innermost call while it does."""
+    """The stack of one task: what it waits for, and its calls while it does, innermost first."""
 
     def __init__(self, gate: asyncio.Future[None]) -> None:
         self.gate = gate
-        self.frame: FrameType | None = None
+        self.calls: list[FrameType] = []
 
 
 class Browser:
@@ -58,7 +66,7 @@ class Browser:
         self.over: asyncio.Future[None] = self.loop.create_future()
         self.begin: dict[Task, Callable[[], None]] = {}  # of tasks that have not begun
         self.running: Task | None = None
-        self.callers = _watchers()
+        self.callers: tuple[Any, Any] = (None, None)  # who watches the caller of `run`
 
     def start(self, task: Task, do: Callable[[], None]) -> None:
         """Have the loop call it, once it is the task's turn."""
@@ -66,7 +74,7 @@ class Browser:
 
     def run(self, first: Task, look: Callable[[], bool]) -> None:
         """Let `first` go on, and suspend the caller's own stack until nobody is left."""
-        self.callers = _watchers()
+        self.callers = sys.gettrace(), sys.getprofile()
         self.let(first)
         while not self.over.done():
             run_sync(asyncio.wait([self.over], timeout=LOOK))
@@ -86,19 +94,22 @@ class Browser:
 
     def _begin(self, task: Task) -> None:
         self.running = task
+        _watch(*self.callers)
         try:
             self.begin.pop(task)()
         finally:
-            _watch(*self.callers)  # who watched this task does not watch the next
+            _watch(None, None)  # another stack will be given what Python kept for this one
 
     def stand(self, task: Task) -> None:
         """Be suspended until the gate is open, and shut it."""
         aside: Aside = task.stack
-        aside.frame, watchers = sys._getframe(), _watchers()
-        _watch(*self.callers)
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            aside.calls.append(frame)
+            frame = frame.f_back
         run_sync(aside.gate)
-        _watch(*watchers)
-        aside.gate, aside.frame = self.loop.create_future(), None
+        aside.gate = self.loop.create_future()
+        aside.calls.clear()
         self.running = task
 
     def check(self, task: Task) -> None:
@@ -113,20 +124,18 @@ class Browser:
         """Tell whether the task was let go on: until it is suspended, the loop calls nobody."""
         return self.running is task
 
-    def frame(self, task: Task) -> FrameType | None:
+    def frame(self, task: Task) -> Any:
         """Return where the task is suspended; if it is the one that runs, where it asks."""
         if task is self.running:
             return sys._getframe()
-        return None if task.stack is None else task.stack.frame
-
-
-def _watchers() -> tuple[Any, Any]:
-    """Return the functions of `sys.settrace` and `sys.setprofile`."""
-    return sys.gettrace(), sys.getprofile()
+        call: Call | None = None
+        for frame in reversed([] if task.stack is None else task.stack.calls):
+            call = Call(frame, call)
+        return call
 
 
 def _watch(tracing: Any, profiling: Any) -> None:
-    """Set them, where they are others: that takes a while."""
+    """Set what watches this stack; where it is the same, Python need not hear of it."""
     if sys.gettrace() is not tracing:
         sys.settrace(tracing)
     if sys.getprofile() is not profiling:
