@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
-from minidist.cli.plan.runnable import offers
+from minidist.cli.plan.runnable import Offer, offers
 from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
@@ -57,27 +57,9 @@ def main(argv: Sequence[str]) -> int:
                     "--cluster here measures a small model of its own: leave all other options out"
                 )
             return measure_here()
-        start = setup(asked)
-        answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
-        offered, more = offers(answer.groups(), asked.top)
-        refused = {
-            **answer.refused,
-            **{f"`train` does not run: {why}": count for why, count in more.items()},
-        }
-        bill = Bill(
-            amount(asked.tokens),
-            asked.price,
-            asked.grid,
-            asked.mtbf,
-            asked.reserve,
-            asked.policy or "spare",
-            asked.repair,
-            asked=bool(asked.policy or asked.mtbf),
-            wire=wire_of(asked.sites),
-        )
+        found = planned(asked)
         if asked.picture:
-            picture(asked, [each.found for each in offered], bill)
-        found = (offered, refused, bill)
+            picture(asked, [each.found for each in found[0]], found[2])
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
     except BrokenPipeError:
         raise  # whoever reads the answer has seen enough: no fault of the plan's
@@ -85,6 +67,29 @@ def main(argv: Sequence[str]) -> int:
         print(f"plan: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def planned(asked: argparse.Namespace) -> tuple[list[Offer], dict[str, int], Bill]:
+    """Return the layouts to show, what is refused and how often, and what runs are to cost."""
+    start = setup(asked)
+    answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
+    offered, more = offers(answer.groups(), asked.top)
+    refused = {
+        **answer.refused,
+        **{f"`train` does not run: {why}": count for why, count in more.items()},
+    }
+    bill = Bill(
+        amount(asked.tokens),
+        asked.price,
+        asked.grid,
+        asked.mtbf,
+        asked.reserve,
+        asked.policy or "spare",
+        asked.repair,
+        asked=bool(asked.policy or asked.mtbf),
+        wire=wire_of(asked.sites),
+    )
+    return offered, refused, bill
 
 
 def measure_here() -> int:
