@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+STDLIB = os.path.dirname(os.__file__)  # Python's own library: a folder, or in a browser a zip
+LIBRARY = (STDLIB + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -29,11 +30,16 @@ def source_line() -> str:
     return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-@cache
 def of_a_user(file: str) -> bool:
     """Tell whether a source file is neither the package's nor a library's."""
-    library = file.startswith((*LIBRARY, "<frozen")) or not INSTALLED.isdisjoint(Path(file).parts)
-    return not library and not file.startswith(PACKAGE)
+    return not of_a_library(file) and not file.startswith(PACKAGE)
+
+
+@cache
+def of_a_library(file: str) -> bool:
+    """Tell whether a file is Python's own, or of an installed package."""
+    own = file.startswith((*LIBRARY, "<frozen"))
+    return own or not INSTALLED.isdisjoint(Path(file).parts)
 
 
 def file_name(file: str) -> str:
