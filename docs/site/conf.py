@@ -1,0 +1,32 @@
+"""Sphinx's configuration. `build.py` calls Sphinx; `coursesite/` says how the pages are made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+project = "minidist"
+author = "the authors of minidist"
+language = "en"
+extensions = ["myst_nb", "coursesite.extension"]
+root_doc = "index"
+
+nb_execution_mode = "off"  # notebooks are shown as they were committed
+nb_merge_streams = True
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+myst_url_schemes = ["http", "https", "mailto", "root"]
+highlight_language = "none"
+suppress_warnings = ["myst.header"]  # a notebook may begin a part at any level
+
+html_theme = "furo"
+html_title = "minidist"
+html_static_path = [str(HERE / "static")]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses to do from a folder
+html_theme_options = {"navigation_with_keys": False}

@@ -1,0 +1,93 @@
+"""Put every page of the site in its place, as a file that Sphinx reads.
+
+    README.md                            readme.md
+    docs/memory.md                       docs/memory.md
+    lessons/05_zero/README.md            lessons/05_zero/index.md
+    notebooks/05_zero.ipynb              notebooks/05_zero.ipynb
+    minidist/collectives/                reference/collectives.folder
+    docs/site/pages/weekend.md           weekend.md
+
+Only links change, and what `lessons.py` adds. A file that is as it was is not written again, so
+Sphinx reads only what has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coursesite.lessons import dressed, lesson_folders
+from coursesite.links import reference_page, rewritten
+
+HIDDEN_OUTPUT = "hide-output"  # the tag by which myst-nb folds what a cell prints
+
+
+def pages_of(repository: Path) -> dict[str, str]:
+    """Return which file of the site is made of which file of the repository, both as paths from
+    their roots.
+    """
+    staged = {f"{name}.md": f"{name.lower()}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")}
+    for folder in ("docs", "lessons"):
+        for path in sorted((repository / folder).glob("*.md")):
+            staged[f"{folder}/{path.name}"] = f"{folder}/{index_or(path.name)}"
+    for folder in lesson_folders(repository):
+        staged[f"lessons/{folder}/README.md"] = f"lessons/{folder}/index.md"
+    for path in sorted((repository / "notebooks").glob("*.ipynb")):
+        staged[f"notebooks/{path.name}"] = f"notebooks/{path.name}"
+    own = repository / "docs/site/pages"
+    for path in sorted(own.rglob("*.md")):
+        staged[path.relative_to(repository).as_posix()] = path.relative_to(own).as_posix()
+    return staged
+
+
+def index_or(name: str) -> str:
+    """Return the name of a page: that of a README is the index of its folder."""
+    return "index.md" if name == "README.md" else name
+
+
+def package_folders(repository: Path) -> list[str]:
+    """Return the folders of the package that have code, from the root of the repository."""
+    files = (repository / "minidist").rglob("*.py")
+    return sorted({path.parent.relative_to(repository).as_posix() for path in files})
+
+
+def stage(repository: Path, target: Path) -> None:
+    """Write all pages into `target`; remove those that are no longer made."""
+    written = set()
+    for name, text in staged_files(repository):
+        path = target / name
+        written.add(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for path in target.rglob("*"):
+        if path.is_file() and path not in written:
+            path.unlink()
+
+
+def staged_files(repository: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file that Sphinx is to read."""
+    staged = pages_of(repository)
+    for source, name in staged.items():
+        text = (repository / source).read_text(encoding="utf-8")
+        if name.endswith(".ipynb"):
+            yield name, notebook(text, source, staged, repository)
+        else:
+            text = rewritten(text, source, staged, repository)
+            yield from dressed(name, text, repository)
+    for folder in package_folders(repository):
+        yield f"{reference_page(folder)}.folder", folder + "\n"
+
+
+def notebook(text: str, source: str, staged: dict[str, str], repository: Path) -> str:
+    """Return a notebook with the links of the site. The answer to a prediction is folded."""
+    read: dict[str, Any] = json.loads(text)
+    read["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    for cell in read["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = rewritten("".join(cell["source"]), source, staged, repository)
+        elif cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
+            cell["metadata"].setdefault("tags", []).append(HIDDEN_OUTPUT)
+    return json.dumps(read, ensure_ascii=False)
