@@ -1,15 +1,18 @@
-"""What Sphinx is told: parsers, directives, and what happens to each page.
-"""
+"""What Sphinx is told: parsers, directives, and what happens to each page."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
+from coursesite.described import add_alt_texts, describe
+from coursesite.fragments import REPOSITORY, Interactive, Map, Player
 from coursesite.links import ROOT
+from coursesite.named import link_named_files
+from coursesite.printed import link_printed_numbers
 from coursesite.reference import FolderParser
 
 
@@ -17,8 +20,25 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     """Register everything."""
     app.add_source_suffix(".folder", "folder")
     app.add_source_parser(FolderParser)
+    app.add_directive("player", Player)
+    app.add_directive("interactive", Interactive)
+    app.add_directive("map", Map)
+    app.connect("doctree-read", read)
     app.connect("doctree-resolved", resolve_root)
+    app.connect("html-page-context", describe)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def read(app: Sphinx, doctree: nodes.document) -> None:
+    """Finish a page that has been read."""
+    page = app.env.docname
+    if page.startswith("notebooks/"):
+        add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
+    elif page.startswith(("lessons/", "docs/", "readme")):
+        link_printed_numbers(doctree)
+    of_package = Path(app.env.doc2path(page)).suffix == ".folder"
+    folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
+    link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))
 
 
 def resolve_root(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -3,7 +3,7 @@
     02 · Ring all-reduce
     Notebook │ Exercise to download │ before: 01 │ next: 03       below the title
     ...
-    Step through it                                                before "Where it goes wrong"
+    Step through it                                               before "Where it goes wrong"
 
 The player is the first one of the lesson's notebook, as it was committed. A lesson whose notebook
 has none shows the first picture there. Some lessons have an interactive figure as well.
@@ -13,27 +13,31 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coursesite.links import ROOT, linked_files
+from coursesite.links import ROOT
 
 # Which figure of `figures/` a lesson shows, by its number.
 FIGURES = {
-    "03": ("collectives",),
-    "05": ("zero",),
-    "09": ("pipelines",),
-    "10": ("pipelines",),
-    "14": ("planner",),
-    "18": ("context",),
-    "19": ("experts",),
-    "20": ("planner",),
+    "03": "collectives",
+    "05": "zero",
+    "06": "zero",
+    "09": "pipelines",
+    "10": "pipelines",
+    "14": "planner",
+    "18": "context",
+    "19": "experts",
+    "20": "planner",
 }
 BEFORE = "## Where it goes wrong"  # which every lesson has
-FENCE = "```"
+PLAYER = (
+    "This is a run of the package's own code, event by event. It comes from the notebook, "
+    "where you can change it."
+)
+PICTURE = "A picture from the notebook, of a run of the package's own code; change it there."
 
 
 class Piece(NamedTuple):
@@ -51,65 +55,45 @@ def lesson_folders(repository: Path) -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in found))
 
 
-def title_of(markdown: str) -> str:
-    """Return the first heading of a page."""
-    return markdown.lstrip().partition("\n")[0].removeprefix("# ").strip()
-
-
-def dressed(name: str, text: str, repository: Path) -> Iterator[tuple[str, str]]:
-    """Yield a page with what belongs to it beside its text, and the files that this needs."""
-    folder = Path(name).parent.name
-    if name == "lessons/index.md":
-        pages = [f"{each}/index" for each in lesson_folders(repository)]
-        yield name, text + toctree("NCCL", *pages, "../notebooks/your_program")
-    elif name == "docs/index.md":
-        others = sorted(path.stem for path in (repository / "docs").glob("*.md"))
-        yield name, text + toctree(*(page for page in others if page != "README"))
-    elif folder in lesson_folders(repository) and name == f"lessons/{folder}/index.md":
-        yield from lesson(folder, text, repository)
-    else:
-        yield name, text
-
-
 def toctree(*pages: str) -> str:
     """Return the directive that puts pages below this one, in the order of reading."""
-    return "\n".join(["", f"{FENCE}{{toctree}}", ":hidden:", "", *pages, FENCE, ""])
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
 
 
-def lesson(folder: str, text: str, repository: Path) -> Iterator[tuple[str, str]]:
-    """Yield the page of a lesson, and the file of its player."""
+def lesson(folder: str, text: str, repository: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yield the page of a lesson, and the file of its picture if it has one.
+
+    Raises
+    ------
+    ValueError
+        If the lesson has no place for what is to be stepped through.
+    """
     title, _, rest = text.partition("\n")
     before, found, after = rest.partition(BEFORE)
     if not found:
-        raise ValueError(f"lessons/{folder}/README.md has no heading {BEFORE!r}")
-    shown = [f"## Step through it\n\n{SHOWN}\n"]
+        raise ValueError(f"lessons/{folder}/README.md has no heading {BEFORE!r}: it is put there")
     piece = first_to_see(repository / "notebooks" / f"{folder}.ipynb")
     if piece.html:
-        yield f"lessons/{folder}/player.html", piece.html
-        shown.append(f"{FENCE}{{raw}} html\n:file: player.html\n{FENCE}\n")
+        shown = f"## Step through it\n\n{PLAYER}\n\n```{{player}} {folder}\n```\n"
     else:
-        yield f"lessons/{folder}/picture.png.b64", base64.b64encode(piece.picture).decode()
-        shown.append(f"{piece.words}\n")
-    _ = FIGURES
-    page = [title, "", bar(folder, repository), before, *shown, BEFORE + after]
-    yield f"lessons/{folder}/index.md", "\n".join(page) + toctree(f"../../notebooks/{folder}")
-
-
-SHOWN = (
-    "This is a run of the package's own code, event by event. It comes from the notebook, "
-    "where you can change it."
-)
+        yield f"lessons/{folder}/picture.png", piece.picture
+        words = " ".join(piece.words.split())
+        shown = f"## Look at it\n\n{PICTURE}\n\n```{{image}} picture.png\n:alt: {words}\n```\n"
+    if folder[:2] in FIGURES:
+        shown += f"\n```{{interactive}} {FIGURES[folder[:2]]}\n```\n"
+    page = [title, "", bar(folder, repository), before, shown, BEFORE + after]
+    notebook = f"Notebook {folder[:2]} <../../notebooks/{folder}>"
+    yield f"lessons/{folder}/index.md", "\n".join(page) + toctree(notebook)
 
 
 def bar(folder: str, repository: Path) -> str:
     """Return the line below a lesson's title: its files to download, and its neighbours."""
     folders = lesson_folders(repository)
     place = folders.index(folder)
-    files = f"{ROOT}lessons/{folder}/exercise.py", f"{ROOT}notebooks/{folder}.ipynb"
     items = [
         f"[Notebook](../../notebooks/{folder}.ipynb)",
-        f"[Exercise: exercise.py]({files[0]})",
-        f"[Notebook to download]({files[1]})",
+        f"[Exercise to download]({ROOT}lessons/{folder}/exercise.py)",
+        f"[Notebook to download]({ROOT}notebooks/{folder}.ipynb)",
     ]
     if place > 0:
         items.append(f"[← {short(folders[place - 1])}](../{folders[place - 1]}/index.md)")
@@ -136,24 +120,23 @@ def first_to_see(notebook: Path) -> Piece:
             return Piece(html=html)
         if "image/png" in data:
             words = "".join(output["metadata"]["image/png"]["alt"])
-            pictures.append(Piece(picture=base64.b64decode("".join(data["image/png"])), words=words))
+            drawn = base64.b64decode("".join(data["image/png"]))
+            pictures.append(Piece(picture=drawn, words=words))
     return pictures[0]
 
 
-def files_to_copy(repository: Path, pages: dict[str, str]) -> dict[str, str]:
-    """Return which files of the repository the site offers as they are, by their place there."""
-    copied = {}
-    for folder in lesson_folders(repository):
-        for file in (f"lessons/{folder}/exercise.py", f"notebooks/{folder}.ipynb"):
-            copied[file] = file
-    return copied
+def words_of_pictures(notebook: Path) -> list[str]:
+    """Return what a notebook says in words of each of its pictures, in their order."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    found = []
+    for output in (output for cell in cells for output in cell.get("outputs", ())):
+        for kind in {"image/png", "image/svg+xml"} & set(output.get("data", {})):
+            found.append(" ".join("".join(output["metadata"][kind]["alt"]).split()))
+    return found
 
 
-def sources_linked(texts: dict[str, str]) -> set[str]:
-    """Return the files to whose source lines any page links."""
-    return {file for text in texts.values() for file in linked_files(text)}
-
-
-def numbers_in(text: str) -> list[str]:
-    """Return the numbers of lessons that a text names: `01 02 04`."""
-    return re.findall(r"\b\d\d\b", text)
+def offered_files(repository: Path) -> list[str]:
+    """Return the files that the site offers as they are, from the root of either."""
+    folders = lesson_folders(repository)
+    exercises = [f"lessons/{folder}/exercise.py" for folder in folders]
+    return exercises + [f"notebooks/{folder}.ipynb" for folder in folders]

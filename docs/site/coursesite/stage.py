@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coursesite.lessons import dressed, lesson_folders
+from coursesite.lessons import lesson, lesson_folders, toctree
 from coursesite.links import reference_page, rewritten
+from coursesite.paths import with_paths
 
+OWN = "docs/site/pages/"  # pages that are written for the site
 HIDDEN_OUTPUT = "hide-output"  # the tag by which myst-nb folds what a cell prints
 
 
@@ -36,7 +38,7 @@ def pages_of(repository: Path) -> dict[str, str]:
         staged[f"lessons/{folder}/README.md"] = f"lessons/{folder}/index.md"
     for path in sorted((repository / "notebooks").glob("*.ipynb")):
         staged[f"notebooks/{path.name}"] = f"notebooks/{path.name}"
-    own = repository / "docs/site/pages"
+    own = repository / OWN
     for path in sorted(own.rglob("*.md")):
         staged[path.relative_to(repository).as_posix()] = path.relative_to(own).as_posix()
     return staged
@@ -56,29 +58,46 @@ def package_folders(repository: Path) -> list[str]:
 def stage(repository: Path, target: Path) -> None:
     """Write all pages into `target`; remove those that are no longer made."""
     written = set()
-    for name, text in staged_files(repository):
+    for name, content in staged_files(repository):
         path = target / name
         written.add(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        data = content.encode() if isinstance(content, str) else content
+        if not path.exists() or path.read_bytes() != data:
+            path.write_bytes(data)
     for path in target.rglob("*"):
         if path.is_file() and path not in written:
             path.unlink()
 
 
-def staged_files(repository: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each file that Sphinx is to read."""
+def staged_files(repository: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yield the name and the content of each file that Sphinx is to read."""
     staged = pages_of(repository)
     for source, name in staged.items():
         text = (repository / source).read_text(encoding="utf-8")
         if name.endswith(".ipynb"):
             yield name, notebook(text, source, staged, repository)
         else:
-            text = rewritten(text, source, staged, repository)
-            yield from dressed(name, text, repository)
+            if not source.startswith(OWN):  # whose links are those of the site
+                text = rewritten(text, source, staged, repository)
+            yield from dressed(name, with_paths(text, repository), repository)
     for folder in package_folders(repository):
         yield f"{reference_page(folder)}.folder", folder + "\n"
+
+
+def dressed(name: str, text: str, repository: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yield a page with what belongs to it beside its text, and the files that this needs."""
+    folder = Path(name).parent.name
+    if name == "lessons/index.md":
+        pages = [f"{each}/index" for each in lesson_folders(repository)]
+        yield name, text + toctree(*pages, "../notebooks/your_program", "NCCL")
+    elif name == "docs/index.md":
+        others = sorted(path.stem for path in (repository / "docs").glob("*.md"))
+        yield name, text + toctree(*(page for page in others if page != "README"))
+    elif folder in lesson_folders(repository):
+        yield from lesson(folder, text, repository)
+    else:
+        yield name, text
 
 
 def notebook(text: str, source: str, staged: dict[str, str], repository: Path) -> str:
