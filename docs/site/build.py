@@ -20,7 +20,12 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-from coursesite.lessons import offered_files  # noqa: E402
+from coursesite.lessons import (  # noqa: E402
+    lesson_folders,
+    offered_files,
+    programs_of,
+    programs_page,
+)
 from coursesite.links import linked_files  # noqa: E402
 from coursesite.sources import write_source_page  # noqa: E402
 from coursesite.stage import stage  # noqa: E402
@@ -46,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         return status
     for file in offered_files(REPOSITORY):
         copy(REPOSITORY / file, options.to / file)
+    for name in lesson_folders(REPOSITORY):
+        text = programs_of(name, REPOSITORY)
+        (options.to / programs_page(name)).write_text(text, encoding="utf-8")
     (options.to / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with _
     if options.pyodide:
         shutil.copytree(options.pyodide, options.to / PYODIDE, dirs_exist_ok=True)

@@ -24,9 +24,13 @@ suppress_warnings = ["myst.header"]  # a notebook may begin a part at any level
 
 html_theme = "furo"
 html_title = "minidist"
+templates_path = [str(HERE / "templates")]
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sourcelink = False
-html_show_search_summary = False  # it would fetch pages, which a browser refuses to do from a folder
+html_show_search_summary = (
+    False  # it would fetch pages, which a browser refuses to do from a folder
+)
 html_theme_options = {"navigation_with_keys": False}

@@ -1,13 +1,13 @@
 """A docstring as a piece of a page: paragraphs, lists, drawings, and NumPy's sections.
 
-    Return the sum of all ranks' chunk.            a paragraph; `words in these` are code
+Return the sum of all ranks' chunk.            a paragraph; `words in these` are code
 
-        rank 0 ──▶ rank 1                          a drawing stays as it is: lines that are indented, or
-                                                   that have wide gaps
-    Raises                                         a section: a list of names with what they mean
-    ------
-    ValueError
-        If the buffer is not one-dimensional.
+    rank 0 ──▶ rank 1                          a drawing stays as it is: lines that are indented, or
+                                               that have wide gaps
+Raises                                         a section: a list of names with what they mean
+------
+ValueError
+    If the buffer is not one-dimensional.
 """
 
 from __future__ import annotations

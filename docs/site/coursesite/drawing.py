@@ -1,8 +1,8 @@
 """The course's drawing of what needs what, as a picture whose lessons are links.
 
-    01 ranks ───▶ 09 pipeline       each place of the drawing is a place of the picture: letters stay
-       ▼                            where they are, and lines are drawn from the middle of a place to
-    02 ring all-reduce              its sides
+01 ranks ───▶ 09 pipeline       each place of the drawing is a place of the picture: letters stay
+   ▼                            where they are, and lines are drawn from the middle of a place to
+02 ring all-reduce              its sides
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from html import escape
 
-WIDE, HIGH = 7.3, 21.0  # pixels of a place
+WIDE, HIGH = 6.65, 21.0  # pixels of a place
 SIDES = {
     "─": "LR",
     "│": "UD",

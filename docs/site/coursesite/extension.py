@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 from docutils import nodes
@@ -10,6 +11,7 @@ from sphinx.util.typing import ExtensionMetadata
 
 from coursesite.described import add_alt_texts, describe
 from coursesite.fragments import REPOSITORY, Interactive, Map, Player
+from coursesite.lessons import lesson_folders, programs_page
 from coursesite.links import ROOT
 from coursesite.named import link_named_files
 from coursesite.printed import link_printed_numbers
@@ -26,7 +28,14 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("doctree-read", read)
     app.connect("doctree-resolved", resolve_root)
     app.connect("html-page-context", describe)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "env_version": version()}
+
+
+def version() -> int:
+    """Return a number that changes with this code, so that Sphinx then reads all pages again."""
+    site = Path(__file__).parents[1]
+    files = sorted([*site.glob("*/*.py"), *site.glob("*.py"), *site.glob("figures/*.html")])
+    return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
 def read(app: Sphinx, doctree: nodes.document) -> None:
@@ -35,7 +44,9 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
     if page.startswith("notebooks/"):
         add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
     elif page.startswith(("lessons/", "docs/", "readme")):
-        link_printed_numbers(doctree)
+        folder = page.removesuffix("/index").removeprefix("lessons/")
+        is_lesson = folder in lesson_folders(REPOSITORY)
+        link_printed_numbers(doctree, f"{ROOT}{programs_page(folder)}" if is_lesson else "")
     of_package = Path(app.env.doc2path(page)).suffix == ".folder"
     folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
     link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -140,3 +141,17 @@ def offered_files(repository: Path) -> list[str]:
     folders = lesson_folders(repository)
     exercises = [f"lessons/{folder}/exercise.py" for folder in folders]
     return exercises + [f"notebooks/{folder}.ipynb" for folder in folders]
+
+
+def programs_page(folder: str) -> str:
+    """Return where the site has all programs of a lesson's text as one file."""
+    return f"lessons/{folder}/printed.py"
+
+
+def programs_of(folder: str, repository: Path) -> str:
+    """Return the programs of a lesson's text, in order: the later ones use names of the earlier."""
+    text = (repository / "lessons" / folder / "README.md").read_text(encoding="utf-8")
+    head = (
+        f'"""The programs of the text of lesson {folder[:2]}, in order; they print its numbers."""'
+    )
+    return "\n\n".join([head, *re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)])

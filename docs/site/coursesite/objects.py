@@ -90,6 +90,4 @@ def class_of(node: ast.ClassDef) -> Defined:
         elif not each.name.startswith("_") and docstring_of(each) and each.name not in seen:
             seen.add(each.name)
             methods.append(function_of(each, "method"))
-    return Defined(
-        "class", node.name, signature, docstring_of(node), node.lineno, tuple(methods)
-    )
+    return Defined("class", node.name, signature, docstring_of(node), node.lineno, tuple(methods))

@@ -1,7 +1,7 @@
 """The paths through the course, as `lessons/README.md` says them: each becomes a page that leads on.
 
-    <!-- path: A weekend -->    the words of that path, and a table of its lessons in order
-    <!-- map -->                the drawing of what needs what, whose lessons are links
+<!-- path: A weekend -->    the words of that path, and a table of its lessons in order
+<!-- map -->                the drawing of what needs what, whose lessons are links
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROW = re.compile(r"^\| \[(\d\d) · ([^]]+)\]\((\d\d_\w+)/README\.md\) \| \S+ \| (\S+) \| (.*) \|$", re.M)
+ROW = re.compile(
+    r"^\| \[(\d\d) · ([^]]+)\]\((\d\d_\w+)/README\.md\) \| \S+ \| (\S+) \| (.*) \|$", re.M
+)
 PATH = re.compile(r"<!-- path: (.+?) -->")
 HEAD = "| | lesson | notebook | hours | afterwards you can |\n|---|---|---|---|---|"
 

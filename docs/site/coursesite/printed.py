@@ -22,23 +22,34 @@ from docutils import nodes
 
 NUMBER = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?(?![\w/-])")
 COMMAND = re.compile(r"^(?:mpirun|torchrun|python3?|make) \S")
+READING = "Further reading"
 NO_TEXT = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.raw)
 
 
-def link_printed_numbers(doctree: nodes.document) -> None:
-    """Give each printed block a place and a line that says what prints it, and link the numbers."""
+def link_printed_numbers(doctree: nodes.document, programs: str = "") -> None:
+    """Give each printed block a place and a line that says what prints it, and link the numbers.
+
+    Parameters
+    ----------
+    programs : str
+        The address of the file that has all programs of the page, where there is one.
+    """
     found: dict[str, str] = {}
     for count, (block, by) in enumerate(list(printed_blocks(doctree)), start=1):
         name = f"printed-{count}"
         block["ids"].append(name)
-        note = nodes.paragraph("", "", *said_by(by), classes=["printed-by"])
+        note = nodes.paragraph("", "", *said_by(by, programs), classes=["printed-by"])
         block.parent.insert(block.parent.index(block) + 1, note)
         for number in NUMBER.findall(block.astext()):
             if counts(number):
                 found.setdefault(plain(number), name)
     if found:
         for text in list(doctree.findall(nodes.Text)):
-            if not inside(text, NO_TEXT) and "printed-by" not in text.parent.get("classes", ()):
+            if (
+                not inside(text, NO_TEXT)
+                and not is_reading(text)
+                and "printed-by" not in text.parent.get("classes", ())
+            ):
                 text.parent.replace(text, list(linked(text.astext(), found)))
 
 
@@ -63,12 +74,20 @@ def is_command(node: nodes.Element) -> bool:
     return bool(COMMAND.match(node.astext()))
 
 
-def said_by(command: nodes.Element) -> list[nodes.Node]:
-    """Return the words of the line below a printed block."""
+def said_by(command: nodes.Element, programs: str) -> Iterator[nodes.Node]:
+    """Yield the words of the line below a printed block."""
+    yield nodes.Text("printed by ")
     if isinstance(command, nodes.literal):
-        return [nodes.Text("printed by "), nodes.literal("", command.astext())]
-    what = "command" if is_command(command) else "program"
-    return [nodes.Text(f"printed by the {what} above")]
+        yield nodes.literal("", command.astext())
+    elif is_command(command):
+        yield nodes.Text("the command above")
+    else:
+        yield nodes.Text("the program above")
+        if programs:
+            name = programs.rpartition("/")[2]
+            yield nodes.Text("; all of this page: ")
+            code = nodes.literal("", f"python {name}")
+            yield nodes.reference("", "", code, refuri=programs, internal=True)
 
 
 def counts(number: str) -> bool:
@@ -86,6 +105,16 @@ def inside(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
     parent = node.parent
     while parent is not None:
         if isinstance(parent, kinds):
+            return True
+        parent = parent.parent
+    return False
+
+
+def is_reading(node: nodes.Node) -> bool:
+    """Tell whether a node stands in the list of what to read, whose numbers are years."""
+    parent = node.parent
+    while parent is not None:
+        if isinstance(parent, nodes.section) and parent[0].astext() == READING:
             return True
         parent = parent.parent
     return False

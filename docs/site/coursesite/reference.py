@@ -7,9 +7,7 @@ leads to its line of source. Sphinx reads such a page from a file that holds the
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from docutils.nodes import make_id
@@ -34,13 +32,18 @@ class FolderParser(Parser):
         folder = inputstring.strip()
         path = REPOSITORY / folder
         page = nodes.section(ids=["top"], names=["top"])
-        page += nodes.title("", folder)
+        page += nodes.title("", "The package, floor by floor" if folder == TOP else folder)
         init = path / "__init__.py"
-        for node in rendered(docstring_of(parsed(init))) if init.exists() else ():
-            page += node
+        if init.exists():
+            self._env.note_dependency(str(init))
+            for node in rendered(docstring_of(parsed(init))):
+                page += node
         below = folders_below(folder)
-        if below:
-            page += contents(below, hidden=folder != TOP)
+        for floor, folders in floors_of(below) if folder == TOP else [("", below)]:
+            if floor:
+                page += nodes.rubric("", floor)
+            if folders:
+                page += contents(folders)
         for file in sorted(path.glob("*.py")):
             if file.name != "__init__.py":
                 page += self.file_section(file, document)
@@ -52,6 +55,7 @@ class FolderParser(Parser):
         section = nodes.section(ids=[make_id(file.stem)], names=[file.name])
         title = nodes.title("", "", nodes.literal(file.name, file.name))
         section += title
+        self._env.note_dependency(str(file))
         tree = parsed(file)
         for node in rendered(docstring_of(tree)):
             section += node
@@ -72,7 +76,9 @@ class FolderParser(Parser):
             signature += addnodes.desc_annotation("", "", nodes.Text(f"{found.kind} "))
         signature += addnodes.desc_name("", found.name)
         signature += nodes.inline("", found.signature, classes=["signature"])
-        line = nodes.reference("", "source", refuri=f"{address}#L{found.line}", classes=["to-source"])
+        line = nodes.reference(
+            "", "source", refuri=f"{address}#L{found.line}", classes=["to-source"]
+        )
         signature += line
         content = addnodes.desc_content("", *rendered(found.docstring))
         for member in found.members:
@@ -87,7 +93,23 @@ def folders_below(folder: str) -> list[str]:
     return [path.relative_to(REPOSITORY).as_posix() for path in found]
 
 
-def contents(folders: list[str], hidden: bool) -> nodes.Node:
+def floors_of(folders: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the folders of each floor, from below: which is which stands in the test that keeps
+    imports from going up.
+    """
+    test = parsed(REPOSITORY / "tests/test_house.py")
+    (table,) = (
+        ast.literal_eval(node.value)
+        for node in test.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS"
+    )
+    found: dict[int, list[str]] = {}
+    for folder in folders:
+        found.setdefault(table[Path(folder).name], []).append(folder)
+    return [(f"Floor {floor}", found[floor]) for floor in sorted(found)]
+
+
+def contents(folders: list[str]) -> nodes.Node:
     """Return a table of contents of the pages of folders."""
     names = [reference_page(folder) for folder in folders]
     tree = addnodes.toctree(
@@ -97,7 +119,7 @@ def contents(folders: list[str], hidden: bool) -> nodes.Node:
         maxdepth=1,
         caption=None,
         glob=False,
-        hidden=hidden,
+        hidden=False,
         includehidden=False,
         numbered=0,
         titlesonly=True,

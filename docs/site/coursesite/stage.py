@@ -30,7 +30,9 @@ def pages_of(repository: Path) -> dict[str, str]:
     """Return which file of the site is made of which file of the repository, both as paths from
     their roots.
     """
-    staged = {f"{name}.md": f"{name.lower()}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")}
+    staged = {
+        f"{name}.md": f"{name.lower()}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")
+    }
     for folder in ("docs", "lessons"):
         for path in sorted((repository / folder).glob("*.md")):
             staged[f"{folder}/{path.name}"] = f"{folder}/{index_or(path.name)}"

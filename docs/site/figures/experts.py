@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from figures.shapes import PALETTE, Block, Choice, Figure, Kind, Row, State
 
+from figures.shapes import PALETTE, Block, Choice, Figure, Kind, Row, State
 from minidist.model import GPTConfig, Where
 from minidist.model.moe.balance import rebalance
 from minidist.model.moe.routed import RoutedExperts
@@ -28,15 +28,23 @@ def trained(way: str) -> dict[str, tuple[int, ...]]:
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(8, 64, 8, dtype=torch.float64, generator=generator) + 1
-    sizes = {"hidden": 8, "heads": 1, "intermediate": 16, "sequence": 64}
-    config = GPTConfig(**sizes, experts=EXPERTS, top_k=TOP_K, **WAYS[way])
+    config = GPTConfig(
+        hidden=8,
+        heads=1,
+        intermediate=16,
+        sequence=64,
+        experts=EXPERTS,
+        top_k=TOP_K,
+        **WAYS[way],
+    )
     layer = RoutedExperts(config, 0).double()
     for parameter in layer.parameters():
         parameter.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for step in range(int(STEPS[-1]) + 1):
         layer.router.grad = None
         (0 * layer(tokens, Where(weight=1 / 512))).sum().backward()
+        assert layer.router.grad is not None
         layer.router.data -= layer.router.grad
         if str(step) in STEPS:
             found[str(step)] = tuple(map(int, layer.tally[:EXPERTS].tolist()))
@@ -58,7 +66,9 @@ def draw(way: str, step: str, ranks: str) -> State:
     mean = sum(loads) / count
     busiest = max(totals) / mean
     expert = max(loads) * EXPERTS / sum(loads)
-    said = f"The busiest rank has {busiest:.2f} times the mean, the busiest expert {expert:.2f} times"
+    said = (
+        f"The busiest rank has {busiest:.2f} times the mean, the busiest expert {expert:.2f} times"
+    )
     return State(f"{said}.", tuple(rows), max(totals))
 
 

@@ -112,7 +112,9 @@ def bar(
         parts.append(f'<rect {place} fill="{fill}" stroke="{stroke}"></rect>')
         if label and len(str(label[0])) * LETTER + 2 < wide:
             place = f'x="{left + wide / 2:.2f}" y="{top + 15}" text-anchor="middle"'
-            parts.append(f'<text {place} fill="{kinds[kind]["ink"]}">{escape(str(label[0]))}</text>')
+            parts.append(
+                f'<text {place} fill="{kinds[kind]["ink"]}">{escape(str(label[0]))}</text>'
+            )
         left += wide
     return parts
 

@@ -63,7 +63,9 @@ class State:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is stored."""
-        rows = [[row.name, [block.as_json() for block in row.blocks], row.note] for row in self.rows]
+        rows = [
+            [row.name, [block.as_json() for block in row.blocks], row.note] for row in self.rows
+        ]
         said = {"said": self.said, "rows": rows, "length": self.length}
         return said | ({"limit": list(self.limit)} if self.limit else {})
 

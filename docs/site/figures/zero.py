@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from figures.shapes import BLUE, GREEN, GREY, ORANGE, SKY, YELLOW, Block, Choice, Figure, Kind
-from figures.shapes import PINK, Row, State
+from figures.shapes import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    YELLOW,
+    Block,
+    Choice,
+    Figure,
+    Kind,
+    Row,
+    State,
+)
 from minidist.plan.device import machine
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
