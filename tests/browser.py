@@ -20,6 +20,9 @@ BROWSER = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"
 )
 
+# What the browser's own fields, such as sliders, know a key by.
+KEYS = {"End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
 
 class Page:
     """A page in a headless browser, spoken to over two pipes by the DevTools protocol."""
@@ -105,9 +108,10 @@ class Page:
         )
 
     def press(self, key: str, times: int = 1) -> None:
+        number = {"windowsVirtualKeyCode": KEYS[key]} if key in KEYS else {}
         for _ in range(times):
             for kind in ("keyDown", "keyUp"):
-                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, **number)
 
     def cells(self) -> dict[str, str]:
         """Return the text of each cell, by `rank buffer[number]`."""

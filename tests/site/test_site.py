@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
@@ -14,11 +15,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from browser import BROWSER, Page
+from in_browser import check_page, pale, resize, wait_for
 from ranks import clean_environment
 
 pytest.importorskip("furo", reason="no furo is installed: pip install -r requirements.txt")
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs/site"))
+from figures.fragment import fragment  # noqa: E402
+
 BUILD = [sys.executable, str(ROOT / "docs/site/build.py")]
 MOST_BYTES = 300_000  # of a page, besides its pictures
 LESSONS = sorted(path.parent.name for path in ROOT.glob("lessons/[0-9][0-9]_*/README.md"))
@@ -234,3 +240,108 @@ def test_the_site_builds_from_the_makefile() -> None:
         text=True,
     )
     assert 'docs/site/build.py --to site --zip site.zip --pyodide "some where"' in shown.stdout
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def page(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    page = Page(tmp_path_factory.mktemp("browser"))
+    try:
+        page.attach()
+        page.inside = site.as_uri()
+        yield page
+    finally:
+        page.close()
+
+
+@BROWSER
+def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
+    """With several players on a page, each of which the keyboard leads to its end."""
+    players = {"index": 1, "lessons/02_ring_all_reduce/index": 1, "notebooks/02_ring_all_reduce": 2}
+    for name in ("reference/collectives", "figures/planner", "docs/memory", "lessons/index"):
+        players[name] = 0
+    for name, count in players.items():
+        assert check_page(page, site / f"{name}.html") == count
+        for scheme in ("light", "dark"):
+            assert pale(page, scheme) == [], f"{name}, {scheme}"
+        resize(page, 360)
+        assert page.run("document.scrollingElement.scrollWidth") <= 360, name
+        page.ask("Emulation.clearDeviceMetricsOverride")
+
+
+@BROWSER
+def test_the_front_page_moves_until_it_is_touched(site: Path, page: Page) -> None:
+    page.visit((site / "index.html").as_uri())
+    place = "+document.querySelector('.front-player input').value"
+    wait_for(page, f"{place} >= 2")
+    page.run("document.querySelector('.front-player [data-go=play]').click()")
+    assert page.text(".front-player [data-go=play]") == "play"
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    page.ask("Emulation.setEmulatedMedia", features=features)
+    page.visit((site / "index.html").as_uri())
+    assert page.text(".front-player [data-go=play]") == "play" and page.run(place) == 0
+    page.ask("Emulation.setEmulatedMedia", features=[])
+
+
+@BROWSER
+def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
+    site: Path, page: Page
+) -> None:
+    drawn = "[...document.querySelectorAll('.minidist-figure svg > *')].map(e => e.tagName)"
+    table = "document.querySelector('.minidist-figure table').innerText"
+    for name in ("zero", "pipelines"):
+        page.ask("Emulation.setScriptExecutionDisabled", value=True)
+        page.visit((site / f"figures/{name}.html").as_uri())
+        without = page.run(drawn), page.run(table), page.text(".said")
+        assert page.run("document.querySelector('.minidist-figure form').hidden")
+        page.ask("Emulation.setScriptExecutionDisabled", value=False)
+        page.visit((site / f"figures/{name}.html").as_uri())
+        found = page.run(drawn), page.run(table), page.text(".said")
+        assert found[1:] == without[1:] and len(without[0]) > 10
+        assert found[0].count("rect") == without[0].count("rect")
+        page.run("document.querySelector('.minidist-figure input').focus()")
+        page.press("ArrowRight")
+        assert page.run(table) != found[1]
+        page.press("ArrowLeft")
+        assert page.text(".said") == found[2] and page.run(table) == found[1]
+        assert page.errors == []
+
+
+@BROWSER
+def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: Path) -> None:
+    first, second = (fragment(name) for name in ("zero", "context"))
+    page.inside = "file:"
+    page.open(first + second, tmp_path / "two.html")
+    said = "[...document.querySelectorAll('.said')].map(p => p.textContent)"
+    before = page.run(said)
+    page.run("document.querySelectorAll('.minidist-figure')[1].querySelector('input').focus()")
+    page.press("ArrowRight")
+    after = page.run(said)
+    assert after[0] == before[0] and after[1] != before[1] and page.errors == []
+
+
+@BROWSER
+def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
+    page.visit((site / "search.html").as_uri() + "?q=reduce_scatter")
+    results = "[...document.querySelectorAll('#search-results ul.search a')].map(a => a.href)"
+    wait_for(page, f"{results}.length > 5")
+    assert any("reference/collectives.html" in each for each in page.run(results))
+    assert page.errors == []
+
+
+@BROWSER
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
+    page.inside = site.as_uri()
+    players = 0
+    for file in sorted(site.rglob("*.html")):
+        players += check_page(page, file)
+        for scheme in ("light", "dark"):
+            assert pale(page, scheme) == [], f"{file}, {scheme}"
+        resize(page, 360)
+        assert page.run("document.scrollingElement.scrollWidth") <= 360, file
+        page.ask("Emulation.clearDeviceMetricsOverride")
+    assert players > 30

@@ -112,12 +112,12 @@ class Figure:
     draw: Callable[..., State] = field(repr=False)
     digits: int = 0
 
-    def keys(self) -> Iterator[tuple[str, ...]]:
+    def combinations(self) -> Iterator[tuple[str, ...]]:
         """Yield all combinations of choices."""
         yield from product(*(choice.values for choice in self.choices))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what a page needs, with a state for every combination."""
+    def head(self) -> dict[str, Any]:
+        """Return what a page needs beside the states."""
         return {
             "name": self.name,
             "title": self.title,
@@ -126,8 +126,12 @@ class Figure:
             "digits": self.digits,
             "choices": [vars(choice) | {"values": list(choice.values)} for choice in self.choices],
             "kinds": [vars(kind) for kind in self.kinds],
-            "states": {"/".join(key): self.draw(*key).as_json() for key in self.keys()},
         }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all that a page needs, with a state for every combination."""
+        states = {"/".join(key): self.draw(*key).as_json() for key in self.combinations()}
+        return self.head() | {"states": states}
 
 
 BLUE = "#0072B2", "#ffffff"
