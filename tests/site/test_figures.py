@@ -61,6 +61,8 @@ def test_a_figure_says_what_it_is_and_what_made_it(name: str) -> None:
     for state in data["states"].values():
         for _, blocks, _ in state["rows"]:
             assert sum(length for length, *_ in blocks) <= 1.0001 * state["length"] + 1e-3
+        shown = {kind for _, blocks, _ in state["rows"] for _, kind, *_ in blocks if kind >= 0}
+        assert len({data["kinds"][kind]["colour"] for kind in shown}) == len(shown)
         assert state["said"].endswith((".", ")"))
     assert "{{" not in html and re.findall(r"https?://[^\"' <]*|@import|url\(|src=", html) == [
         "http://www.w3.org/2000/svg",

@@ -34,10 +34,10 @@ STEP = {
     "context": YELLOW,
     "expert": PINK,
     "sharding": RED,
-    "pipeline": GREY,
+    "pipeline": ("#882255", "#ffffff"),
     "bubble": GREY,
     "data": GREEN,
-    "all else": YELLOW,
+    "all else": ("#666666", "#ffffff"),
 }
 BYTES = {
     "parameters": BLUE,
