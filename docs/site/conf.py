@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
+OWNER = tomllib.loads((HERE / "owner.toml").read_text(encoding="utf-8"))
 sys.path.insert(0, str(HERE))
 
 project = "minidist"
@@ -34,3 +36,7 @@ html_show_search_summary = (
     False  # it would fetch pages, which a browser refuses to do from a folder
 )
 html_theme_options = {"navigation_with_keys": False}
+html_baseurl = OWNER["site"]
+if OWNER["repository"]:
+    link = {"name": "source", "url": OWNER["repository"], "html": "source", "class": ""}
+    html_theme_options["footer_icons"] = [link]
