@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from html import escape
 
-WIDE, HIGH = 6.65, 21.0  # pixels of a place
+WIDE, HIGH = 6.65, 26.0  # pixels of a place
 SIDES = {
     "─": "LR",
     "│": "UD",
@@ -72,7 +72,7 @@ def texts(line: str, row: int, addresses: Mapping[str, str]) -> Iterator[str]:
     for found in LESSON.finditer(words):
         x, y = middle(found.start(), row)
         wide = len(found[0]) * WIDE
-        box = f'x="{x - WIDE / 2 - 4:.1f}" y="{y - 10:.1f}" width="{wide + 8:.1f}" height="20"'
+        box = f'x="{x - WIDE / 2 - 4:.1f}" y="{y - 12:.1f}" width="{wide + 8:.1f}" height="24"'
         label = f'<text x="{x - WIDE / 2:.1f}" y="{y + 4:.1f}" textLength="{wide:.1f}">{found[0]}</text>'
         yield f'<a href="{escape(addresses[found[1]])}"><rect rx="4" {box}/>{label}</a>'
     if note:
