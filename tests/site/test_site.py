@@ -23,6 +23,7 @@ pytest.importorskip("furo", reason="no furo is installed: pip install -r require
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs/site"))
+from coursesite.docstrings import rendered  # noqa: E402
 from figures.fragment import fragment  # noqa: E402
 
 BUILD = [sys.executable, str(ROOT / "docs/site/build.py")]
@@ -348,3 +349,47 @@ def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
     assert players > 30
     for file in few_sources:
         assert check_page(page, file) == 0 and pale(page, "dark") == pale(page, "light") == []
+
+
+# ---------------------------------------------------------------- docstrings
+
+
+def test_a_docstring_becomes_paragraphs_lists_drawings_and_definitions() -> None:
+    nodes = rendered(DOCSTRING)
+    kinds = [node.__class__.__name__ for node in nodes]
+    assert kinds == [
+        "paragraph",
+        "literal_block",
+        "bullet_list",
+        "rubric",
+        "definition_list",
+    ]
+    assert [node.astext() for node in nodes[0].children] == [
+        "Sum ",
+        "buffer",
+        ", ",
+        "in place",
+        ".",
+    ]
+    assert nodes[1].astext() == "rank 0 ──▶ rank 1\n    deeper"
+    assert [item.astext() for item in nodes[2].children] == ["one a * b * c", "two, which goes on"]
+    (entry,) = nodes[4].children
+    assert entry.astext() == "comm : Communicator\n\nThe ranks.\n\nAll of them."
+
+
+DOCSTRING = """Sum `buffer`, *in place*.
+
+    rank 0 ──▶ rank 1
+        deeper
+
+- one a * b * c
+- two, which
+  goes on
+
+Parameters
+----------
+comm : Communicator
+    The ranks.
+
+    All of them.
+"""

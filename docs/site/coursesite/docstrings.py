@@ -18,7 +18,10 @@ from itertools import pairwise
 
 from docutils import nodes
 
-WORD = re.compile(r"`([^`]+)`|\*\*([^*\s][^*]*)\*\*|(https?://[^\s,;)]+[^\s,;.)])")
+WORD = re.compile(
+    r"`([^`]+)`|\*\*([^*\s][^*]*)\*\*|(?<![\w*])\*([^*\s](?:[^*]*[^*\s])?)\*(?![\w*])"
+    r"|(https?://[^\s,;)]+[^\s,;.)])"
+)
 RULE = re.compile(r"-{3,}$")
 ITEM = re.compile(r"(?:-|\d+\.) +")
 GAP = re.compile(r"\S {3,}\S|[│├└╰╭┌▶◀▼▲]|──")
@@ -143,11 +146,13 @@ def inline(text: str) -> Iterator[nodes.Node]:
     for found in WORD.finditer(text):
         if found.start() > end:
             yield nodes.Text(text[end : found.start()])
-        code, strong, address = found.groups()
+        code, strong, stressed, address = found.groups()
         if code:
             yield nodes.literal(code, code)
         elif strong:
             yield nodes.strong(strong, strong)
+        elif stressed:
+            yield nodes.emphasis(stressed, stressed)
         else:
             yield nodes.reference(address, address, refuri=address)
         end = found.end()
