@@ -208,4 +208,7 @@ def is_handout(lesson: Lesson, answer: Answer) -> bool:
     given = lesson.folder / "exercise.py"
     if not given.is_file() or answer.path.resolve() == given.resolve():
         return False
-    return answer.path.read_text(errors="replace").split() == given.read_text().split()
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace").split() for path in (answer.path, given)
+    ]
+    return texts[0] == texts[1]
