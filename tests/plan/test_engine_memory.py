@@ -185,13 +185,13 @@ GiB that torch allocated and reserved at most (SimuMax 1.2, docs/b200, 2026).
 
 
 @pytest.mark.parametrize(("model", "how", "allocated", "reserved"), PUBLISHED)
-def test_published_peaks_are_met_within_a_percent(
+def test_published_peaks_are_met_within_two_thousandths_or_with_experts_a_hundredth(
     model: Model, how: dict[str, object], allocated: float, reserved: float
 ) -> None:
     run = Setup(model, B200, 4096, 4, zero=1, sp=True, software=Software.named("megatron-core"))
     run = replace(run, **how)  # type: ignore[arg-type]
     found = {meter: sum(metered(run, meter).values()) / GIB for meter in ("", "reserved")}
-    assert found[""] == pytest.approx(allocated, rel=0.01)
+    assert found[""] == pytest.approx(allocated, rel=0.01 if model.experts else 0.002)
     assert found["reserved"] == pytest.approx(reserved, rel=0.03)
 
 
@@ -214,6 +214,10 @@ def test_the_peak_is_in_the_heads_backward_if_the_vocabulary_is_large() -> None:
     assert held["workspace"] == places + engine.workspaces(run)
     pieces = bytes_held(replace(run, fused_loss=True))
     assert pieces["logits"] == 0 and pieces["workspace"] == held["workspace"]
+    inputs = 2 * run.share.tokens * DENSE.hidden
+    assert engine.of_head(run) == 3 * inputs
+    cut = replace(run, tp=2, sp=True)  # gathered, and a gradient before and after it is scattered
+    assert engine.of_head(cut) == (2 / 2 + 2 + 1 / 2) * inputs
     inside = setup(replace(DENSE, vocabulary=128), pp=2)
     assert bytes_held(inside)["logits"] == 0  # a layer's backward, where all is kept but no logits
     others = replace(run, software=replace(run.software, engine=False))
