@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from minidist.cli.plan.as_published import gpus_of
+from minidist.cli.plan.as_published import gpus_of, holding
 from minidist.options import flags_of
 from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
@@ -232,8 +232,12 @@ def facts() -> str:
     lines = []
     for name, each in stored().items():
         said = named_runs()[name]
-        refused = f" Not planned: {each['refused']}." if "refused" in each else ""
-        lines.append(f"- {said['says']}: {said['source']}. Unsaid: {said['unsaid']}.{refused}")
+        words = [f"{said['says']}: {said['source']}", f"Unsaid: {said['unsaid']}"]
+        if "holds" in each:
+            words.append(f"Predicted: {holding(name, each['holds'])}")
+        if "refused" in each:
+            words.append(f"Not planned: {each['refused']}")
+        lines.append(f"- {'. '.join(words)}.")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from minidist.cli.plan.answer import name_of
 from minidist.draw.table import aligned
 from minidist.launch.parser import Parser
 from minidist.plan.device import PlanError
+from minidist.plan.memory import GB
 from minidist.plan.trust.runs import as_told, machine_of, named_runs, today
 
 HEADER = ("run", "GPUs", "published", "as published", "of it", "today's best", "of it")
@@ -27,11 +28,13 @@ def planned(said: Mapping[str, Any]) -> dict[str, Any]:
             "published": round(old.published),
             "planned": round(old.planned),
             "layout": name_of(old.found.run),
+            "holds": round(sum(old.found.bytes.values()) / GB, 1),
         }
         new = today(said)
     except PlanError as reason:
         return found | {"refused": str(reason)}
-    return found | {"today": round(new.planned), "layout today": name_of(new.found.run)}
+    run = new.found.run
+    return found | {"today": round(new.planned), "layout today": name_of(run)}
 
 
 def rows_of(tree: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
@@ -55,6 +58,16 @@ def gpus_of(name: str) -> str:
     return f"{where.gpus:,} {where.name}"
 
 
+def holding(name: str, held: float) -> str:
+    """Say what a GPU is predicted to hold, and whether that is more than it has.
+
+    The run was trained: so where it is more, the prediction is wrong.
+    """
+    room = machine_of(named_runs()[name]).device.memory / GB
+    too_much = ", which is too much: it was trained, so it held less" if held > room else ""
+    return f"{held:,.1f} of {room:,.0f} GB a GPU{too_much}"
+
+
 def text(tree: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table, and what has to be known of each run."""
     parts = [aligned(HEADER, rows_of(tree), left=2)]
@@ -62,6 +75,8 @@ def text(tree: Mapping[str, Mapping[str, Any]]) -> str:
     for name, each in tree.items():
         said = named_runs()[name]
         words = [f"{each['says']}: {each.get('layout', 'no layout')}; {said['software']}"]
+        if "holds" in each:
+            words.append(holding(name, each["holds"]))
         if "refused" in each:
             words.append(f"not planned: {each['refused']}")
         notes.append("; ".join(words))

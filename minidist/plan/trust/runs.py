@@ -31,6 +31,13 @@ from minidist.plan.step import step
 
 FILE = Path(__file__).with_name("runs.toml")
 AS_PUBLISHED = Path(__file__).with_name("as_published.json")
+NEWEST = {  # software by generation of devices; any other has that of Hopper
+    "volta": "megatron-core-ampere",
+    "ampere": "megatron-core-ampere",
+    "cdna": "megatron-rocm",
+    "tpu": "xla",
+    "trainium": "xla",
+}
 GRID = 400.0  # g of CO2 a kWh, of which no hours depend
 
 
@@ -84,8 +91,8 @@ def start_of(said: Mapping[str, Any], software: Software) -> Setup:
 
 def newest(where: Machine) -> Software:
     """Return the newest software that such devices have."""
-    older = where.device.generation in ("volta", "ampere")
-    return Software.named("megatron-core-ampere" if older else "megatron-core")
+    generation = where.device.generation
+    return Software.named(NEWEST.get(generation, "megatron-core-2026"))
 
 
 def as_told(said: Mapping[str, Any]) -> AsPublished:
