@@ -17,7 +17,8 @@ predictions, `devices.toml` those of a card (with the speed that its links reach
 those of a network; the hours that failures cost stand at the head of `cost.py`, and how a run goes on
 after one in `failures/`. `ranges.toml` says
 what a number may be. `python -m minidist plan` prints the predictions.
-`published/` compares them with published runs (`plan check`).
+`published/` compares them with published runs (`plan check`), and `trust/` says how far an answer
+may be off.
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

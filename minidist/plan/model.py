@@ -40,7 +40,8 @@ class Model:
     """The sizes of a model.
 
     It has `kv` heads of keys and values (0: as many as `heads`), and `ffn` channels in an MLP or an
-    expert (0: 4 hidden). A token attends to the `window` tokens before it (0: to all). `parallel`:
+    expert (0: 4 hidden). A token attends to the `window` tokens before it (0: to all), but in
+    `unwindowed` of the layers to all. `parallel`:
     attention and MLP read the same norm. `dropout`: whether the model has any.
 
     Latent attention keeps `latent` channels of a token, from which all heads' keys and values are
@@ -66,6 +67,7 @@ class Model:
     parallel: bool = False
     dropout: bool = False
     window: int = 0
+    unwindowed: int = 0
     latent: int = 0
     query_latent: int = 0
     rotary: int = 0
@@ -106,6 +108,11 @@ class Model:
             raise PlanError(
                 f"{self.dense_layers} dense layers lead those with experts: give experts and "
                 "dense_ffn, or leave them out"
+            )
+        if self.unwindowed and not self.unwindowed < self.layers * (self.window > 0):
+            raise PlanError(
+                f"{self.unwindowed} of {self.layers} layers have no window of {self.window} tokens: "
+                "give window, and fewer"
             )
         if self.dense_layers > self.layers:
             raise PlanError(f"{self.dense_layers} of {self.layers} layers are dense: give fewer")
@@ -188,9 +195,11 @@ class Model:
         They are 6 for each active parameter, and 12 L s h for attention. Most papers count all
         scores, causal or not (Narayanan et al. 2021, equation 3).
         """
-        attended = min(sequence, self.window or sequence)
         dims = (self.key_dim + self.head_dim) / 2
-        return 6 * self.active + 12 * self.layers * attended * self.heads * dims
+        pairs = self.layers * min(sequence, self.window or sequence)
+        if self.unwindowed:
+            pairs += self.unwindowed * (sequence - min(sequence, self.window))
+        return 6 * self.active + 12 * pairs * self.heads * dims
 
     def products(self, tokens: int, tp: int) -> list[Product]:
         """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks, but
@@ -288,6 +297,9 @@ def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
             tree, "intermediate_size", kind=int, limit=ranges("model")["ffn"][1]
         )
     unknown = [name for name in names["refused"]["names"] if tree.get(name)]
+    others = set(at(tree, "layer_types", kind=list, default=[]))
+    if others - {"full_attention", "sliding_attention"}:
+        unknown.append("layer_types")
     if tree.get("moe_layer_freq") not in (None, 1):
         unknown.append("moe_layer_freq")
     if tree.get("qk_nope_head_dim") not in (None, sizes.get("head_dim")):
@@ -308,6 +320,9 @@ def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
         raise FileError(
             f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML"
         )
-    if tree.get("use_sliding_window") is False:
-        sizes["window"] = 0
+    kinds = at(tree, "layer_types", kind=list, default=[])
+    if sizes.get("window") and kinds:
+        sizes["unwindowed"] = kinds.count("full_attention")
+    if tree.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
+        sizes["window"] = sizes["unwindowed"] = 0
     return ({"gated": False, "tied": True} if family in ungated else {}) | sizes

@@ -47,6 +47,7 @@ class Software:
     once_a_node: bool = False
     hides_experts: bool = False
     host_experts: str = "host_experts"
+    engine: bool = False
 
     @staticmethod
     @cache
@@ -242,10 +243,16 @@ class Setup:
         return ranks_of(self.pp, self.stages_a_rank, self.schedule in V_SHAPED)
 
     def stages(self) -> tuple[float, ...]:
-        """Return the layers of each stage of the plan, in order."""
-        if self.cut:
-            return self.cut
-        return dealt(self.model.layers, self.pp * self.stages_a_rank, self.ends_less)
+        """Return the layers of each stage of the plan, in order.
+
+        The last one also has those that predict tokens after the next.
+        """
+        found: tuple[float, ...] = self.cut
+        if not found:
+            found = dealt(self.model.layers, self.pp * self.stages_a_rank, self.ends_less)
+        if self.model.predicted:
+            found = (*found[:-1], found[-1] + self.model.predicted)
+        return found
 
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each rank along pp."""

@@ -75,15 +75,15 @@ def stages_of(run: Setup) -> list[Stage]:
     share, last_rank = run.share, run.rank_of[-1]
     embedding = share.streamed(4 * share.tokens * run.model.hidden)
     joining = run.network.all_reduce(run.entry, run.group("tp"))
-    of_fast = passes(run)
+    of_fast = passes_of(run)
     found = []
     for rank, layers in enumerate(run.layers()):
         site = run.site(rank)
         there = replace(run, machine=site) if run.machine.slower else run
-        forward, backward = passes(there) if run.machine.slower else of_fast
+        forward, backward = passes_of(there) if run.machine.slower else of_fast
         leading = run.leading_layers(rank)
         if leading:
-            forward_leading, backward_leading = passes(there.leading)
+            forward_leading, backward_leading = passes_of(there.leading)
             forward = mean_of(forward_leading, forward, leading / layers)
             backward = mean_of(backward_leading, backward, leading / layers)
         first = last = 0.0
@@ -91,10 +91,30 @@ def stages_of(run: Setup) -> list[Stage]:
             first = embedding
         if rank == last_rank:
             of_last = replace(share, device=site.device)
-            last = head(of_last, run.software.loss)
-        joined = joining * ((rank == 0) + (rank == last_rank))
-        found.append(Stage(layers, leading, forward, backward, first, last, joined))
+            last = (1 + run.model.predicted) * head(of_last, run.software.loss)
+        ends_here = (rank == 0) + (rank == last_rank)
+        stage = Stage(
+            layers=layers,
+            leading=leading,
+            forward=forward,
+            backward=backward,
+            first=first,
+            last=last,
+            joined=ends_here * joining,
+        )
+        found.append(stage)
     return found
+
+
+def passes_of(run: Setup) -> tuple[Pass, Pass]:
+    """Return the passes of a run's mean layer, of which some may have no window."""
+    forward, backward = passes(run)
+    if not run.model.unwindowed:
+        return forward, backward
+    everything = replace(run, model=replace(run.model, window=0, unwindowed=0))
+    forward_of_all, backward_of_all = passes(everything)
+    share = run.model.unwindowed / run.model.layers
+    return mean_of(forward_of_all, forward, share), mean_of(backward_of_all, backward, share)
 
 
 def mean_of(one: Pass, other: Pass, share: float) -> Pass:

@@ -69,19 +69,25 @@ def along_context(run: Setup) -> float:
     if run.cp == 1:
         return 0.0
     model = run.model
+    of_layers = (model.layers - model.unwindowed) * sent_in_context(run, model.window)
+    of_layers += model.unwindowed * sent_in_context(run, 0)
+    return microbatches_of_all(run) * of_layers
+
+
+def sent_in_context(run: Setup, window: int) -> float:
+    """Return the bytes that a rank sends along cp for a layer and a microbatch."""
+    model = run.model
     width = run.software.width
     keys = run.share.tokens * 2 * model.kv * model.head_dim * width
     rounds = 3 if run.recompute == "full" else 2
-    if 0 < model.window < run.sequence:
+    if 0 < window < run.sequence:
         # a share of what a rank has, of the mean rank
-        seen = keys * tokens_seen(run.cp, run.sequence, model.window) / run.sequence
-        sent = seen * (rounds + 4 / width)
-        return model.layers * microbatches_of_all(run) * sent
+        seen = keys * tokens_seen(run.cp, run.sequence, window) / run.sequence
+        return seen * (rounds + 4 / width)
     hops = rounds * (run.cp - 1)
     # gradients go in 32 bits, and one hop more: home
     hops_of_gradients = run.cp * 4 / width
-    sent = keys * (hops + hops_of_gradients)
-    return model.layers * microbatches_of_all(run) * sent
+    return keys * (hops + hops_of_gradients)
 
 
 @cache

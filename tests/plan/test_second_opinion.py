@@ -48,7 +48,7 @@ SIZES = GPTConfig(
 )
 MODEL = Model(8, 256, 8, 1024, kv=4, ffn=512)
 COUNTED = Constants.table().but(
-    launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, share_across=1.0, stolen=0.0,
+    launch=0.0, tree=0.0, hop=0.0, near_hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, share_across=1.0, stolen=0.0,
     streamed=1.0, host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
 )  # fmt: skip
 SOFTWARE = Software(

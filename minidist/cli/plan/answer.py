@@ -11,10 +11,19 @@ from typing import Any
 
 from minidist.cli.plan.between_sites import sites_text, sites_tree
 from minidist.cli.plan.runnable import Offer, command
+from minidist.cli.plan.trusted import (
+    optimism,
+    optimism_tree,
+    range_around,
+    range_words,
+    ranks_of,
+    trust_tree,
+    trusted,
+)
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
-from minidist.plan.cost import HOUR, LONGER, REPAIR, cost, goodput, job_of
-from minidist.plan.device import table
+from minidist.plan.compute.products import peak_of
+from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
 from minidist.plan.search import Answer, Found
@@ -91,6 +100,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer
         "GPU's memory stays free",
         answer.another_batch,
         layouts(offers, bill),
+        trusted(shown),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
         by_kind("GB of a GPU", [each.bytes for each in shown], GB),
         by_kind("GB a GPU sends a step", a_gpu, GB, by_all),
@@ -118,11 +128,14 @@ def as_json(
     A layout that `train` does not run has no command, and says why.
     """
     found = []
-    for offer in offers:
+    shown = [offer.found for offer in offers]
+    for offer, rank in zip(offers, ranks_of(shown), strict=True):
         each = offer.found
         found.append(
             {
                 "layout": name_of(each.run),
+                "rank": rank,
+                "range": range_around(each.run, each.seconds),
                 "variants": {name_of(other.run): other.seconds for other in shown_variants(offer)},
                 "seconds": each.seconds,
                 "mfu": mfu(each),
@@ -138,6 +151,8 @@ def as_json(
             }
         )
     said: dict[str, Any] = {"layouts": found, "refused": dict(refused), "reserve": bill.reserve}
+    said["trust"] = trust_tree(shown)
+    said["optimism"] = optimism_tree()
     said["batch"] = {
         "asked": answer.asked,
         "planned": answer.found[0].run.batch,
@@ -154,19 +169,28 @@ def as_json(
 
 def layouts(offers: Sequence[Offer], bill: Bill) -> str:
     """Return the table of layouts, each with its variants below it."""
-    title = ("layout", "step", "MFU", "tokens/s", "days", "money", "a GPU holds")
+    title = ("layout", "rank", "step", "range", "MFU", "tokens/s", "days", "money", "a GPU holds")
     rows: list[Sequence[str]] = []
-    for place, offer in enumerate(offers, start=1):
+    places = ranks_of([offer.found for offer in offers])
+    for place, (offer, rank) in enumerate(zip(offers, places, strict=True), start=1):
         found, run = offer.found, offer.found.run
         price, speed = bill.of(found), run.batch * run.sequence / found.seconds
         rows.append(
-            (f"{place} {name_of(run)}", f"{found.seconds:,.2f} s", f"{mfu(found):.1%}", f"{speed:,.0f}",
-             f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.bytes.values()) / GB:.1f} GB")
-        )  # fmt: skip
-        for other in shown_variants(offer):
-            rows.append(
-                (f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s", *[""] * 5)
+            (
+                f"{place} {name_of(run)}",
+                str(rank),
+                f"{found.seconds:,.2f} s",
+                range_words(found),
+                f"{mfu(found):.1%}",
+                f"{speed:,.0f}",
+                f"{price['days']:,.1f}",
+                f"{price['money']:,.0f} $",
+                f"{sum(found.bytes.values()) / GB:.1f} GB",
             )
+        )
+        for other in shown_variants(offer):
+            name, seconds = f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s"
+            rows.append((name, "", seconds, *[""] * 6))
     return aligned(title, rows)
 
 
@@ -253,14 +277,13 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
 
 
 def mfu(found: Found) -> float:
-    """Return the model's operations beside what all devices could do: of the 8-bit peak, if
-    products have 8 bits.
+    """Return the model's operations beside what all devices could do at the peak of the products'
+    precision.
     """
     run = found.run
-    peak = sum(
-        site.gpus * (site.device.peak8 if run.bits8 else site.device.peak)
-        for site in run.machine.sites
-    )
+    peak = 0.0
+    for site in run.machine.sites:
+        peak += site.gpus * peak_of(site.device, run.precision)
     return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
 
 
@@ -310,16 +333,14 @@ def costs(found: Found, bill: Bill) -> str:
     published runs.
     """
     paid = bill.of(found)
-    low, high = LONGER
-    runs = ", ".join(entry["says"] for entry in table("runs").values())
+    around = range_around(found.run, paid["gpu_hours"])
+    range = f" ({around[0]:,.0f} to {around[1]:,.0f})" if around else ""
     return (
-        f"{paid['steps']:,} steps, {paid['gpu_hours']:,.0f} GPU hours, {paid['money']:,.0f} $, "
+        f"{paid['steps']:,} steps, {paid['gpu_hours']:,.0f} GPU hours{range}, {paid['money']:,.0f} $, "
         f"{paid['kwh']:,.0f} kWh, {paid['co2']:,.1f} t CO2 at {bill.grid:g} g a kWh\na failure "
         f"every {paid['mtbf_hours']:,.1f} h: save every {paid['every'] / 60:,.0f} min, "
         f"{paid['write']:,.0f} s each; {paid['writing']:.1%} of the time is writing, "
-        f"{paid['lost']:.1%} is lost\nan optimist's lower bound: nothing is begun again, today's "
-        f"software; published runs took {low} to {high} times the GPU hours that are planned for "
-        f"them ({runs})"
+        f"{paid['lost']:.1%} is lost\n" + optimism(1 - paid["writing"] - paid["lost"], bill.mtbf)
     )
 
 

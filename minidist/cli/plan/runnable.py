@@ -43,7 +43,12 @@ def unsaid(run: Setup) -> str:
         f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim
         != usual,
         "two sites with other numbers of layers": machine.slower is not None,
+        "latent attention": model.latent > 0,
+        "dense layers before those with experts": model.dense_layers > 0,
+        "heads for tokens after the next": model.predicted > 0,
+        f"products of {run.precision}": run.precision not in ("bf16", "fp8"),
         "TPUs": machine.device.generation == "tpu",
+        "Trainium": machine.device.generation == "trainium",
     }
     found = [what for what, true in lacks.items() if true]
     return f"it has no {', and no '.join(found)}" if found else ""

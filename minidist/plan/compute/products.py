@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from minidist.plan.device import Constants, Device
+from minidist.plan.device import Constants, Device, PlanError
 from minidist.plan.model import Model, Product
 
 TILES = (
@@ -36,6 +36,22 @@ PRECISIONS = ("bf16", "fp8", "fp8-rows", "mxfp8", "nvfp4")
 """Of products: 16 bits; 8 bits with a scale by tensor, by row, or by 32 elements; 4 bits with a scale
 by 16 elements.
 """
+
+
+def check_precision(precision: str, device: Device) -> None:
+    """Raise PlanError if a device has no products of a precision that are faster."""
+    if precision in PRECISIONS[1:] and peak_of(device, precision) <= device.peak:
+        bits = 4 if precision == "nvfp4" else 8
+        raise PlanError(
+            f"--precision {precision}: {device.name} multiplies no faster in {bits} bits: leave it "
+            "out"
+        )
+
+
+def peak_of(device: Device, precision: str) -> float:
+    """Return the FLOP/s of a data sheet for products of a precision."""
+    peaks = {"bf16": device.peak, "nvfp4": device.peak4}
+    return peaks.get(precision, device.peak8)
 
 
 def speed(device: Device, known: Constants, precision: str) -> float:

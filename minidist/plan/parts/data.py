@@ -60,7 +60,9 @@ def reduction_to_shards(run: Setup, stage: Stage, forward: float, backward: floa
     parts = stage.parameters(run, ends_parameters(run))
     last = [(table_parameters(run), run.sharded)]
     # ZeRO 2 may reduce each microbatch's gradients.
-    times = run.microbatches / run.reductions if run.zero == 2 else 1.0
+    times = 1.0
+    if run.zero == 2:
+        times = run.microbatches / run.reductions
     exposed = gather(run, last, run.gradients)
     hideable = times * gather(run, parts, run.gradients) - exposed
     gathering = gather(run, parts, run.kept_width)

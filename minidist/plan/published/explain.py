@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from minidist.draw.table import aligned
 from minidist.launch.parser import Parser, nearest
 from minidist.plan.device import Constants, Device, PlanError, table
-from minidist.plan.memory import GB, bytes_held
+from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
 from minidist.plan.published.check import Compared, compare, predicted_seconds, read
 from minidist.plan.published.fields import LeftOut, PublishedRow
@@ -27,7 +27,15 @@ from minidist.plan.run import Setup
 from minidist.plan.step import step
 from minidist.trainer.files import retold
 
-OF_DEVICE = ("reached", "bandwidth", "link", "flash")  # numbers of a device that are measured
+UNITS = {"time": "seconds of a step", "memory": "GB of a GPU"}
+OF_DEVICE = (
+    "reached",
+    "reached8",
+    "reached4",
+    "bandwidth",
+    "link",
+    "flash",
+)  # numbers of a device that are measured
 WIDE = 3.0  # how many times more or less of them is looked at
 SHOWS = 1e-3  # of a step: what a constant changes less is not told
 ROUNDS = 40  # of halving a range
@@ -79,7 +87,8 @@ def explain(row: PublishedRow, known: Constants) -> list[Explained]:
                 Explained(each, terms(seconds_of(row, run), each), levers(row, each, known))
             )
         else:
-            held = {kind: bytes / GB for kind, bytes in bytes_held(run).items()}
+            meter = "reserved" if each.quantity == "memory reserved" else ""
+            held = {kind: bytes / GB for kind, bytes in metered(run, meter).items()}
             found.append(Explained(each, terms(held, each), ()))
     return found
 
@@ -124,6 +133,8 @@ def levers(row: PublishedRow, compared: Compared, known: Constants) -> list[Leve
     device = setup(row, known).machine.device
     for name in OF_DEVICE:
         value = getattr(device, name)
+        if not value:
+            continue
         most = min(1.0, WIDE * value) if value <= 1 else WIDE * value
         of_device = changed_device(row, known, name)
         found.append(
@@ -206,13 +217,19 @@ def text(row: PublishedRow, run: Setup, explained: Sequence[Explained]) -> str:
         f"{model.parameters / 1e9:,.1f}B parameters, {model.layers} layers of {model.hidden}, on "
         f"{machine.gpus:,} GPUs of {machine.name}; {run.batch:,} sequences of {run.sequence:,} tokens "
         f"a step\nread as {' '.join(sizes)}, {run.software.name}"
-        + (f", products of {run.bits8:g} of the 8-bit peak" if run.bits8 else "")
+        f", {run.precision}"
     ]
     for each in explained:
-        unit = "seconds of a step" if each.compared.quantity == "time" else "GB of a GPU"
+        unit = UNITS.get(each.compared.quantity, each.compared.quantity)
         parts.append(terms_table(unit, each))
         if each.levers:
             parts.append(levers_table(each))
+    quantities = {each.compared.quantity for each in explained}
+    if "time" not in quantities:
+        parts.append(unmeasured_table(UNITS["time"], seconds_of(row, run)))
+    if "memory" not in quantities:
+        held = {kind: bytes / GB for kind, bytes in metered(run).items()}
+        parts.append(unmeasured_table(UNITS["memory"], held))
     return "\n\n".join(parts)
 
 
@@ -233,6 +250,17 @@ def terms_table(unit: str, explained: Explained) -> str:
         off = f"off by {theirs.error:+.1f} %"
         rows.append(("its authors' prediction", f"{compared.peer:,.4f}", "", off))
     return aligned((unit, "", "share", "alone explains it"), rows)
+
+
+def unmeasured_table(unit: str, kinds: Mapping[str, float]) -> str:
+    """Return a quantity of which the row says nothing, as predicted."""
+    total = sum(kinds.values())
+    rows = []
+    for name, value in kinds.items():
+        if value:
+            rows.append((f"  {name}", f"{value:,.4f}", f"{value / total:.1%}"))
+    rows.append(("predicted", f"{total:,.4f}", "100.0%"))
+    return aligned((unit, "", "share"), rows) + "\n  (not measured)"
 
 
 def levers_table(explained: Explained) -> str:

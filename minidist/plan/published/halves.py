@@ -16,19 +16,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import sqrt
 from statistics import StatisticsError
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from minidist.plan.device import Constants, table
 from minidist.plan.published.check import Compared, compare, name_of
 from minidist.plan.published.fields import LeftOut, PublishedRow
 from minidist.plan.published.fit import fit, resident
 
+Pairs: TypeAlias = list[tuple[PublishedRow, Compared]]
+"""Values beside the rows that they are of."""
+
 
 class Halves(NamedTuple):
     """Values predicted by constants that were fitted on their own half, and on the other one."""
 
-    seen: list[Compared]
-    unseen: list[Compared]
+    seen: Pairs
+    unseen: Pairs
 
 
 def halves(rows: Sequence[PublishedRow], seed: int = 0) -> tuple[list[Any], list[Any]]:
@@ -78,12 +81,12 @@ def beside_tensors(rows: Sequence[PublishedRow], known: Constants) -> float:
         return known["resident"]
 
 
-def compared(rows: Sequence[PublishedRow], known: Constants) -> list[Compared]:
+def compared(rows: Sequence[PublishedRow], known: Constants) -> Pairs:
     """Return each value of the rows that can be predicted."""
-    found = []
+    found: Pairs = []
     for row in rows:
         try:
-            found += compare(row, known)
+            found += [(row, each) for each in compare(row, known)]
         except LeftOut:
             continue
     return found

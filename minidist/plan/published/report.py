@@ -13,14 +13,13 @@ from minidist.launch.parser import Parser
 from minidist.plan.device import Constants
 from minidist.plan.published.check import (
     SOURCES,
-    Compared,
     check,
     group_of,
     measures,
     read,
     source_of,
 )
-from minidist.plan.published.halves import both_ways
+from minidist.plan.published.halves import Halves, both_ways
 
 CHOSEN = 1.05  # what the layout predicted best may take, beside the best
 NAMED = 8  # models that are named where it takes longer
@@ -35,6 +34,7 @@ def text(report: Mapping[str, Any]) -> str:
     if report["groups"]:
         parts.append(table_of("group", report["groups"], {}))
     parts.append("\n".join(ranked(report["ranking"])))
+    parts.append("\n".join(without_room(report["room"])))
     predicted = len({each["id"] for each in report["rows"]})
     lines = [f"{predicted} rows are predicted, {len(report['left_out'])} are left out"]
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
@@ -102,13 +102,24 @@ def ranked(ranking: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def halves_text(seen: Sequence[Compared], unseen: Sequence[Compared]) -> str:
+def without_room(room: Mapping[str, Any]) -> list[str]:
+    """Say how many runs that ran would not fit, and those that need most beside what they have."""
+    refused = sorted(room["refused"], key=lambda each: each["has"] / each["needs"])
+    lines = [f"of {room['ran']} runs that ran {len(refused)} are predicted not to fit"]
+    for each in refused[:NAMED]:
+        lines.append(f"  {each['id']} needs {each['needs']:.0f} of {each['has']:.0f} GB")
+    if len(refused) > NAMED:
+        lines.append(f"  and {len(refused) - NAMED} others: --format json names them")
+    return lines
+
+
+def halves_text(both: Halves) -> str:
     """Return how far off rows are that a fit has seen, and rows that it has not."""
     parts = []
     for head, name in (("source", source_of), ("group", group_of)):
         lines: dict[str, tuple[list[float], list[float]]] = {}
-        for side, values in enumerate((seen, unseen)):
-            for each in values:
+        for side, pairs in enumerate(both):
+            for _, each in pairs:
                 if name(each):
                     lines.setdefault(name(each), ([], []))[side].append(each.error)
         rows = []
@@ -154,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
             }
             print(json.dumps(named, indent=1))
         else:
-            print(halves_text(*both))
+            print(halves_text(both))
         return 0
     report = check(rows, Constants.table(), asked.permuted)
     print(json.dumps(report, indent=1) if asked.format == "json" else text(report))
