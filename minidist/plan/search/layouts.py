@@ -142,10 +142,10 @@ def scheduled(
 
 
 def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return each schedule with the chunks that go with it; without a pipeline only the first."""
-    names = options(fixed, "schedule")
+    """Return each schedule with the chunks that go with it; without a pipeline there is only one."""
     if run.pp == 1:
-        names = names[:1]
+        return [("1f1b", 1)]
+    names = options(fixed, "schedule")
     found = []
     for name, chunks in product(names, options(fixed, "chunks")):
         if (chunks > 1) == (name in CHUNKED):
