@@ -110,7 +110,15 @@ def markdown_table(
     rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB
 ) -> str:
     """Return what a GPU holds as a table, in GB; by default of the usual layouts."""
-    kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "resident")
+    kinds = (
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations",
+        "communication",
+        "workspace",
+        "resident",
+    )
     lines = [
         f"| model | GPUs | layout | recompute | {' | '.join(kinds)} | total | fits "
         f"{capacity / GB:.0f} GB |"

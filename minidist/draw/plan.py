@@ -27,6 +27,7 @@ BYTES = {
     "activations": Look("#E69F00"),
     "logits": Look("#F0E442"),
     "communication": Look("#CC79A7", "xx"),
+    "workspace": Look("#332288", ".."),
     "resident": Look("#999999", "\\\\"),
 }
 STEP = {

@@ -47,6 +47,7 @@ class Software:
     once_a_node: bool = False
     hides_experts: bool = False
     host_experts: str = "host_experts"
+    engine: bool = False
 
     @staticmethod
     @cache

@@ -1360,7 +1360,7 @@ MEMORY = [
     ),
     Mutation(
         "a plan cuts all activations without sequence parallelism",
-        "minidist/plan/memory.py",
+        "minidist/plan/memory/activations.py",
         old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
         new="between = 8 * tokens * model.hidden / tp",
         tests=(
@@ -1369,7 +1369,7 @@ MEMORY = [
     ),
     Mutation(
         "a plan divides the state of experts by all ranks of the data axis",
-        "minidist/plan/memory.py",
+        "minidist/plan/memory/states.py",
         old="each = state_bytes(run, same.ranks)",
         new="each = state_bytes(run, run.sharded.ranks)",
         tests=(

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from minidist.options import shown
 from minidist.plan.device import Constants, PlanError
-from minidist.plan.memory import GB, bytes_held
+from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
 from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
 from minidist.plan.published.formulas import GIB, formulas
+from minidist.plan.published.room import refused
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
@@ -98,11 +99,7 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
         if row.get("kind") == "throughput" and not measured.get("oom"):
             with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
                 found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
-        gibibytes = "peak_memory_gib" in measured or run.software.measured == "tensors"
-        unit = GIB / GB if gibibytes else 1.0
-        if peak := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
-            planned = sum(bytes_held(run).values()) / GB
-            found.append(("memory", planned, peak * unit))
+        found += memory(row, run)
         peers = peers_of(row, run)
     if not found:
         raise LeftOut("nothing measured that is predicted here")
@@ -113,6 +110,23 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
         each = Compared(str(row["id"]), name_of(row), quantity, predicted, value, group or "", peer)
         compared.append(each)
     return compared
+
+
+def memory(row: PublishedRow, run: Setup) -> list[tuple[str, float, float]]:
+    """Return what a row's meters showed of a GPU's memory, in GB, behind what is predicted.
+
+    The allocator's meters count in GiB.
+    """
+    measured = row["measured"]
+    gibibytes = "peak_memory_gib" in measured or run.software.measured == "allocated"
+    unit = GIB / GB if gibibytes else 1.0
+    found = []
+    if peak := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
+        found.append(("memory", sum(metered(run).values()) / GB, peak * unit))
+    if reserved := positive(row, "reserved_gib"):
+        planned = sum(metered(run, "reserved").values()) / GB
+        found.append(("memory reserved", planned, reserved * GIB / GB))
+    return found
 
 
 def peers_of(row: PublishedRow, run: Setup) -> dict[str, float]:
@@ -126,7 +140,11 @@ def peers_of(row: PublishedRow, run: Setup) -> dict[str, float]:
     seconds = positive(said, "ms") / 1e3
     if rate := positive(said, "tok"):  # tokens a second and GPU
         seconds = run.batch * run.sequence / (rate * run.machine.gpus)
-    return {"time": seconds, "memory": positive(said, "gib") * GIB / GB}
+    return {
+        "time": seconds,
+        "memory": positive(said, "gib") * GIB / GB,
+        "memory reserved": positive(said, "reserved_gib") * GIB / GB,
+    }
 
 
 def predicted_seconds(row: PublishedRow, run: Setup, exact: bool) -> float:
@@ -160,6 +178,7 @@ def check(
         "rows": [each._asdict() for each in compared],
         "left_out": left_out,
         "ranking": ranked,
+        "room": refused(rows, known),
     }
 
 

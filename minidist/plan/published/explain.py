@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from minidist.draw.table import aligned
 from minidist.launch.parser import Parser, nearest
 from minidist.plan.device import Constants, Device, PlanError, table
-from minidist.plan.memory import GB, bytes_held
+from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
 from minidist.plan.published.check import Compared, compare, predicted_seconds, read
 from minidist.plan.published.fields import LeftOut, PublishedRow
@@ -87,7 +87,8 @@ def explain(row: PublishedRow, known: Constants) -> list[Explained]:
                 Explained(each, terms(seconds_of(row, run), each), levers(row, each, known))
             )
         else:
-            held = {kind: bytes / GB for kind, bytes in bytes_held(run).items()}
+            meter = "reserved" if each.quantity == "memory reserved" else ""
+            held = {kind: bytes / GB for kind, bytes in metered(run, meter).items()}
             found.append(Explained(each, terms(held, each), ()))
     return found
 
@@ -227,7 +228,7 @@ def text(row: PublishedRow, run: Setup, explained: Sequence[Explained]) -> str:
     if "time" not in quantities:
         parts.append(unmeasured_table(UNITS["time"], seconds_of(row, run)))
     if "memory" not in quantities:
-        held = {kind: bytes / GB for kind, bytes in bytes_held(run).items()}
+        held = {kind: bytes / GB for kind, bytes in metered(run).items()}
         parts.append(unmeasured_table(UNITS["memory"], held))
     return "\n\n".join(parts)
 

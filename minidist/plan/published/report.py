@@ -34,6 +34,7 @@ def text(report: Mapping[str, Any]) -> str:
     if report["groups"]:
         parts.append(table_of("group", report["groups"], {}))
     parts.append("\n".join(ranked(report["ranking"])))
+    parts.append("\n".join(without_room(report["room"])))
     predicted = len({each["id"] for each in report["rows"]})
     lines = [f"{predicted} rows are predicted, {len(report['left_out'])} are left out"]
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
@@ -98,6 +99,17 @@ def ranked(ranking: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if len(failed) > NAMED:
         lines.append(f"  nor {len(failed) - NAMED} others: --format json names them")
+    return lines
+
+
+def without_room(room: Mapping[str, Any]) -> list[str]:
+    """Say how many runs that ran would not fit, and those that need most beside what they have."""
+    refused = sorted(room["refused"], key=lambda each: each["has"] / each["needs"])
+    lines = [f"of {room['ran']} runs that ran {len(refused)} are predicted not to fit"]
+    for each in refused[:NAMED]:
+        lines.append(f"  {each['id']} needs {each['needs']:.0f} of {each['has']:.0f} GB")
+    if len(refused) > NAMED:
+        lines.append(f"  and {len(refused) - NAMED} others: --format json names them")
     return lines
 
 

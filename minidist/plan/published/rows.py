@@ -85,8 +85,8 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
     said_precision = text(config, "precision")
     narrow = "fp16" in said_precision or "overlap" in config
-    # recipes of 8 bits reduce gradients in 16
-    narrow |= release(row) >= 25 and precision != "bf16"
+    # recipes of 8 bits reduce gradients in 16 (grad_sync_dtype, grad_reduce_in_fp32)
+    narrow |= release(row) >= 24 and precision != "bf16"
     chunks = chunks_of(config, sizes, pp)
     schedule = "interleaved" if chunks > 1 else schedule_of(config)
     node = config.get("node_size") or 8
