@@ -1,4 +1,4 @@
-# make setup | demo | test | test-gpu | torch-suite | soak | mutants | lint
+# make setup | demo | test | site | test-gpu | torch-suite | soak | mutants | lint
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Some images set it, and each rank would then compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test suite test-gpu torch-suite soak mutants lint
+.PHONY: setup demo test suite site test-gpu torch-suite soak mutants lint
 
 setup: .venv/installed
 
@@ -29,6 +29,10 @@ test: setup
 
 suite: setup
 	python -m pytest --numprocesses 3 --dist loadfile
+
+# site/, and all of it as one file that can be put anywhere. PYODIDE=FOLDER puts a copy of Pyodide beside the pages.
+site: setup
+	python docs/site/build.py --to site --zip site.zip $(if $(PYODIDE),--pyodide "$(PYODIDE)")
 
 # With the Python at hand: it needs pytest, numpy, torch and safetensors, and installs nothing.
 # PART=1/3, 2/3, 3/3: each is meant to take less than ten minutes. DEVICE=cpu tries the tests themselves, over gloo.

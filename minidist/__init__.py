@@ -20,7 +20,7 @@ from minidist.comm import Cluster, Communicator, DeadlockError, init
 from minidist.mesh import Layout, Mesh
 from minidist.trace import Trace
 
-__version__ = "0.3.0"
+__version__ = "1.0.0"
 __all__ = ["Cluster", "Communicator", "DeadlockError", "Layout", "Mesh", "Trace", "init", "run"]
 
 _Result = TypeVar("_Result")

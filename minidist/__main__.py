@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from io import TextIOWrapper
 
 from minidist import __version__
 from minidist.launch.imports import quick_imports
@@ -41,6 +42,9 @@ ELSEWHERE = {  # in rooms of their own
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")  # a console that has no arrows and lines
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
         print(

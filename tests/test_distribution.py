@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from email.message import Message
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ranks import clean_environment
 
@@ -45,10 +47,16 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a wheel is installed that was built from the sdist alone."""
-    folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(build("wheel", unpacked, folder / "built")) as file:
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that was built from the sdist alone."""
+    return build("wheel", unpacked, tmp_path_factory.mktemp("wheel") / "built")
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as file:
         file.extractall(folder / "site")
     return folder / "site"
 
@@ -61,6 +69,7 @@ def metadata_of(site: Path) -> Message:
 def test_the_sdist_has_what_readme_names_and_all_tests(unpacked: Path) -> None:
     named = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     named += ["Makefile", "CHANGELOG.md", "LICENSE", "demo.toml", "requirements.txt"]
+    named += ["CITATION.cff"]
     for folder in ("tests", "docs", "lessons", "notebooks", "minidist"):
         files = (
             path
@@ -98,6 +107,38 @@ def test_a_wheel_says_what_it_is_and_leads_nowhere_that_is_not_there(site: Path)
         "optional-dependencies"
     ]
     assert set(extras.pop("all")) == {need for needs in extras.values() for need in needs}
+
+
+def test_a_wheel_works_in_an_environment_that_has_numpy_alone(wheel: Path, tmp_path: Path) -> None:
+    """Installed by pip, from what was built of the sdist: its command, its ranks, its lessons."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    empty = clean_environment() | {"PYTHONPATH": ""}
+    options = {"cwd": tmp_path, "env": empty, "capture_output": True, "text": True}
+    ran = subprocess.run([*pip, "--no-index", "--no-deps", "--no-compile", str(wheel)], **options)
+    assert ran.returncode == 0, ran.stderr
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    for name in ("numpy", "numpy.libs"):
+        there = Path(np.__file__).parents[1] / name
+        if there.exists():
+            (packages / name).symlink_to(there)
+    command = str(tmp_path / "venv/bin/minidist")
+    ran = subprocess.run([command, "--version"], **options)
+    assert ran.stdout == f"minidist {minidist.__version__}\n", ran.stderr
+    program = """
+import numpy, minidist
+from minidist.collectives import all_reduce
+def ring(comm):
+    buffer = numpy.ones(3)
+    all_reduce(buffer, comm)
+    return buffer.sum()
+print(minidist.run(ring, 4), minidist.__file__)
+"""
+    ran = subprocess.run([str(python), "-c", program], **options)
+    assert ran.stdout.count("12.0") == 4 and str(packages) in ran.stdout, ran.stderr
+    lessons = (packages / "minidist/lessons").glob("*/exercise.py")
+    assert len(list(lessons)) == len(list((ROOT / "lessons").glob("*/exercise.py"))) > 20
 
 
 def test_an_installed_wheel_makes_the_zip_for_gradescope_without_an_answer(

@@ -132,6 +132,9 @@ def user_id(user: str | None) -> int:
 
 def end_job(root: int, mark: str, grace: float) -> None:
     """Ask every process of the job to end; after `grace` seconds make it."""
+    if sys.platform == "win32":  # which has no signals for others, but knows a process's children
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(root)], capture_output=True)
+        return
     left = members(root, mark)
     send_signal(left, signal.SIGTERM)
     deadline = time.monotonic() + grace

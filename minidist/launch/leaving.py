@@ -8,12 +8,16 @@ agree in the all-reduce of the step's loss. A second signal of the kind ends the
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-WARNINGS = (signal.SIGTERM, signal.SIGUSR1)
+if sys.platform == "win32":  # which knows no other
+    WARNINGS = (signal.SIGTERM,)
+else:
+    WARNINGS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Warned:

@@ -18,6 +18,7 @@ process, however that ends. Disk space is claimed when a file is made: a mapped 
 full disk later would end the process with SIGBUS.
 """
 
+import errno
 import os
 import shutil
 import tempfile
@@ -55,7 +56,7 @@ def mapped(
     free = shutil.disk_usage(folder).free
     descriptor, path = tempfile.mkstemp(prefix=f"{name}.", dir=folder)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        take_room(descriptor, size, free)
         return torch.from_file(path, shared=True, size=prod(shape), dtype=dtype).view(shape)
     except OSError as error:
         raise OSError(
@@ -64,6 +65,20 @@ def mapped(
     finally:
         os.close(descriptor)
         os.unlink(path)
+
+
+def take_room(descriptor: int, size: int, free: int) -> None:
+    """Give an open file its size, of disk space that is then its own.
+
+    Not every system can claim space (macOS cannot): there, the file is refused if there is not
+    enough at this moment.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    elif size > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    else:
+        os.ftruncate(descriptor, size)
 
 
 class OffloadedOptimizer(MasterWeights):

@@ -70,9 +70,8 @@ class Setup:
     `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
     are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
     compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the
-    heads. `order`: the axes from the outermost, as
-    Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
-    stream are in 32 bits.
+    heads. `order`: the axes from the outermost, as Megatron numbers its ranks. `autocast`, the dtype
+    of products: parameters, gradients and the residual stream are in 32 bits.
     """
 
     model: Model
@@ -222,10 +221,15 @@ class Setup:
         """The run whose layers are all as the leading dense ones of its model."""
         return replace(self, model=self.model.leading)
 
-    def leading_layers(self, stage: int) -> float:
-        """Return how many of a stage's layers are leading dense ones."""
-        before = sum(self.layers()[:stage])
-        return min(max(0.0, self.model.dense_layers - before), self.layers()[stage])
+    def leading_layers(self, rank: int) -> float:
+        """Return how many layers of a rank along pp are leading dense ones."""
+        if not self.model.dense_layers:
+            return 0.0
+        left, leading = float(self.model.dense_layers), []
+        for layers in self.stages():
+            leading.append(min(left, layers))
+            left -= leading[-1]
+        return gathered_by(self.rank_of, tuple(leading))[rank]
 
     def site(self, stage: int) -> Machine:
         """Return where a stage of the pipeline is.

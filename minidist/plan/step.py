@@ -92,8 +92,17 @@ def stages_of(run: Setup) -> list[Stage]:
         if rank == last_rank:
             of_last = replace(share, device=site.device)
             last = (1 + run.model.predicted) * head(of_last, run.software.loss)
-        joined = joining * ((rank == 0) + (rank == last_rank))
-        found.append(Stage(layers, leading, forward, backward, first, last, joined))
+        ends_here = (rank == 0) + (rank == last_rank)
+        stage = Stage(
+            layers=layers,
+            leading=leading,
+            forward=forward,
+            backward=backward,
+            first=first,
+            last=last,
+            joined=ends_here * joining,
+        )
+        found.append(stage)
     return found
 
 

@@ -131,7 +131,8 @@ def along_data(run: Setup) -> float:
     copies = ranks // run.ep  # of each expert
     if run.zero < 3:
         # an all-reduce; or a reduce-scatter of gradients and an all-gather of parameters
-        each = gradient + (width if run.zero else gradient)
+        times = run.microbatches / run.reductions if run.zero == 2 else 1
+        each = times * gradient + (width if run.zero else gradient)
         return (ranks - 1) * dense * each + (copies - 1) * experts * each
     # Now parameters are gathered twice a microbatch, those outside the layers once, ...
     shards = run.hsdp or ranks

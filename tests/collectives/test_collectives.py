@@ -428,6 +428,27 @@ def test_reduce_scatter_refuses_counts_that_cannot_be(
     run(program, 3)
 
 
+def test_reduce_scatter_refuses_an_output_that_cannot_hold_the_shard() -> None:
+    def program(comm: Communicator) -> None:
+        full = np.ones(6)
+        for out, words in (
+            (
+                np.ones(3),
+                "an output of 3 elements (float64 on cpu) for a shard of 2 (float64 on cpu)",
+            ),
+            (
+                np.ones(2, "float32"),
+                "2 elements (float32 on cpu) for a shard of 2 (float64 on cpu)",
+            ),
+            (full[4:], "that is a part of the buffer to be reduced"),
+        ):
+            with pytest.raises(ValueError, match=re.escape(words)):
+                reduce_scatter(full, comm, out=out)
+        assert comm.traffic.messages_sent == 0
+
+    run(program, 3)
+
+
 def test_ranks_that_disagree_about_counts_are_told() -> None:
     def program(comm: Communicator) -> None:
         comm.debug = True

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import BROWSER, Page
 from matplotlib import image
 
 from minidist import Cluster, run
@@ -35,12 +31,6 @@ OUTSIDE = """[...document.querySelectorAll('svg *')].filter(e => {
     const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
     return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
 }).map(e => e.outerHTML)"""
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-BROWSER = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"
-)
 
 
 def ring(comm: Watching) -> None:
@@ -438,112 +428,6 @@ def test_numbers_can_be_read_on_their_colours() -> None:
 
 
 # ---------------------------------------------------------------- the page in a browser
-
-
-class Page:
-    """A page in a headless browser, spoken to over two pipes by the DevTools protocol."""
-
-    def __init__(self, folder: Path) -> None:
-        commands, self.commands = os.pipe()
-        self.answers, answers = os.pipe()
-        flags = (
-            "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --window-size=1100,900"
-        )
-        program = f'exec "$0" {flags} --user-data-dir="$1" 3<&{commands} 4>&{answers}'
-        self.process = subprocess.Popen(
-            ["bash", "-c", program, str(CHROMIUM), str(folder)],
-            pass_fds=(commands, answers),
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(commands)
-        os.close(answers)
-        self.number, self.session, self.rest = 0, "", b""
-        self.errors: list[str] = []
-
-    def attach(self) -> None:
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Runtime", "Log", "Page", "Network"):
-            self.ask(f"{domain}.enable")
-
-    def ask(self, method: str, **params: object) -> dict[str, Any]:
-        self.number += 1
-        command: dict[str, object] = {"id": self.number, "method": method, "params": params}
-        os.write(
-            self.commands,
-            json.dumps(command | ({"sessionId": self.session} if self.session else {})).encode()
-            + b"\0",
-        )
-        while True:
-            answer = self.read()
-            if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.errors.append(json.dumps(answer["params"]))
-            if (
-                answer.get("method") == "Network.requestWillBeSent"
-                and "file:" not in answer["params"]["request"]["url"]
-            ):
-                self.errors.append("loads " + answer["params"]["request"]["url"])
-            if answer.get("id") == self.number:
-                assert "error" not in answer, answer
-                return answer["result"]  # type: ignore[no-any-return]
-
-    def read(self) -> dict[str, Any]:
-        while b"\0" not in self.rest:
-            more = os.read(self.answers, 1 << 16)
-            assert more, "the browser has ended"
-            self.rest += more
-        message, self.rest = self.rest.split(b"\0", 1)
-        return json.loads(message)  # type: ignore[no-any-return]
-
-    def open(self, html: str, file: Path) -> None:
-        file.write_text(
-            f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8"
-        )
-        self.errors.clear()
-        self.ask("Page.navigate", url=file.as_uri())
-        limit = time.monotonic() + 60
-        while self.run("location.href + ' ' + document.readyState") != f"{file.as_uri()} complete":
-            assert time.monotonic() < limit, "the page does not load"
-            time.sleep(0.02)
-
-    def run(self, script: str) -> Any:
-        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get(
-            "value"
-        )
-
-    def press(self, key: str, times: int = 1) -> None:
-        for _ in range(times):
-            for kind in ("keyDown", "keyUp"):
-                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-    def cells(self) -> dict[str, str]:
-        """Return the text of each cell, by `rank buffer[number]`."""
-        script = (
-            "[...document.querySelectorAll('.cell')].map(c => [`${c.dataset.rank} "
-            "${c.dataset.cell}`, c.textContent])"
-        )
-        return dict(self.run(script))
-
-    def text(self, selector: str) -> str:
-        return str(self.run(f"document.querySelector({selector!r}).textContent"))
-
-    def screenshot(self, file: Path, scheme: str) -> None:
-        self.ask(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
-        )
-        file.write_bytes(
-            base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-        )
-
-    def close(self) -> None:
-        os.close(self.commands)  # at which it ends
-        os.close(self.answers)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from minidist.plan.compute.products import peak_of
 from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
-from minidist.plan.search import Found
+from minidist.plan.search import Answer, Found
 from minidist.plan.sites.planned import PlannedSites
 from minidist.plan.sites.ways import Wire
 from minidist.plan.traffic import bytes_sent
@@ -46,6 +46,10 @@ KINDS = {
     "closed_form": "trains, closed form",
 }
 """Where the time goes when machines fail, and the heads of columns."""
+LIGHT = (
+    "light-ends: embedding and head count as a layer each, so the first and the last stage have a "
+    "layer less"
+)
 ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
 
 
@@ -83,7 +87,7 @@ class Bill:
         return PlannedSites(found, self.wire, job, policy)
 
 
-def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str:
+def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer: Answer) -> str:
     """Return what the command prints."""
     shown = [each.found for each in offers]
     run, gpus = shown[0].run, shown[0].run.machine.total
@@ -94,6 +98,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
         f"{run.model.parameters / 1e9:,.1f}B parameters on {gpus:,} GPUs of {run.machine.name}, "
         f"{run.batch:,} sequences of {run.sequence:,} tokens a step; {bill.reserve:.0%} of a "
         "GPU's memory stays free",
+        answer.another_batch,
         layouts(offers, bill),
         trusted(shown),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
@@ -104,6 +109,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
             f"{place}. loses by {loses(shown[0], each)}"
             for place, each in enumerate(shown[1:], start=2)
         ),
+        faster_but_larger(answer.missed, shown[0]),
         crossing(run),
         costs(shown[0], bill),
         failing(shown[0], bill),
@@ -114,7 +120,9 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
     return "\n\n".join(part for part in parts if part)
 
 
-def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> dict[str, Any]:
+def as_json(
+    offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer: Answer
+) -> dict[str, Any]:
     """Return the same for programs.
 
     A layout that `train` does not run has no command, and says why.
@@ -142,13 +150,18 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
                 "no_command": offer.refusal,
             }
         )
-    return {
-        "layouts": found,
-        "trust": trust_tree(shown),
-        "optimism": optimism_tree(),
-        "refused": dict(refused),
-        "reserve": bill.reserve,
+    said: dict[str, Any] = {"layouts": found, "refused": dict(refused), "reserve": bill.reserve}
+    said["trust"] = trust_tree(shown)
+    said["optimism"] = optimism_tree()
+    said["batch"] = {
+        "asked": answer.asked,
+        "planned": answer.found[0].run.batch,
+        "saved": answer.saved,
     }
+    if missed := answer.missed:
+        name = name_of(missed.run)
+        said["missed"] = {"layout": name, "seconds": missed.seconds, "bytes": missed.bytes}
+    return said
 
 
 # ---------------------------------------------------------------- tables
@@ -227,6 +240,7 @@ def words_of(run: Setup) -> list[str]:
     ]
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
+        axes += ["light-ends"] * run.ends_less
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
     axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
     axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload
@@ -258,6 +272,7 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
     """Say what words in the tables mean that do not explain themselves."""
     shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
     found = [RESIDENT] if any(each.bytes["resident"] for each in shown) else []
+    found += [LIGHT] if any(each.run.ends_less for each in shown) else []
     return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
 
 
@@ -282,6 +297,17 @@ def loses(best: Found, other: Found) -> str:
     )
 
 
+def faster_but_larger(missed: Found | None, best: Found) -> str:
+    """Say which layout would be faster if a GPU had more memory; nothing if none is."""
+    if missed is None:
+        return ""
+    less = 1 - missed.seconds / best.seconds
+    return (
+        f"with more memory a step would take {less:.0%} less, {missed.seconds:,.2f} s, as "
+        f"{name_of(missed.run)}: it holds {missed.held}"
+    )
+
+
 def crossing(run: Setup) -> str:
     """Say which axis crosses which link."""
     groups = {axis: group for axis in reversed(run.order) if (group := run.group(axis)).ranks > 1}
@@ -290,6 +316,8 @@ def crossing(run: Setup) -> str:
         for axis, group in groups.items()
     }
     said = "; ".join(f"{axis} {how}" for axis, how in where.items())
+    if len(set(run.layers())) > 1 and not run.machine.slower:
+        said += f"\nlayers of the ranks along pp: {' '.join(f'{each:g}' for each in run.layers())}"
     if run.machine.slower:
         crossed = 2 * run.batch * run.sequence * run.model.hidden * run.kept_width / GB
         said += (

@@ -19,7 +19,7 @@ from typing import Any
 from minidist.cli.plan import as_published
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
-from minidist.cli.plan.runnable import offers
+from minidist.cli.plan.runnable import Offer, offers
 from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
@@ -33,7 +33,7 @@ from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
 from minidist.plan.published import explain, report
 from minidist.plan.run import Setup, Software
-from minidist.plan.search import RESERVE, Found, search
+from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
 from minidist.plan.trust.runs import newest
 from minidist.trainer.files import retold
@@ -67,27 +67,9 @@ def main(argv: Sequence[str]) -> int:
                     "--cluster here measures a small model of its own: leave all other options out"
                 )
             return measure_here()
-        start = setup(asked)
-        answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
-        offered, more = offers(answer.groups(), asked.top)
-        refused = {
-            **answer.refused,
-            **{f"`train` does not run: {why}": count for why, count in more.items()},
-        }
-        bill = Bill(
-            amount(asked.tokens),
-            asked.price,
-            asked.grid,
-            asked.mtbf,
-            asked.reserve,
-            asked.policy or "spare",
-            asked.repair,
-            asked=bool(asked.policy or asked.mtbf),
-            wire=wire_of(asked.sites),
-        )
+        found = planned(asked)
         if asked.picture:
-            picture(asked, [each.found for each in offered], bill)
-        found = (offered, refused, bill)
+            picture(asked, [each.found for each in found[0]], found[2])
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
     except BrokenPipeError:
         raise  # whoever reads the answer has seen enough: no fault of the plan's
@@ -95,6 +77,31 @@ def main(argv: Sequence[str]) -> int:
         print(f"plan: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def planned(asked: argparse.Namespace) -> tuple[list[Offer], dict[str, int], Bill, Answer]:
+    """Return the layouts to show, what is refused and how often, what runs are to cost, and all that
+    was found.
+    """
+    start = setup(asked)
+    answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
+    offered, more = offers(answer.groups(), asked.top)
+    refused = {
+        **answer.refused,
+        **{f"`train` does not run: {why}": count for why, count in more.items()},
+    }
+    bill = Bill(
+        amount(asked.tokens),
+        asked.price,
+        asked.grid,
+        asked.mtbf,
+        asked.reserve,
+        asked.policy or "spare",
+        asked.repair,
+        asked=bool(asked.policy or asked.mtbf),
+        wire=wire_of(asked.sites),
+    )
+    return offered, refused, bill, answer
 
 
 def measure_here() -> int:

@@ -179,12 +179,12 @@ def offers(
     for group in groups:
         if unsaid(group[0].run) or len(taken) == most or refused.total() >= MOST_REFUSED:
             break
-        for each in group[:ASKED]:
+        for place, each in enumerate(group[:ASKED], start=1):
             if reason := why(each.run):
                 refused[reason] += 1
             else:
-                taken.append(Offer(each, [other for other in group if other is not each], ""))
+                taken.append(Offer(each, group[place:], ""))
                 break
     if taken:
-        return taken, refused
+        return sorted(taken, key=lambda offer: offer.found.seconds), refused
     return [Offer(group[0], group[1:], why(group[0].run)) for group in groups[:most]], Counter()

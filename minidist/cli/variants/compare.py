@@ -109,7 +109,7 @@ def writable(path: str) -> TextIO | None:
         after="): give another path",
     ):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "w")
+        return open(path, "w", encoding="utf-8")
 
 
 def as_json(row: Row, difference: float) -> str:

@@ -32,8 +32,7 @@ def batch_that_suits(
     asked = min((each.seconds / start.batch for each in found), default=float("inf"))
     batch, least, saved = start.batch, asked * (1 - WORTH), 0.0
     for near, some in suited(start, fixed):
-        possible, _ = fitting(replace(start, batch=near), some, reserve, Counter())
-        for each in possible:
+        for each in fitting(replace(start, batch=near), some, reserve).found:
             hours = each.seconds / near
             counted = hours * (1 + abs(near / start.batch - 1))
             if counted < least:
@@ -70,7 +69,7 @@ def nearest_batch(
         possible = candidates(run, {**fixed, "offload": False}, Counter())
         if next(possible, None) is None:
             continue  # it divides nothing, either
-        if fitting(run, fixed, reserve, Counter())[0]:
+        if fitting(run, fixed, reserve).found:
             return (
                 f"; the nearest batch that fits is {batch:,} sequences: --batch "
                 f"{batch * start.sequence}"

@@ -16,12 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.plan.device import PlanError
-from minidist.plan.memory import GB
 from minidist.plan.run import Setup
 from minidist.plan.search.batches import batch_that_suits, nearest_batch
 from minidist.plan.search.choices import check_fixed
-from minidist.plan.search.fitting import fitting
-from minidist.plan.search.found import Answer, Found, shares
+from minidist.plan.search.fitting import Tried, fitting
+from minidist.plan.search.found import Answer, Found, in_words, shares
 from minidist.plan.stages import clocked_actions
 from minidist.plan.step import step
 
@@ -47,34 +46,37 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float 
     """
     fixed = dict(fixed or {})
     check_fixed(fixed)
-    refused: Counter[str] = Counter()
-    found, smallest = fitting(start, fixed, reserve, refused)
+    tried = fitting(start, fixed, reserve)
     asked = start.batch
-    batch, saved = batch_that_suits(start, fixed, reserve, found)
+    batch, saved = batch_that_suits(start, fixed, reserve, tried.found)
     if batch != asked:
-        refused.clear()
-        found, smallest = fitting(replace(start, batch=batch), fixed, reserve, refused)
-    if not found:
-        raise PlanError(nothing_fits(start, fixed, reserve, +refused, smallest))
-    found.sort(key=lambda each: each.seconds)
+        tried = fitting(replace(start, batch=batch), fixed, reserve)
+    if not tried.found:
+        raise PlanError(nothing_fits(start, fixed, reserve, tried))
+    found = sorted(tried.found, key=lambda each: each.seconds)
     first, rest = finalists(found)
     timed = [replace(each, step=step(each.run, exact=True)) for each in first]
     timed.sort(key=lambda each: each.seconds)
-    return Answer((*timed, *rest), +refused, asked, saved)
+    return Answer((*timed, *rest), +tried.refused, asked, saved, missed(tried, timed[0]))
 
 
-def nothing_fits(
-    start: Setup,
-    fixed: Mapping[str, Any],
-    reserve: float,
-    refused: Counter[str],
-    smallest: float,
-) -> str:
+def missed(tried: Tried, best: Found) -> Found | None:
+    """Return the fastest of the layouts for which a GPU has nearly memory enough, if it would be
+    faster than the best that fits.
+    """
+    close = (Found(run, step(run), bytes) for run, bytes in tried.close)
+    fastest = min(close, key=lambda each: each.seconds, default=best)
+    if fastest is best:
+        return None
+    exact = replace(fastest, step=step(fastest.run, exact=True))
+    return exact if exact.seconds < best.seconds else None
+
+
+def nothing_fits(start: Setup, fixed: Mapping[str, Any], reserve: float, tried: Tried) -> str:
     """Return the sentence that says why no layout fits, and what came nearest."""
+    refused = +tried.refused
     reasons = [f"{count:,} {reason}" for reason, count in refused.most_common(3)]
-    near = ""
-    if smallest < float("inf"):
-        near = f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
+    near = f"; the smallest holds {in_words(tried.smallest)}" if tried.smallest else ""
     near += nearest_batch(start, fixed, reserve, refused)
     machine = f"{start.machine.total:,} GPUs of {start.machine.name}"
     return f"no layout fits {machine}: {'; '.join(reasons)}{near}"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minidist.plan.memory import GB
 from minidist.plan.parts.layer import Seconds
 from minidist.plan.run import Setup
 
@@ -22,6 +23,11 @@ class Found:
         """Seconds of a step."""
         return sum(self.step.values())
 
+    @property
+    def held(self) -> str:
+        """Say what the fullest GPU holds, and what most of it is."""
+        return in_words(self.bytes)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -29,13 +35,15 @@ class Answer:
 
     The first were timed on a clock: a few of each group, so that layouts which differ are among
     them. `asked` is the batch that was asked for. Where another is planned, `saved` is the share of
-    the GPU hours a token that it saves: 1 if no layout fits the batch that was asked for.
+    the GPU hours a token that it saves: 1 if no layout fits the batch that was asked for. `missed` is
+    the fastest of those that memory nearly has room for, if it is faster than what is found.
     """
 
     found: tuple[Found, ...]
     refused: Mapping[str, int]
     asked: int
     saved: float = 0.0
+    missed: Found | None = None
 
     @property
     def another_batch(self) -> str:
@@ -59,6 +67,13 @@ class Answer:
         for each in self.found:
             groups.setdefault(shares(each.run), []).append(each)
         return list(groups.values())
+
+
+def in_words(bytes: Mapping[str, float]) -> str:
+    """Say how many bytes a GPU holds, and what most of them are."""
+    most = max(bytes, key=lambda kind: bytes[kind])
+    total = sum(bytes.values())
+    return f"{total / GB:,.0f} GB a GPU, of which {bytes[most] / GB:,.0f} are {most}"
 
 
 def shares(run: Setup) -> tuple[int, ...]:

@@ -26,11 +26,9 @@ def hold(folder: Path) -> IO[str]:
     OSError
         If the folder cannot be written.
     """
-    import fcntl  # here, because Windows has none
-
     file = (folder / ".lock").open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file)
     except (BlockingIOError, PermissionError):
         file.close()
         raise CheckpointError(
@@ -43,3 +41,15 @@ def hold(folder: Path) -> IO[str]:
         )
         print(said, file=sys.stderr)
     return file
+
+
+def lock_file(file: IO[str]) -> None:
+    """Lock an open file, or raise OSError if another process has locked it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl  # here, because Windows has none
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

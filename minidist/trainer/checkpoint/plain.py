@@ -16,6 +16,7 @@ checksums, so `restore.read` reads them too.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def load(path: Path, wanted: Sequence[Piece]) -> None:
 
 def flush(path: Path) -> None:
     """Wait until the disk holds what was written: a rename must not overtake the data it names."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform == "win32" and path.is_dir():
+        return  # where a folder cannot be opened, and renames are in the file system's journal
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

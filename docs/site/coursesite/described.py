@@ -1,0 +1,57 @@
+"""Each page's description, which search engines and shared links show, and the alt texts of
+notebooks' pictures.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from coursesite.lessons import words_of_pictures
+
+LONGEST = 160  # letters of a description
+
+
+def describe(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Add the description of a page to its head, and say of a notebook that it is one."""
+    title = context.get("title", "")
+    if page.startswith("notebooks/"):
+        context["title"] = f"{title} (notebook)"
+    words = description(doctree) if doctree else f"{title or page} of minidist, a course."
+    context["metatags"] = f'<meta name="description" content="{escape(words)}">\n' + (
+        context.get("metatags") or ""
+    )
+
+
+def description(doctree: nodes.document) -> str:
+    """Return the first paragraphs of a page, up to some length."""
+    words = ""
+    for paragraph in doctree.findall(nodes.paragraph):
+        words = f"{words} {' '.join(paragraph.astext().split())}".strip()
+        if len(words) > 60:
+            break
+    return words if len(words) <= LONGEST else words[:LONGEST].rpartition(" ")[0] + " …"
+
+
+def add_alt_texts(doctree: nodes.document, notebook: Path) -> None:
+    """Give each picture of a notebook the words that the notebook has for it.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many pictures as words.
+    """
+    pictures = [
+        image
+        for bundle in doctree.findall(nodes.container)
+        if bundle.get("nb_element") == "mime_bundle"
+        for image in bundle.findall(nodes.image)
+    ]
+    for image, words in zip(pictures, words_of_pictures(notebook), strict=True):
+        image["alt"] = words

@@ -1,0 +1,62 @@
+"""What Sphinx is told: parsers, directives, and what happens to each page."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.typing import ExtensionMetadata
+
+from coursesite.described import add_alt_texts, describe
+from coursesite.fragments import REPOSITORY, Interactive, Map, Player
+from coursesite.lessons import lesson_folders, programs_page
+from coursesite.links import ROOT
+from coursesite.named import link_named_files
+from coursesite.printed import link_printed_numbers
+from coursesite.reference import FolderParser
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register everything."""
+    app.add_source_suffix(".folder", "folder")
+    app.add_source_parser(FolderParser)
+    app.add_directive("player", Player)
+    app.add_directive("interactive", Interactive)
+    app.add_directive("map", Map)
+    app.connect("doctree-read", read)
+    app.connect("doctree-resolved", resolve_root)
+    app.connect("html-page-context", describe)
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "env_version": version()}
+
+
+def version() -> int:
+    """Return a number that changes with this code, so that Sphinx then reads all pages again."""
+    site = Path(__file__).parents[1]
+    files = sorted([*site.glob("*/*.py"), *site.glob("*.py"), *site.glob("figures/*.html")])
+    return zlib.crc32(b"".join(file.read_bytes() for file in files))
+
+
+def read(app: Sphinx, doctree: nodes.document) -> None:
+    """Finish a page that has been read."""
+    page = app.env.docname
+    if page.startswith("notebooks/"):
+        add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
+    elif page.startswith(("lessons/", "docs/", "readme")):
+        folder = page.removesuffix("/index").removeprefix("lessons/")
+        is_lesson = folder in lesson_folders(REPOSITORY)
+        link_printed_numbers(doctree, f"{ROOT}{programs_page(folder)}" if is_lesson else "")
+    of_package = Path(app.env.doc2path(page)).suffix == ".folder"
+    folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
+    link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))
+
+
+def resolve_root(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Make relative addresses of those that are named from the root of the site."""
+    up = "../" * docname.count("/")
+    for reference in doctree.findall(nodes.reference):
+        address = reference.get("refuri", "")
+        if address.startswith(ROOT):
+            reference["refuri"] = up + address.removeprefix(ROOT)
+            reference["internal"] = True

@@ -1,0 +1,59 @@
+"""The paths through the course, as `lessons/README.md` says them: each becomes a page that leads on.
+
+<!-- path: A weekend -->    the words of that path, and a table of its lessons in order
+<!-- map -->                the drawing of what needs what, whose lessons are links
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROW = re.compile(
+    r"^\| \[(\d\d) · ([^]]+)\]\((\d\d_\w+)/README\.md\) \| \S+ \| (\S+) \| (.*) \|$", re.M
+)
+PATH = re.compile(r"<!-- path: (.+?) -->")
+HEAD = "| | lesson | notebook | hours | afterwards you can |\n|---|---|---|---|---|"
+
+
+def with_paths(text: str, repository: Path) -> str:
+    """Return a page with its paths filled in."""
+    course = (repository / "lessons/README.md").read_text(encoding="utf-8")
+    return PATH.sub(lambda found: path(found[1], course), text)
+
+
+def path(name: str, course: str) -> str:
+    """Return the words of a path and the table of its lessons.
+
+    Raises
+    ------
+    ValueError
+        If the course names no such path.
+    """
+    found = re.search(rf'^\*\*"?{re.escape(name)}"?\*\*.*?(?=^\*\*|^## )', course, re.M | re.S)
+    if not found:
+        raise ValueError(f"lessons/README.md has no path {name!r}")
+    rows = {number: row for number, *row in ROW.findall(course)}
+    numbers = lessons_in(found[0])
+    table = [HEAD]
+    for place, number in enumerate(numbers, start=1):
+        title, folder, hours, able = rows[number]
+        lesson = f"[{number} · {title}](lessons/{folder}/index.md)"
+        notebook = f"[{number}](notebooks/{folder}.ipynb)"
+        table.append(f"| {place} | {lesson} | {notebook} | {hours} | {able} |")
+    first = rows[numbers[0]]
+    onwards = f"[Begin with {numbers[0]} · {first[0]} →](lessons/{first[1]}/index.md)"
+    return f"{found[0].strip()}\n\n" + "\n".join(table) + f"\n\n{onwards}"
+
+
+def lessons_in(words: str) -> list[str]:
+    """Return the numbers of the lessons that a path names, each once, in its order."""
+    table = re.search(r"^\| lesson \|(.*)\|$", words, re.M)
+    said = table[1] if table else words.partition(", with the exercises")[0]
+    return list(dict.fromkeys(re.findall(r"\b\d\d\b", said)))
+
+
+def drawing_of(repository: Path) -> str:
+    """Return the drawing of what needs what."""
+    course = (repository / "lessons/README.md").read_text(encoding="utf-8")
+    return course.partition("## What needs what\n\n```\n")[2].partition("```")[0]

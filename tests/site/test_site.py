@@ -1,0 +1,395 @@
+"""The course as a site: it is built once, without a warning, and then every page of it is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from browser import BROWSER, Page
+from in_browser import check_page, pale, resize, wait_for
+from ranks import clean_environment
+
+pytest.importorskip("furo", reason="no furo is installed: pip install -r requirements.txt")
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs/site"))
+from coursesite.docstrings import rendered  # noqa: E402
+from figures.fragment import fragment  # noqa: E402
+
+BUILD = [sys.executable, str(ROOT / "docs/site/build.py")]
+MOST_BYTES = 300_000  # of a page, besides its pictures
+LESSONS = sorted(path.parent.name for path in ROOT.glob("lessons/[0-9][0-9]_*/README.md"))
+LINK = re.compile(r'<(\w+)\s[^>]*?\b(href|src)="([^"]*)"')
+ID = re.compile(r'\bid="([^"]+)"')
+LOADED = ("img", "script", "iframe", "source", "object", "embed")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with `-W` in a folder that is not the repository's."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [*BUILD, "--to", str(folder / "site"), "--work", str(folder / "work"), "--jobs", "1"]
+    built = subprocess.run(command, capture_output=True, text=True, env=clean_environment())
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "site"
+
+
+def pages_of(site: Path) -> list[Path]:
+    """Return all pages but those of source lines."""
+    return [page for page in sorted(site.rglob("*.html")) if "source" not in page.parts]
+
+
+@cache
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@cache
+def places_in(page: Path) -> frozenset[str]:
+    return frozenset(ID.findall(text_of(page)))
+
+
+class Outline(HTMLParser):
+    """What of a page a reader's tools see: headings, pictures, fields, names of places."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.headings: list[int] = []
+        self.faults: list[str] = []
+        self.places: list[str] = []
+        self.language = ""
+        self.feed(text_of(page))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "html":
+            self.language = has.get("lang") or ""
+        if tag == "img" and not (has.get("alt") or "").strip():
+            self.faults.append(f"a picture without words: {has.get('src')}")
+        told = has.get("aria-label") or has.get("aria-hidden")
+        if tag == "svg" and has.get("role") == "img" and not told:
+            self.faults.append("a drawing without words")
+        if has.get("id"):
+            self.places.append(str(has["id"]))
+
+
+def test_everything_that_is_there_has_a_page(site: Path) -> None:
+    for folder in LESSONS:
+        assert (site / "lessons" / folder / "index.html").exists()
+        assert (site / "notebooks" / f"{folder}.html").exists()
+    for page in ROOT.glob("docs/*.md"):
+        name = "index" if page.stem == "README" else page.stem
+        assert (site / "docs" / f"{name}.html").exists()
+    for name in ("index", "readme", "weekend", "semester", "fsdp", "run", "search", "genindex"):
+        assert (site / f"{name}.html").exists()
+    for file in ROOT.glob("minidist/**/*.py"):
+        assert (site / "source" / f"{file.relative_to(ROOT)}.html").exists()
+
+
+def test_a_page_has_title_description_outline_and_a_size(site: Path) -> None:
+    titles: dict[str, Path] = {}
+    for page in pages_of(site):
+        text, outline = text_of(page), Outline(page)
+        name = str(page.relative_to(site))
+        title = re.search(r"<title>([^<]+)</title>", text)
+        assert title and titles.setdefault(title[1], page) == page, f"{name}: {title}"
+        description = re.search(r'<meta name="description" content="([^"]+)"', text)
+        assert description and len(unescape(description[1])) <= 165, name
+        assert outline.language == "en" and outline.faults == [], f"{name}: {outline.faults}"
+        assert outline.headings.count(1) == 1, f"{name} has headings {outline.headings}"
+        twice = {place for place in outline.places if outline.places.count(place) > 1}
+        assert not twice, f"{name} has these places twice: {twice}"
+        assert len(text.encode()) <= MOST_BYTES, f"{name} has {len(text.encode()):,} bytes"
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    broken, to_lines = [], 0
+    for page in pages_of(site):
+        for tag, attribute, said in LINK.findall(text_of(page)):
+            address = unescape(said)
+            if address.startswith(("http://", "https://", "mailto:", "data:")):
+                if tag in LOADED or (tag == "link" and "stylesheet" in said):
+                    broken.append(f"{page.relative_to(site)} loads {address}")
+                continue
+            path, _, place = address.partition("#")
+            path = unquote(path.partition("?")[0])
+            target = (page.parent / path).resolve() if path else page
+            to_lines += place.startswith("L") and "source" in target.parts
+            if not target.is_file():
+                broken.append(f"{page.relative_to(site)} {attribute}={address}")
+            elif place and target.suffix == ".html" and unquote(place) not in places_in(target):
+                broken.append(f"{page.relative_to(site)} {attribute}={address}: no such place")
+    assert broken == [] and to_lines > 2000
+
+
+def test_a_link_to_a_line_of_source_leads_to_what_it_names(site: Path) -> None:
+    page = text_of(site / "reference/collectives.html")
+    names = re.findall(
+        r'id="minidist\.collectives\.ring\.(\w+)".*?href="\.\./source/minidist/collectives/ring\.py'
+        r'\.html#L(\d+)"',
+        page,
+        re.S,
+    )
+    lines = (ROOT / "minidist/collectives/ring.py").read_text().splitlines()
+    assert len(names) == 3
+    for name, number in names:
+        assert lines[int(number) - 1].startswith(f"def {name}(")
+    source = text_of(site / "source/minidist/collectives/ring.py.html")
+    shown = re.findall(r'<a id="L\d+" href="#L\d+">\d+</a>(.*)', source)
+    assert [unescape(re.sub("<[^>]+>", "", line)) for line in shown][: len(lines)] == lines
+
+
+def test_the_reference_says_what_the_docstrings_say(site: Path) -> None:
+    """Drawings, costs and sources, on the page of a floor's folder, in the order of floors."""
+    page = unescape(re.sub("<[^>]+>", "", text_of(site / "reference/collectives.html")))
+    assert "then rank r adds its own part to c_r, which is complete." in page
+    assert "2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)" in page
+    top = unescape(re.sub("<[^>]+>", " ", text_of(site / "reference/minidist.html")))
+    places = [top.index(f"Floor {floor} ") for floor in range(7)]
+    assert places == sorted(places)
+    assert top.index("Floor 2 ") < top.rindex("minidist/collectives") < top.rindex("Floor 3 ")
+
+
+def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(site: Path) -> None:
+    with_player = 0
+    for place, folder in enumerate(LESSONS):
+        text = text_of(site / "lessons" / folder / "index.html")
+        for file in (f"lessons/{folder}/exercise.py", f"notebooks/{folder}.ipynb"):
+            assert (site / file).read_bytes() == (ROOT / file).read_bytes()
+            assert f'href="../../{file}"' in text
+        assert f'href="../../notebooks/{folder}.html"' in text
+        assert compile((site / "lessons" / folder / "printed.py").read_text(), folder, "exec")
+        bar = text.partition("lesson-bar")[2].partition("</ul>")[0]
+        around = [other for other in LESSONS[max(0, place - 1) : place + 2] if other != folder]
+        assert re.findall(r'href="\.\./(\w+)/index\.html"', bar) == around
+        with_player += "minidist-player" in text
+        assert "minidist-player" in text or "picture" in text.partition("look-at-it")[2]
+    assert with_player >= 14
+
+
+def test_a_number_of_a_text_leads_to_what_was_printed(site: Path) -> None:
+    links = 0
+    for page in pages_of(site):
+        text = text_of(page)
+        for place, number in re.findall(
+            r'<a class="to-printed[^"]*" href="#(printed-\d+)">(?:<span[^>]*>)?([\d,.]+)', text
+        ):
+            block = text.partition(f'id="{place}"')[2].partition("</pre>")[0]
+            printed = unescape(re.sub("<[^>]+>", "", block)).replace(",", "")
+            assert number.replace(",", "") in printed, f"{page.name}: {number}"
+            assert "printed by" in text.partition(f'id="{place}"')[2].partition("</p>")[0]
+            links += 1
+    assert links > 30
+    memory = text_of(site / "docs/memory.html")
+    assert re.search(r"to-printed[^>]*>(<span[^>]*>)?7\.3<", memory)
+
+
+def test_the_paths_name_the_lessons_that_the_course_names(site: Path) -> None:
+    def lessons(page: str) -> list[str]:
+        article = text_of(site / page).partition('role="main"')[2].partition("</article>")[0]
+        return list(dict.fromkeys(re.findall(r'href="lessons/(\d\d)_\w+/index\.html"', article)))
+
+    assert lessons("weekend.html") == ["01", "02", "04", "05", "06", "07", "09"]
+    assert lessons("fsdp.html") == ["01", "03", "02", "04", "05", "06", "12", "15"]
+    assert sorted(lessons("semester.html")) == [folder[:2] for folder in LESSONS]
+    assert sorted(lessons("index.html"))[-1] == LESSONS[-1][:2]
+    assert set(lessons("index.html")) == {folder[:2] for folder in LESSONS}, "the map has them all"
+
+
+def test_the_search_knows_names_and_texts(site: Path) -> None:
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    assert index.startswith("Search.setIndex(")
+    assert '"all_reduce"' in index and "parameter server" not in index.partition('"terms"')[0]
+    assert json.dumps("02 · Ring all-reduce") in index or "02 \\u00b7 Ring all-reduce" in index
+
+
+def test_a_warning_fails_the_build(tmp_path: Path) -> None:
+    """A page that leads nowhere is not built around."""
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text("# A page\n\n[gone](nowhere.md)\n")
+    left = ["-c", str(ROOT / "docs/site"), "-d", str(tmp_path / "trees"), str(pages)]
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", *left, str(tmp_path / "out")]
+    built = subprocess.run(command, capture_output=True, text=True, env=clean_environment())
+    assert built.returncode != 0 and "nowhere.md" in built.stderr
+
+
+def test_a_folder_of_pyodide_has_to_be_there(tmp_path: Path) -> None:
+    command = [*BUILD, "--pyodide", str(tmp_path / "none"), "--to", str(tmp_path / "site")]
+    built = subprocess.run(command, capture_output=True, text=True, env=clean_environment())
+    assert built.returncode == 2 and "unpack Pyodide there first" in built.stderr
+    assert not (tmp_path / "site").exists()
+
+
+def test_the_site_builds_from_the_makefile() -> None:
+    shown = subprocess.run(
+        [shutil.which("make") or "make", "--dry-run", "site", "PYODIDE=some where"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert 'docs/site/build.py --to site --zip site.zip --pyodide "some where"' in shown.stdout
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def page(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    page = Page(tmp_path_factory.mktemp("browser"))
+    try:
+        page.attach()
+        page.inside = site.as_uri()
+        yield page
+    finally:
+        page.close()
+
+
+@BROWSER
+def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
+    """With several players on a page, each of which the keyboard leads to its end."""
+    players = {"index": 1, "lessons/02_ring_all_reduce/index": 1, "notebooks/02_ring_all_reduce": 2}
+    for name in ("reference/collectives", "figures/planner", "docs/memory", "lessons/index"):
+        players[name] = 0
+    for name, count in players.items():
+        assert check_page(page, site / f"{name}.html") == count
+        for scheme in ("light", "dark"):
+            assert pale(page, scheme) == [], f"{name}, {scheme}"
+        resize(page, 360)
+        assert page.run("document.scrollingElement.scrollWidth") <= 360, name
+        page.ask("Emulation.clearDeviceMetricsOverride")
+
+
+@BROWSER
+def test_the_front_page_moves_until_it_is_touched(site: Path, page: Page) -> None:
+    page.visit((site / "index.html").as_uri())
+    place = "+document.querySelector('.front-player input').value"
+    wait_for(page, f"{place} >= 2")
+    page.run("document.querySelector('.front-player [data-go=play]').click()")
+    assert page.text(".front-player [data-go=play]") == "play"
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    page.ask("Emulation.setEmulatedMedia", features=features)
+    page.visit((site / "index.html").as_uri())
+    assert page.text(".front-player [data-go=play]") == "play" and page.run(place) == 0
+    page.ask("Emulation.setEmulatedMedia", features=[])
+
+
+@BROWSER
+def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
+    site: Path, page: Page
+) -> None:
+    drawn = "[...document.querySelectorAll('.minidist-figure svg > *')].map(e => e.tagName)"
+    table = "document.querySelector('.minidist-figure table').innerText"
+    for name in ("zero", "pipelines"):
+        page.ask("Emulation.setScriptExecutionDisabled", value=True)
+        page.visit((site / f"figures/{name}.html").as_uri())
+        without = page.run(drawn), page.run(table), page.text(".said")
+        assert page.run("document.querySelector('.minidist-figure form').hidden")
+        page.ask("Emulation.setScriptExecutionDisabled", value=False)
+        page.visit((site / f"figures/{name}.html").as_uri())
+        found = page.run(drawn), page.run(table), page.text(".said")
+        assert found[1:] == without[1:] and len(without[0]) > 10
+        assert found[0].count("rect") == without[0].count("rect")
+        page.run("document.querySelector('.minidist-figure input').focus()")
+        page.press("ArrowRight")
+        assert page.run(table) != found[1]
+        page.press("ArrowLeft")
+        assert page.text(".said") == found[2] and page.run(table) == found[1]
+        assert page.errors == []
+
+
+@BROWSER
+def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: Path) -> None:
+    first, second = (fragment(name) for name in ("zero", "context"))
+    page.inside = "file:"
+    page.open(first + second, tmp_path / "two.html")
+    said = "[...document.querySelectorAll('.said')].map(p => p.textContent)"
+    before = page.run(said)
+    page.run("document.querySelectorAll('.minidist-figure')[1].querySelector('input').focus()")
+    page.press("ArrowRight")
+    after = page.run(said)
+    assert after[0] == before[0] and after[1] != before[1] and page.errors == []
+
+
+@BROWSER
+def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
+    page.visit((site / "search.html").as_uri() + "?q=reduce_scatter")
+    results = "[...document.querySelectorAll('#search-results ul.search a')].map(a => a.href)"
+    wait_for(page, f"{results}.length > 5")
+    assert any("reference/collectives.html" in each for each in page.run(results))
+    assert page.errors == []
+
+
+@BROWSER
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
+    page.inside = site.as_uri()
+    players = 0
+    few_sources = sorted((site / "source").rglob("*.html"))[::40]
+    for file in sorted({*site.rglob("*.html")} - {*(site / "source").rglob("*.html")}):
+        players += check_page(page, file)
+        for scheme in ("light", "dark"):
+            assert pale(page, scheme) == [], f"{file}, {scheme}"
+        resize(page, 360)
+        assert page.run("document.scrollingElement.scrollWidth") <= 360, file
+        page.ask("Emulation.clearDeviceMetricsOverride")
+    assert players > 30
+    for file in few_sources:
+        assert check_page(page, file) == 0 and pale(page, "dark") == pale(page, "light") == []
+
+
+# ---------------------------------------------------------------- docstrings
+
+
+def test_a_docstring_becomes_paragraphs_lists_drawings_and_definitions() -> None:
+    nodes = rendered(DOCSTRING)
+    kinds = [node.__class__.__name__ for node in nodes]
+    assert kinds == [
+        "paragraph",
+        "literal_block",
+        "bullet_list",
+        "rubric",
+        "definition_list",
+    ]
+    assert [node.astext() for node in nodes[0].children] == [
+        "Sum ",
+        "buffer",
+        ", ",
+        "in place",
+        ".",
+    ]
+    assert nodes[1].astext() == "rank 0 ──▶ rank 1\n    deeper"
+    assert [item.astext() for item in nodes[2].children] == ["one a * b * c", "two, which goes on"]
+    (entry,) = nodes[4].children
+    assert entry.astext() == "comm : Communicator\n\nThe ranks.\n\nAll of them."
+
+
+DOCSTRING = """Sum `buffer`, *in place*.
+
+    rank 0 ──▶ rank 1
+        deeper
+
+- one a * b * c
+- two, which
+  goes on
+
+Parameters
+----------
+comm : Communicator
+    The ranks.
+
+    All of them.
+"""
