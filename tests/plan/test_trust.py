@@ -85,7 +85,7 @@ def test_the_stored_table_is_what_the_command_makes_of_rows() -> None:
     made, kept = measured(ROWS, as_fitted=True), errors()
     assert made.keys() == kept.keys() and made["kinds"].keys() <= kept["kinds"].keys()
     for quantities in [*made["kinds"].values(), *kept["kinds"].values()]:
-        assert quantities.keys() <= {"time", "memory"}
+        assert quantities.keys() <= {"time", "memory", "memory reserved"}
         for each in quantities.values():
             found = Range(**each)
             assert (found.low <= found.high) and (found.low > 0) == (found.rows >= kinds.LEAST)

@@ -13,9 +13,9 @@ from minidist.plan.trust.runs import shares
 
 
 def range_words(found: Found) -> str:
-    """Return where the seconds of a step may lie; nothing if that is not known."""
+    """Return where the seconds of a step may lie."""
     around = range_around(found.run, found.seconds)
-    return f"{around[0]:,.2f} to {around[1]:,.2f} s" if around else ""
+    return f"{around[0]:,.2f} to {around[1]:,.2f} s" if around else "not known"
 
 
 def range_around(run: Setup, seconds: float) -> tuple[float, float] | None:

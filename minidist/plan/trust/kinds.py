@@ -99,9 +99,10 @@ def said_of(run: Setup) -> str:
             + ". No range is known, and the order of layouts is that of the prediction alone"
         )
     if not time.low:
+        rows = "one published row is" if time.rows == 1 else f"{time.rows} published rows are"
         return (
-            f"hardly checked on such a machine: only {time.rows} published rows are of the kind "
-            f"'{kind}' (mean |error| {time.mean:.0f} %), too few for a range"
+            f"hardly checked on such a machine: only {rows} of the kind '{kind}' (mean |error| "
+            f"{time.mean:.0f} %), too few for a range"
         )
     said = (
         f"ranges: {SHARE} of {time.rows} published rows ({kind}; {time.sources} sources) took "
