@@ -27,7 +27,11 @@ from minidist.plan.run import Setup
 from minidist.plan.step import step
 from minidist.trainer.files import retold
 
-UNITS = {"time": "seconds of a step", "memory": "GB of a GPU"}
+UNITS = {
+    "time": "seconds of a step",
+    "memory": "GB of a GPU",
+    "memory reserved": "GB reserved of a GPU",
+}
 OF_DEVICE = (
     "reached",
     "reached8",
