@@ -198,11 +198,12 @@ def test_a_step_is_near_the_planners(run: Setup) -> None:
     and bubble within 10.
 
     The planner knows what this page does not: narrow products are slower (tp = 8), element-wise
-    work and attention have speeds of their own, the loss makes the last stage the slowest, an
-    all-reduce has a latency, and what hides still takes a fifth of its time from computing. So this
-    page is a little too fast, or at most 1 % too slow.
+    work and attention have speeds of their own, the loss makes the last stage the slowest, and what
+    hides still takes a fifth of its time from computing. So this page is a little too fast, or at
+    most 1 % too slow. Latencies, which this page leaves out, are left out of both.
     """
-    found, planned = seconds_of(run, 0.6 * run.machine.device.peak), step(run)
+    at_once = replace(run, known=run.known.but(near_hop=0.0, tree=0.0, hop=0.0))
+    found, planned = seconds_of(run, 0.6 * run.machine.device.peak), step(at_once)
     assert sum(found.values()) == pytest.approx(sum(planned.values()), rel=0.07)
     assert sum(found.values()) < 1.01 * sum(planned.values())
     assert found["computing"] == pytest.approx(planned["computing"], rel=0.07)
