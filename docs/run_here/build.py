@@ -75,7 +75,8 @@ def build(to: Path, pyodide: Path | None = None) -> None:
     """Write the page and what belongs to it into the folder `to`."""
     assets = to / "run"
     assets.mkdir(parents=True, exist_ok=True)
-    (assets / "minidist.zip").write_bytes(archive())
+    package = archive()
+    (assets / "minidist.zip").write_bytes(package)
     for name in ("run.js", "run.css", "worker.js"):
         shutil.copyfile(HERE / "page" / name, assets / name)
     if pyodide is not None:
@@ -83,7 +84,7 @@ def build(to: Path, pyodide: Path | None = None) -> None:
         for file in runtime_files(pyodide):
             shutil.copyfile(file, to / "pyodide" / file.name)
     shell = Template((HERE / "page/shell.html").read_text(encoding="utf-8"))
-    page = shell.substitute(fragment=fragment(pyodide))
+    page = shell.substitute(fragment=fragment(pyodide, package))
     (to / "run.html").write_text(page, encoding="utf-8")
 
 
@@ -95,7 +96,7 @@ def archive() -> bytes:
     the same files.
     """
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as found:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as found:
         for name, path in sorted(archived()):
             found.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), path.read_bytes(), 8)
     return made.getvalue()
@@ -149,9 +150,9 @@ def sizes(files: list[Path]) -> dict[str, int]:
 # ---------------------------------------------------------------- the page
 
 
-def fragment(pyodide: Path | None = None) -> str:
+def fragment(pyodide: Path | None, package: bytes) -> str:
     """Return the page without its shell, to stand in another one, which loads `run/run.css` and
-    `run/run.js`.
+    `run/run.js`; `package` is the archive.
     """
     found = BYTES if pyodide is None else sizes(runtime_files(pyodide))
     names = ("v100", "a100", "h100", "h200", "b200", "tpu-v5p")
@@ -164,7 +165,7 @@ def fragment(pyodide: Path | None = None) -> str:
         loads=(
             f"A button loads Python ({where}: Pyodide {VERSION} and numpy, {megabytes['plain']}, "
             f"{megabytes['compressed']} where the server compresses) and this package "
-            f"({len(archive()) / 1e6:.1f} MB), once."
+            f"({len(package) / 1e6:.1f} MB), once."
         ),
         files=json.dumps(files).replace("<", "\\u003c"),
         examples=options(EXAMPLES, "ring"),

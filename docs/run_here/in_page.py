@@ -42,6 +42,7 @@ from minidist.plan.device import PlanError
 HERE = Path(__file__).parent
 LESSONS = HERE / "lessons"
 DESK = Path.cwd()  # where the reader's files lie
+GAP = "\N{NO-BREAK SPACE}"
 MOST_CELLS = 20_000  # of a schedule: a larger picture than a page can hold
 CLOCKS: dict[str, Callable[[], Cluster | None]] = {
     "": lambda: None,
@@ -228,11 +229,11 @@ def plan_run(
             [
                 str(number),
                 bills.name_of(offer.found.run),
-                f"{offer.found.seconds:.2f} s",
+                f"{offer.found.seconds:.2f}{GAP}s",
                 f"{bills.mfu(offer.found):.1%}",
                 f"{cost['days']:,.1f}",
-                f"{cost['money']:,.0f} $",
-                f"{held:.1f} GB",
+                f"{cost['money']:,.0f}{GAP}$",
+                f"{held:.1f}{GAP}GB",
             ]
         )
     needed = bill.of(offers[0].found)["money"]

@@ -359,8 +359,8 @@ def _check_room(room: Array, full: Array, length: int, comm: Communicator) -> No
             f"rank {comm.rank} brings an output of {len(room)} elements ({kinds[0]}) for a shard "
             f"of {length} ({kinds[1]}): bring one like the shard"
         )
-    apart = address(room) - address(full)
-    if -room.nbytes < apart < full.nbytes and device_name(full) != "meta":
+    on_meta = device_name(full) == "meta"
+    if not on_meta and -room.nbytes < address(room) - address(full) < full.nbytes:
         raise ValueError(
             f"rank {comm.rank} brings an output that is a part of the buffer to be reduced, which is "
             "still read while the output is written: bring other memory"

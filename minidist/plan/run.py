@@ -157,16 +157,8 @@ class Setup:
 
     def group(self, *axes: str) -> Group:
         """Return the ranks along these axes."""
-        node = self.machine.node
-        ranks = together = inner = 1
-        for axis in reversed(self.order):
-            size = getattr(self, axis)
-            if axis in axes:
-                ranks *= size
-                near = max(1, node // inner)  # neighbours along this axis in a node
-                together *= min(size, near)
-            inner *= size
-        return Group(ranks, max(1, node // together))
+        sizes = tuple([getattr(self, axis) for axis in self.order])
+        return group_along(axes, self.order, sizes, self.machine.node)
 
     @property
     def sharded(self) -> Group:
@@ -265,6 +257,21 @@ class Setup:
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each rank along pp."""
         return gathered_by(self.rank_of, self.stages())
+
+
+@cache
+def group_along(
+    axes: tuple[str, ...], order: tuple[str, ...], sizes: tuple[int, ...], node: int
+) -> Group:
+    """Return the ranks along some axes of a mesh, of which `order` has the outermost first."""
+    ranks = together = inner = 1
+    for axis, size in zip(reversed(order), reversed(sizes), strict=True):
+        if axis in axes:
+            ranks *= size
+            near = max(1, node // inner)  # neighbours along this axis in a node
+            together *= min(size, near)
+        inner *= size
+    return Group(ranks, max(1, node // together))
 
 
 @cache

@@ -302,14 +302,15 @@ MIXTURES: dict[str, dict[str, int]] = {
 }
 
 
-def really_held(run: Setup) -> dict[str, int]:
+def really_held(run: Setup, sizes: GPTConfig = MIXED_SIZES) -> dict[str, int]:
     """Take a step of the real program; return the bytes by category that the fullest rank holds
     after it.
     """
-    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+    layout = Layout(run.dp, run.pp, run.cp, run.tp, run.ep)
+    recipe = Recipe(zero=run.zero, fp8=run.bits8)
 
     def program(comm: Communicator) -> dict[str, int]:
-        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        mesh, model = Mesh(comm, layout), GPT(sizes, dtype=torch.bfloat16, device="meta")
         parallel = parallelize(
             model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
         )
@@ -360,6 +361,22 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
     for state, bytes in each.items():
         beside = counted[state] - planned[state] - bytes * norms
         assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
+
+
+@pytest.mark.parametrize(
+    "how", (pytest.param({"dp": 2, "tp": 2}, marks=pytest.mark.soak), {"dp": 2, "zero": 3}), ids=str
+)
+def test_products_of_8_bits_leave_states_as_they_are(how: dict[str, int]) -> None:
+    run = replace(setup(), precision="fp8", **how)  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    sizes = replace(SIZES, sequence=128)
+    planned, counted = bytes_held(run), really_held(run, sizes)
+    norms = (2 * MODEL.layers + 1) * MODEL.hidden
+    shards = run.dp if run.zero == 3 else 1
+    tensors = len([*GPT(sizes, device="meta").parameters()])
+    for state, bytes in {"parameters": 2, "gradients": 2, "optimizer": 12}.items():
+        beside = counted[state] - planned[state] - bytes * norms / shards
+        assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, (state, beside)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@
   const says = (what) => root.querySelector(`[data-says=${what}]`);
   const files = JSON.parse(root.querySelector("script[data-files]").textContent);
   const assets = root.dataset.assets, MOST = 200000; // letters that a program may print
-  let worker = null, waiting = new Map(), number = 0, printing = null, begun = 0, ticking = null;
+  let worker = null, ready = null, waiting = new Map(), number = 0, printing = null, begun = 0, ticking = null;
 
   function add(parent, name, text = null, attributes = {}) {
     const node = document.createElement(name);
@@ -47,7 +47,6 @@
     return ready;
   }
 
-  let ready = null;
   async function ask(what, details) {
     if (worker === null) {
       say("Python is being loaded …", true);
@@ -77,7 +76,8 @@
     clearInterval(ticking);
     says("status").textContent = text;
     begun = performance.now();
-    if (counts) ticking = setInterval(() => says("status").toggleAttribute("data-long", performance.now() - begun > 10000), 1000);
+    const long = () => (says("status").textContent = `${text} for ${Math.round((performance.now() - begun) / 1000)} s. Stop ends it.`);
+    if (counts) ticking = setInterval(() => performance.now() - begun > 10000 && long(), 5000);
   }
 
   function print(text) {
@@ -106,9 +106,12 @@
     },
     schedule(place, answer) {
       add(place, "p", `${answer.said} Its bubble is ${answer.bubble} of the step.`, { class: "good" });
-      const wide = add(place, "div", null, { class: "wide", tabindex: "0", role: "img", "aria-label": answer.drawn });
+      const wide = add(place, "div", null, { class: "wide", tabindex: "0", role: "img", "aria-label": "Your schedule on a clock: the same as text is below" });
       wide.innerHTML = answer.svg.slice(answer.svg.indexOf("<svg"));
       table(place, ["", "idle, in forwards", "activations held at most", "put off for W at most"], answer.rows);
+      const more = add(place, "details");
+      add(more, "summary", "the same as text");
+      add(more, "pre", answer.drawn, { class: "drawn", tabindex: "0" });
     },
     plan(place, answer) {
       add(place, "p", answer.said, { class: "good" });

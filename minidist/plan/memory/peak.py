@@ -57,8 +57,8 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
     """Return the bytes by category of a GPU of a stage at its peak."""
     model = run.model
     is_last = stage == run.rank_of[-1]
-    further = model.predicted if is_last else 0  # a layer each, behind a product of two inputs
-    layers = math.ceil(run.layers()[stage]) + further
+    further = model.predicted if is_last else 0  # each behind a product of two inputs
+    layers = math.ceil(run.layers()[stage])
     has_own_head = is_last and not (model.tied and stage == 0)
     tables = (stage == 0) + has_own_head
     leading = run.leading_layers(stage)
@@ -71,7 +71,7 @@ def bytes_of_stage(run: Setup, stage: int) -> Bytes:
         heads = 1 + further
         logits = heads * run.share.tokens * columns * run.software.kept_logit
     layer = mean_layer(run, stage, leading)
-    kept = (in_flight(run, stage) + further) * layer.saved
+    kept = in_flight(run, stage) * layer.saved
     kept += deferred(run, stage) * layer.working
     busy, logits, workspace = at_work(run, stage, layer, logits)
     return {
@@ -95,11 +95,11 @@ def resident(run: Setup) -> float:
 
 def mean_layer(run: Setup, stage: int, leading: float) -> Layer:
     """Return the bytes of a stage's mean layer, of which `leading` are dense ones."""
-    alike = layer_of(run)
+    alike = with_copies(run, layer_of(run))
     layers = run.layers()[stage]
     if not leading or not layers:
-        return with_copies(run, alike)
-    dense = layer_of(run.leading)
+        return alike
+    dense = with_copies(run.leading, layer_of(run.leading))
     share = leading / layers
     saved = share * dense.saved + (1 - share) * alike.saved
     return Layer(saved, max(dense.working, alike.working))

@@ -289,7 +289,9 @@ def software_name(config: PublishedRow, device: Device, year: float) -> str:
         return "megatron-rocm"
     if hopper and year >= 25:
         return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
-    if "sharding" in config or config.get("compile") is False:
+    if "sharding" in config:
+        return "llm-foundry"
+    if config.get("compile") is False:
         return "fsdp-eager"
     if text(config, "arch").startswith("llama") and config.get("zero") == 3:
         return "fsdp-compiled"

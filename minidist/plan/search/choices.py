@@ -27,6 +27,7 @@ ALSO = {
     "schedule": SCHEDULES,
     "order": (*permutations(AXES),),
 }
+COUNTS = ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks", "hsdp")
 LONG = 16384  # tokens of a sequence from which context parallelism is looked at
 
 
@@ -46,15 +47,16 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
     known = CHOICES | {"pp": (1,), "dp": (1,), "hsdp": (1,)} | ALSO
     for name, value in fixed.items():
         if name not in known:
-            choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
+            meant = nearest(name, known)
+            choose = f"{meant} Or choose" if meant else "choose"
             raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
-        counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks", "hsdp")
-        # True is not 1
-        alike = [each for each in known[name] if type(each) is type(value) and each == value]
-        if not (type(value) is int and value >= 1 if counts else alike):
-            can = (
-                "a whole number, at least 1"
-                if counts
-                else f"one of {', '.join(map(str, known[name]))}"
-            )
+        if name in COUNTS:
+            possible = type(value) is int and value >= 1
+            can = "a whole number, at least 1"
+        else:
+            # True is not 1
+            alike = [each for each in known[name] if type(each) is type(value)]
+            possible = value in alike
+            can = f"one of {', '.join(map(str, known[name]))}"
+        if not possible:
             raise PlanError(f"{name}={value} cannot be: it is {can}")

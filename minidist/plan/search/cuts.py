@@ -22,7 +22,8 @@ def cuts(run: Setup) -> list[Setup]:
 
     The others may hold less where memory is short.
     """
-    layers, stages = run.model.layers, run.pp * run.stages_a_rank
+    layers = run.model.layers
+    stages = run.pp * run.stages_a_rank
     if run.machine.slower:
         return [replace(run, cut=by_speed(run))]
     if stages == 1:
@@ -36,14 +37,17 @@ def cuts(run: Setup) -> list[Setup]:
 
 def layers_of_head(run: Setup) -> float:
     """Return how many layers take as long as the head."""
-    last = stages_of(replace(run, schedule="1f1b", chunks=1))[-1]
-    return last.last * last.layers / last.of_layers
+    one_a_rank = replace(run, schedule="1f1b", chunks=1)
+    last = stages_of(one_a_rank)[-1]
+    of_layer = last.of_layers / last.layers
+    return last.last / of_layer
 
 
 def longest(run: Setup, head: float) -> float:
     """Return the layers of the rank that has most to do, of which the head counts as `head`."""
-    layers, last = run.layers(), run.rank_of[-1]
-    return max(*layers, layers[last] + head)
+    layers = run.layers()
+    with_head = layers[run.rank_of[-1]] + head
+    return max(*layers, with_head)
 
 
 def by_speed(run: Setup) -> tuple[int, ...]:
@@ -54,6 +58,9 @@ def by_speed(run: Setup) -> tuple[int, ...]:
         seconds.append(forward.seconds + backward.seconds)
     counts = [0] * run.pp
     for _ in range(run.model.layers):
-        done = [(count + 1) * each for count, each in zip(counts, seconds, strict=True)]
+        done = [
+            (count + 1) * each
+            for count, each in zip(counts, seconds, strict=True)
+        ]  # fmt: skip
         counts[done.index(min(done))] += 1
     return tuple(counts)

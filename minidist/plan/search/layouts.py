@@ -4,7 +4,7 @@ for tp, pp, cp; for microbatch, ep; for order; for schedule, chunks, cut; for Ze
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,7 +20,7 @@ REDUCING = ("gpipe", "1f1b")
 UNEVEN = "share a step's sequences out unevenly"
 
 
-Ladder = list[Setup]
+Ladder = Iterable[Setup]
 """Layouts that differ in what saves memory: each is slower than the one before it, and smaller.
 
 ZeRO 2, which reduces the gradients of each microbatch, has a rung behind each of ZeRO 1; it may be
@@ -76,33 +76,38 @@ def orders(run: Setup, fixed: Mapping[str, Any]) -> list[Setup]:
     return list(found.values())
 
 
-def ladders(same: Ladder, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+def ladders(same: list[Setup], fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
     """Yield a layout without ZeRO, with ZeRO 1 and 2, and with ZeRO 3 in groups of ranks, each with
     its ways to recompute, and with each cut of its layers.
     """
     base = same[0]
     again = recomputing(base, fixed)
-    rungs = [replace(cut, recompute=policy) for policy, cut in product(again, same)]
     offered = [each for each in options(fixed, "zero") if zero_pays(base, each, fixed)]
     if 2 in offered and base.pp > 1 and base.schedule not in REDUCING:
         offered.remove(2)
         if "zero" in fixed:
             refused["reduce each microbatch's gradients, which only 1f1b and gpipe do"] += 1
+
+    def rungs(*zeros: int, group: int = 0) -> Iterator[Setup]:
+        for policy, cut, zero in product(again, same, zeros):
+            # ZeRO 2 never has whole gradients
+            reducing = replace(cut.software, reduces_each=True) if zero == 2 else cut.software
+            yield replace(
+                cut,
+                zero=zero,
+                hsdp=group,
+                recompute=policy,
+                software=reducing,
+                offload=zero > 0 and fixed["offload"],
+            )
+
     if 0 in offered:
-        yield rungs
-    rungs = [replace(rung, offload=fixed["offload"]) for rung in rungs]
-    together = [zero for zero in offered if zero in (1, 2)]
-    if together:
-        yield [with_zero(rung, zero) for rung, zero in product(rungs, together)]
+        yield rungs(0)
+    if together := [zero for zero in offered if zero in (1, 2)]:
+        yield rungs(*together)
     if 3 in offered:
         for group in groups(base, fixed):
-            yield [replace(rung, zero=3, hsdp=group) for rung in rungs]
-
-
-def with_zero(run: Setup, zero: int) -> Setup:
-    """Return a layout with ZeRO 1, or with ZeRO 2, which never has whole gradients."""
-    software = replace(run.software, reduces_each=True) if zero == 2 else run.software
-    return replace(run, zero=zero, software=software)
+            yield rungs(3, group=group)
 
 
 def zero_pays(run: Setup, zero: int, fixed: Mapping[str, Any]) -> bool:
@@ -124,7 +129,9 @@ def recomputing(run: Setup, fixed: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(each for each in offered if each != "selective")
 
 
-def scheduled(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Ladder]:
+def scheduled(
+    base: Setup, fixed: Mapping[str, Any], refused: Counter[str]
+) -> Iterator[list[Setup]]:
     """Yield a layout with each schedule that fits its microbatches, and with each cut for it."""
     for schedule, chunks in schedules(base, fixed):
         run = replace(base, schedule=schedule, chunks=chunks)
@@ -135,10 +142,10 @@ def scheduled(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> I
 
 
 def schedules(run: Setup, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return each schedule with the chunks that go with it; without a pipeline only the first."""
-    names = options(fixed, "schedule")
+    """Return each schedule with the chunks that go with it; without a pipeline there is only one."""
     if run.pp == 1:
-        names = names[:1]
+        return [("1f1b", 1)]
+    names = options(fixed, "schedule")
     found = []
     for name, chunks in product(names, options(fixed, "chunks")):
         if (chunks > 1) == (name in CHUNKED):
