@@ -332,7 +332,7 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
         (["--cluster", "h100:12"], "12 GPUs fill no whole nodes of 8: say 8 or 16"),
         (
             ["--cluster", "tpu:8"],
-            "'tpu' is not in clusters.toml: did you mean tpu-v.*\\? Or choose one of v100",
+            "'tpu' is not in clusters.toml: did you mean tpu-v4\\? Or choose one of v100",
         ),
         (
             ["--cluster", "h100:8", "--model", "llama-405b"],
