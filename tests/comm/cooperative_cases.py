@@ -10,6 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,31 @@ def a_rank_keeps_its_own_errors(engine: str) -> object:
     return run(program, 4, engine=engine)
 
 
+def a_slow_clock_keeps_the_order_of_what_a_rank_does(engine: str) -> object:
+    """Its calls take microseconds, and a browser's clock ticks every hundred of them."""
+
+    def program(comm: Communicator) -> list[bool]:
+        comm.trace = trace = Trace()
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for _ in range(20):
+            if comm.rank:
+                comm.recv(byte(), left)
+            comm.send(byte(), right)
+            if not comm.rank:
+                comm.recv(byte(), left)
+        events = trace.events
+        return [a.end < b.start < b.end for a, b in pairwise(events)]
+
+    clock, ticks = time.perf_counter, 1e4
+    time.perf_counter = lambda: clock() * ticks // 1 / ticks  # type: ignore[assignment]
+    try:
+        found = run(program, 3, engine=engine)
+    finally:
+        time.perf_counter = clock
+    assert all(map(all, found)) and len(found[0]) == 39
+    return found
+
+
 Case = Callable[[str], object]
 CASES: tuple[Case, ...] = (
     values_bytes_messages_and_clocks,
@@ -250,4 +276,5 @@ CASES: tuple[Case, ...] = (
     the_first_error_ends_all_ranks_and_names_its_own,
     ranks_may_begin_as_deep_as_the_recursion_of_others,
     a_rank_keeps_its_own_errors,
+    a_slow_clock_keeps_the_order_of_what_a_rank_does,
 )

@@ -38,6 +38,8 @@ PYODIDE = os.environ.get("MINIDIST_PYODIDE", "")
 WITH_PYODIDE = pytest.mark.skipif(
     not PYODIDE, reason="no copy of Pyodide at hand: MINIDIST_PYODIDE=FOLDER names one"
 )
+PATIENCE = 300.0  # seconds: a busy machine takes its time
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 RING = (SOURCES / "programs/ring.py").read_text()
 PRINTS_DIGESTS = """
 import hashlib, json, pathlib, sys
@@ -102,7 +104,7 @@ class Desk:
         return self.page.text(f"[data-part={part}] [data-answer]")
 
     def wait(self, script: str) -> Any:
-        limit = time.monotonic() + 100
+        limit = time.monotonic() + PATIENCE
         while not (found := self.page.run(script)):
             assert time.monotonic() < limit, (script, self.page.text(".status"), self.page.errors)
             time.sleep(0.05)

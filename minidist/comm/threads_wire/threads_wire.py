@@ -15,7 +15,6 @@ does not work by luck.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -116,7 +115,7 @@ class ThreadsWire(Wire):
 
     def clock(self) -> float:
         if self.world.cluster is None:
-            return time.perf_counter()
+            return self.world.machine_time()
         return self.lane.time
 
     def advance(self, seconds: float) -> None:
@@ -211,7 +210,8 @@ def run(
     longest = time_limit(limit)
     carrier = carrier_of(engine, seed, schedule, longest)
     world = World(ranks, cluster, eager_limit, longest, carrier)
-    return carry(fn, world, lambda: Ledger(trace, debug_mode(debug)))
+    compares = debug_mode(debug)
+    return carry(fn, world, lambda: Ledger(trace, compares))
 
 
 def carry(
