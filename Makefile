@@ -1,4 +1,4 @@
-# make setup | demo | test | site | test-gpu | torch-suite | soak | mutants | lint
+# make setup | demo | test | site | run-page | test-gpu | torch-suite | soak | mutants | lint
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Some images set it, and each rank would then compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test suite site test-gpu torch-suite soak mutants lint
+.PHONY: setup demo test suite site run-page test-gpu torch-suite soak mutants lint
 
 setup: .venv/installed
 
@@ -22,6 +22,10 @@ demo: setup
 	mpirun -n 4 python -m minidist layouts --config demo.toml --steps 12
 	python -m minidist picture --losses runs/demo/losses.jsonl runs/demo/losses.serial.jsonl \
 		--stages runs/demo/stages.jsonl --to runs/demo/demo.png
+
+# The page that runs the package, alone, in runs/page: serve it by `python -m http.server`. PYODIDE=FOLDER puts a copy of Pyodide beside it.
+run-page: setup
+	python docs/run_here/build.py --to runs/page $(if $(PYODIDE),--pyodide "$(PYODIDE)")
 
 # The suite leaves a part of the cores idle: lint takes that.
 test: setup

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from minidist.cli.plan.as_published import gpus_of, holding
 from minidist.options import flags_of
 from minidist.parallel.recipe import Recipe
 from minidist.plan.device import machine
@@ -19,6 +20,8 @@ from minidist.plan.model import model
 from minidist.plan.run import Setup
 from minidist.plan.search import RESERVE, search
 from minidist.plan.sites.ways import WAYS, Wire, join
+from minidist.plan.trust.kinds import Range, errors
+from minidist.plan.trust.runs import named_runs, stored
 
 
 def combinations() -> str:
@@ -107,7 +110,15 @@ def markdown_table(
     rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB
 ) -> str:
     """Return what a GPU holds as a table, in GB; by default of the usual layouts."""
-    kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "resident")
+    kinds = (
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations",
+        "communication",
+        "workspace",
+        "resident",
+    )
     lines = [
         f"| model | GPUs | layout | recompute | {' | '.join(kinds)} | total | fits "
         f"{capacity / GB:.0f} GB |"
@@ -161,12 +172,85 @@ def sites() -> str:
     return "\n".join(rows)
 
 
+def trust() -> str:
+    """Return how far off rows of each kind were, as `minidist.plan.trust.measure` wrote it."""
+    rows = [
+        "| kind | rows | sources | error of seconds | bias | four of five took | rows | error of bytes "
+        "| four of five held |",
+        "|---" * 9 + "|",
+    ]
+    for kind, quantities in errors()["kinds"].items():
+        cells = [kind]
+        for quantity in ("time", "memory"):
+            if quantity not in quantities:
+                cells += ["none", *[""] * (4 if quantity == "time" else 2)]
+                continue
+            each = Range(**quantities[quantity])
+            around = f"{each.low:.2f} to {each.high:.2f}" if each.low else "too few rows"
+            cells.append(str(each.rows))
+            if quantity == "time":
+                cells += [str(each.sources), f"{each.mean} %", f"{each.bias:+} %", around]
+            else:
+                cells += [f"{each.mean} %", around]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def ranked() -> str:
+    """Return how rows were predicted, and how well layouts of one model were ranked."""
+    found, rows = errors()["ranking"], errors()["rows"]
+    good = found["chosen well"] / found["models"]
+    return (
+        f"{rows:,} rows were predicted with constants {errors()['constants']}. "
+        f"Of {found['models']} models with several published layouts, the one predicted best took "
+        f"{found['mean']} times the best on average, and at most 1.05 times in {good:.0%}."
+    )
+
+
+def published() -> str:
+    """Return named runs as published, as planned, and as they would be run today."""
+    rows = [
+        "| run | GPUs | as published | software | hours published | planned | of it | today's best layout "
+        "| planned | of it |",
+        "|---" * 10 + "|",
+    ]
+    for name, each in stored().items():
+        said = named_runs()[name]
+        cells = [each["says"], gpus_of(name), each.get("layout", "not planned")]
+        cells[2] += " (searched)" * bool(said.get("searched"))
+        cells += [said["software"], f"{each['published']:,}" if "published" in each else ""]
+        for of, layout in (("planned", ""), ("today", "layout today")):
+            cells += [each.get(layout, "not planned")] if layout else []
+            share = f"{each[of] / each['published']:.2f}" if of in each else ""
+            cells += [f"{each[of]:,}" if of in each else "", share]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def facts() -> str:
+    """Return where the facts of named runs are from, and what was not published."""
+    lines = []
+    for name, each in stored().items():
+        said = named_runs()[name]
+        words = [f"{said['says']}: {said['source']}", f"Unsaid: {said['unsaid']}"]
+        if "holds" in each:
+            words.append(f"Predicted: {holding(name, each['holds'])}")
+        if "refused" in each:
+            words.append(f"Not planned: {each['refused']}")
+        lines.append(f"- {'. '.join(words)}.")
+    return "\n".join(lines)
+
+
 TABLES = {
     "combinations": combinations,
     "options": options,
     "fit": markdown_table,
     "losses": losses,
     "sites": sites,
+    "trust": trust,
+    "ranked": ranked,
+    "published": published,
+    "facts": facts,
 }
 
 

@@ -35,6 +35,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
+from minidist.collectives.reduction import BITWISE
 
 # dtypes that stand for all, where many ranks or sizes are tried
 FEW = ("float32", "bfloat16", "int64")
@@ -83,12 +84,17 @@ def refusal(cell: Cell, comm: Communicator) -> str | None:
     native = cell.algorithm == "native" or (cell.algorithm == "auto" and device(comm) == "cuda")
     if cell.op == "mean" and cell.dtype not in ROUNDING:
         return f"the mean of {cell.dtype} is not {cell.dtype}: use op='sum'"
+    if cell.op in BITWISE and cell.dtype in ROUNDING:
+        return f"op='{cell.op}' joins bits, and those of {cell.dtype} are no numbers"
     if cell.op and device(comm) == "cuda" and cell.dtype in UNKNOWN_ON_GPUS:
         return f"torch cannot compute with {cell.dtype} on a GPU: convert to"
     if cell.algorithm == "native" and comm.native is None:
         return "the threads wire has no native collectives: use algorithm='auto'"
     if native and cell.op and comm.size > 1 and cell.dtype in UNREDUCED[comm.wire.kind]:
         return f"cannot reduce {cell.dtype}: choose another algorithm than 'native'"
+    unknown = device(comm) == "cuda" or cell.dtype == "bool"  # to torch's engines, bit by bit
+    if native and unknown and cell.op in BITWISE and comm.size > 1 and comm.wire.kind == "torch":
+        return f"bit by bit, cannot reduce {cell.dtype}: choose another algorithm than 'native'"
     if (
         cell.algorithm == "recursive"
         and cell.operation != "all_reduce"
@@ -253,6 +259,9 @@ def reduced(inputs: list[Any], op: str) -> np.ndarray[Any, Any]:
         "max": np.maximum,
         "min": np.minimum,
         "prod": np.multiply,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
     }[op]
     answer: np.ndarray[Any, Any] = functools.reduce(function, [exact(buffer) for buffer in inputs])
     return answer / len(inputs) if op == "mean" else answer
@@ -297,6 +306,9 @@ def check_reduce_scatter(comm: Communicator, cell: Cell, count: int, seed: int) 
         ends = np.cumsum(counts or _split(rows, comm.size))
         answer = np.split(reduced(inputs, cell.op), ends[:-1])[comm.rank]
         assert_close(shard, answer, cell.dtype, comm.size, what)
+        room = placed(plain(np.zeros(shard.shape), cell.dtype), comm)
+        given = reduce_scatter(full, comm, cell.op, cell.algorithm, counts, out=room)
+        assert given is room and raw(room) == raw(shard), f"{what}, out="
         assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
     return ""
 

@@ -260,7 +260,7 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     for rank, result in enumerate(results):
         expect_filled(rank, result["replaced"].tolist())
         came = np.concatenate([chunks[source][rank] for source in range(case.ranks)])
-        owner = np.repeat(np.arange(case.ranks), lengths[:, rank])
+        owner = np.repeat(np.arange(case.ranks), lengths[:, rank].tolist())
         wrong = {
             how: np.where(owner == rank, came, all)
             for how, all in through_float64(result["came"], came).items()

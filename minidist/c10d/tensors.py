@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from minidist.collectives.reduction import BITWISE
 from minidist.comm.buffers import DTYPES
 
 REDUCTIONS = {
@@ -22,6 +23,9 @@ REDUCTIONS = {
     ReduceOp.PRODUCT: "prod",
     ReduceOp.MIN: "min",
     ReduceOp.MAX: "max",
+    ReduceOp.BAND: "and",
+    ReduceOp.BOR: "or",
+    ReduceOp.BXOR: "xor",
 }
 
 
@@ -102,7 +106,8 @@ def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
         factor, name = op.factor, "sum"
     elif (known := next((name for one, name in REDUCTIONS.items() if kind == one), "")) == "":
         raise NotImplementedError(
-            f"minidist does not reduce with {kind}: use SUM, AVG, PRODUCT, MIN, MAX or PREMUL_SUM"
+            f"minidist does not reduce with {kind}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
+            "BXOR or PREMUL_SUM"
         )
     else:
         name = known
@@ -113,4 +118,6 @@ def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
         raise TypeError(f"tensors of {dtype} are not reduced: convert to bfloat16 or float32")
     if name == "mean" and not (tensor.is_complex() or tensor.is_floating_point()):
         raise TypeError(f"the average of {dtype} is not {dtype}: use SUM, and divide yourself")
+    if name in BITWISE and tensor.is_floating_point():
+        raise TypeError(f"{dtype} numbers are not reduced bit by bit: use SUM, AVG, MIN or MAX")
     return name, factor

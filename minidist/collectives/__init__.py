@@ -39,6 +39,7 @@ from minidist.collectives.operations import (
     scatter,
 )
 from minidist.collectives.prepared.handle import Prepared, PreparedLater, prepare
+from minidist.collectives.prepared.on_meta import PreparedOnMeta
 from minidist.collectives.reduction import REDUCTIONS
 from minidist.comm.buffers import DTYPES
 
@@ -48,6 +49,7 @@ __all__ = [
     "REDUCTIONS",
     "Prepared",
     "PreparedLater",
+    "PreparedOnMeta",
     "algorithms",
     "all_gather",
     "all_reduce",

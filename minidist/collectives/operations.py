@@ -30,6 +30,7 @@ from minidist.comm.buffers import (
     Buffer,
     Chunks,
     Kind,
+    address,
     device_name,
     dtype_name,
     flatten,
@@ -47,7 +48,7 @@ def all_reduce(
     ----------
     buffer
         Contiguous, of the same size and dtype on every rank; its shape does not matter.
-    op : {"sum", "mean", "max", "min", "prod"}
+    op : {"sum", "mean", "max", "min", "prod", "and", "or", "xor"}
     algorithm : str
         `auto`, `ring`, `recursive`, `halving_doubling`, `tree`, `central`, `hierarchical`, `shared`
         or `native`.
@@ -75,12 +76,18 @@ def reduce_scatter(
     op: str = "sum",
     algorithm: str = "auto",
     counts: Sequence[int] | None = None,
+    out: Kind | None = None,
 ) -> Kind:
     """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises
     as `all_reduce`.
 
-    `counts` are the rows of each rank's shard, the same on every rank, and may be 0; without them
-    the shards are those of `numpy.array_split`.
+    Parameters
+    ----------
+    counts : optional
+        Rows of each rank's shard, the same on every rank; they may be 0. Without them the shards
+        are those of `numpy.array_split`.
+    out : optional
+        Receives the shard: memory that is no part of `full`.
     """
     array = flatten(full)
     combine = comm.computing(reduction(op, array))
@@ -95,20 +102,22 @@ def reduce_scatter(
     told = None if counts is None else [*counts]
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=told)
     rows, lengths = _shards(full, comm.size, counts)
-    shard: Kind = _new(full, rows[comm.rank])
-    out = flatten(shard)
+    shard: Kind = _new(full, rows[comm.rank]) if out is None else out
+    reduced = flatten(shard, writable=True)
+    if out is not None:
+        _check_room(reduced, array, lengths[comm.rank], comm)
     if comm.size == 1:
-        comm.copy(out, array)
+        comm.copy(reduced, array)
     _run(
         "reduce_scatter",
         comm,
         algorithm,
         array,
-        (Chunks(array, lengths), out, comm.internal, combine),
+        (Chunks(array, lengths), reduced, comm.internal, combine),
         lengths,
     )
     if op == "mean":
-        comm.computing(finish)(op, out, comm.size)
+        comm.computing(finish)(op, reduced, comm.size)
     return shard
 
 
@@ -339,6 +348,22 @@ def _check_counts(name: str, counts: Sequence[int], comm: Communicator) -> None:
     if len(counts) != comm.size or min(counts) < 0:
         raise ValueError(
             f"{name}={list(counts)} must be {comm.size} numbers of rows, one for each rank"
+        )
+
+
+def _check_room(room: Array, full: Array, length: int, comm: Communicator) -> None:
+    """Raise ValueError unless `room` is like `length` elements of `full`, and lies elsewhere."""
+    kinds = [f"{dtype_name(each)} on {device_name(each)}" for each in (room, full)]
+    if len(room) != length or kinds[0] != kinds[1]:
+        raise ValueError(
+            f"rank {comm.rank} brings an output of {len(room)} elements ({kinds[0]}) for a shard "
+            f"of {length} ({kinds[1]}): bring one like the shard"
+        )
+    on_meta = device_name(full) == "meta"
+    if not on_meta and -room.nbytes < address(room) - address(full) < full.nbytes:
+        raise ValueError(
+            f"rank {comm.rank} brings an output that is a part of the buffer to be reduced, which is "
+            "still read while the output is written: bring other memory"
         )
 
 

@@ -17,7 +17,8 @@ Combine: TypeAlias = Callable[[Any, Any, Any], object]
 matter.
 """
 
-REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+BITWISE = ("and", "or", "xor")
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", *BITWISE)
 
 
 class Reduction(partial[Any]):
@@ -41,8 +42,19 @@ NUMPY = {
     "max": named("max", lambda a, b, out: np.maximum(a, b, out=out)),
     "min": named("min", lambda a, b, out: np.minimum(a, b, out=out)),
     "prod": named("prod", np.multiply),
+    "and": named("and", np.bitwise_and),
+    "or": named("or", np.bitwise_or),
+    "xor": named("xor", np.bitwise_xor),
 }
-TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+TORCH = {
+    "sum": "add",
+    "max": "maximum",
+    "min": "minimum",
+    "prod": "mul",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}
 
 
 def reduction(op: str, array: Array) -> Reduction:
@@ -52,10 +64,10 @@ def reduction(op: str, array: Array) -> Reduction:
     Raises
     ------
     ValueError
-        If `op` is not one of sum, mean, max, min, prod.
+        If `op` is not one of `REDUCTIONS`.
     TypeError
-        For the mean of integers, which is not an integer, and for integers that torch cannot
-        compute with.
+        For the mean of integers, which is not an integer, for the bits of floats, and for integers
+        that torch cannot compute with.
     """
     if op not in REDUCTIONS:
         raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(REDUCTIONS)}")
@@ -63,6 +75,11 @@ def reduction(op: str, array: Array) -> Reduction:
         raise TypeError(
             f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide "
             "yourself"
+        )
+    if op in BITWISE and dtype_name(array) in FLOATS:
+        raise TypeError(
+            f"op={op!r} joins bits, and those of {dtype_name(array)} are no numbers one by one: use "
+            "integers or bool"
         )
     op = "sum" if op == "mean" else op
     if isinstance(array, np.ndarray):

@@ -4,7 +4,8 @@ A caller's *buffer* has any shape. Inside, everything is a flat *array*: a one-d
 the same memory.
 
     numpy array, or CPU tensor of a dtype that numpy knows  ->  numpy array
-    bfloat16, CUDA and meta tensors                         ->  torch tensor
+    bfloat16 and CUDA tensors                               ->  torch tensor
+    meta tensor                                             ->  `Nowhere`, which torch need not be asked to cut
 
 So a float32 tensor and a float32 array take the same path, and torch is only touched when a tensor
 came in.
@@ -65,6 +66,43 @@ DTYPES = FLOATS + INTEGERS
 NAMES: dict[object, str] = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 
 
+class Nowhere:
+    """The flat array of a tensor on `meta`: so many elements of a dtype, and no memory.
+
+    To cut a tensor takes torch two microseconds, whether it has memory or not. Where ranks are
+    simulated that is a large part of what a message costs.
+    """
+
+    __slots__ = ("dtype", "itemsize", "length", "nbytes")
+    device, is_meta = "meta", True
+
+    def __init__(self, dtype: Any, itemsize: int, length: int) -> None:
+        self.dtype, self.itemsize, self.length = dtype, itemsize, length
+        self.nbytes = itemsize * length
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of any array of one dimension."""
+        return (self.length,)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice, /) -> Self:
+        return self.new_empty(len(range(*part.indices(self.length))))
+
+    def new_empty(self, length: int) -> Self:
+        """Return another one, of so many elements."""
+        return type(self)(self.dtype, self.itemsize, length)
+
+    def view(self, dtype: Any, /) -> Self:
+        """Return the same bytes as elements of another dtype."""
+        return type(self)(dtype, dtype.itemsize, self.nbytes // dtype.itemsize)
+
+    def __itruediv__(self, divisor: int, /) -> Self:
+        return self
+
+
 def is_tensor(buffer: object) -> TypeGuard[torch.Tensor]:
     """Tell whether `buffer` is a torch tensor. Nobody can hold one before torch was imported."""
     torch = sys.modules.get("torch")
@@ -96,6 +134,8 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
                 f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it"
             )
         return buffer if buffer.ndim == 1 else buffer.reshape(-1)
+    if type(buffer) is Nowhere:
+        return buffer
     if not is_tensor(buffer):
         shown = " ".join(repr(buffer).split())
         raise TypeError(
@@ -108,10 +148,12 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         raise ValueError(
             f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()"
         )
+    if flat.is_meta:
+        return Nowhere(flat.dtype, flat.itemsize, flat.numel())
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
         # an empty tensor may have stride 0
         flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
-    if flat.is_meta or name == "bfloat16" or flat.device.type != "cpu":
+    if name == "bfloat16" or flat.device.type != "cpu":
         return flat
     return flat.numpy()
 
@@ -144,7 +186,10 @@ def empty(array: Array, count: int) -> Array:
     """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of
     `array`.
     """
-    return array.new_empty(count) if is_tensor(array) else np.empty(count, array.dtype)
+    if isinstance(array, np.ndarray):
+        return np.empty(count, array.dtype)
+    emptied: Array = array.new_empty(count)  # type: ignore[attr-defined]
+    return emptied
 
 
 def as_bytes(array: Array) -> Any:
@@ -181,6 +226,8 @@ def copy(target: Array, source: Array) -> None:
     """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing
     to copy.
     """
+    if type(target) is Nowhere and type(source) is Nowhere:
+        return
     if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
         if target.dtype is source.dtype:
             target[...] = source
@@ -189,8 +236,7 @@ def copy(target: Array, source: Array) -> None:
     elif device_name(target) == "cpu" and device_name(source) == "cpu":
         as_bytes(target)[:] = as_bytes(source)
     elif is_tensor(target) and is_tensor(source) and target.device.type == source.device.type:
-        # in place there is nothing to do, and on meta nothing at all
-        if not target.is_meta and target.data_ptr() != source.data_ptr():
+        if target.data_ptr() != source.data_ptr():  # in place there is nothing to do
             target.copy_(source)
     else:
         ends = f"a {device_name(source)} buffer was sent to a {device_name(target)} one"

@@ -1,15 +1,12 @@
 """Words about a rank that waits: what for, and on which line. All wires report alike."""
 
-import os
-import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
 
+from minidist.trace.lines import PACKAGE, of_a_user
+
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
-PACKAGE = str(Path(__file__).parents[1]) + os.sep
-LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-INSTALLED = {"site-packages", "dist-packages"}
 # the package's folders that wait on behalf of the others
 MESSAGES = ("comm", "collectives", "c10d")
 
@@ -27,7 +24,7 @@ def user_line(frame: FrameType | None) -> str:
     there it is the package's own line above messages and collectives.
     """
     inside, own = "", None
-    while frame is not None and not _of_a_user(frame):
+    while frame is not None and not of_a_user(frame.f_code.co_filename):
         folder, name = _folder(frame), frame.f_code.co_name
         if folder == "collectives" and not name.startswith("_"):
             inside = f" in {name}"
@@ -40,12 +37,6 @@ def user_line(frame: FrameType | None) -> str:
     return (
         f"{inside} at {Path(line.f_code.co_filename).name}:{line.f_lineno} in {line.f_code.co_name}"
     )
-
-
-def _of_a_user(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    library = file.startswith((*LIBRARY, "<frozen")) or not INSTALLED.isdisjoint(Path(file).parts)
-    return not library and not file.startswith(PACKAGE)
 
 
 def _folder(frame: FrameType) -> str:

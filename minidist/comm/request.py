@@ -13,8 +13,8 @@ from minidist.trace.events import (
     SEND,
     Event,
     EventKind,
-    source_line,
 )
+from minidist.trace.lines import source_line
 
 
 class Pending:
@@ -147,9 +147,8 @@ def record_end(
     )
     assert trace is not None
     name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
-    trace.record(
-        Event(rank, kind, name, posted, now, bytes, track, flow, source_line(), waited_from)
-    )
+    line = comm.ledger.status.line or source_line()
+    trace.record(Event(rank, kind, name, posted, now, bytes, track, flow, line, waited_from))
 
 
 class Span:
@@ -195,9 +194,17 @@ class Span:
         if ledger.trace is None or (self.kind == COLLECTIVE and comm.size == 1):
             return  # on one rank a collective sends nothing, and a trace shows none
         rank = comm.members[comm.rank]
-        seconds, bytes = (self.started, ended), (self.bytes, self.engine_bytes or 0)
+        line = "" if self.kind == COMPUTE else ledger.status.line or source_line()
         ledger.trace.record(
             Event(
-                rank, self.kind, self.name, *seconds, bytes[0], ledger.track, engine_bytes=bytes[1]
+                rank,
+                self.kind,
+                self.name,
+                self.started,
+                ended,
+                self.bytes,
+                ledger.track,
+                line=line,
+                engine_bytes=self.engine_bytes or 0,
             )
         )

@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Awaited, Ranks
 from minidist.trace.events import EventKind
+from minidist.trace.lines import source_line
 
 Comm = TypeVar("Comm", bound=Ranks)
 
@@ -49,6 +50,7 @@ class Job(Generic[Comm]):
         self.caller, self.comm = caller, comm
         self.work = partial(work, *args)
         self.name = getattr(work, "__name__", type(work).__name__)
+        self.line = "" if caller.ledger.trace is None else source_line()
         self.launched = self.ended = caller.clock()
         self.done = False
         self.result: Any = None
@@ -56,10 +58,12 @@ class Job(Generic[Comm]):
 
     def run(self) -> None:
         """Do the work, on the stream's thread."""
+        self.comm.ledger.status.line = self.line
         try:
             self.result = self.work()
         except BaseException as error:
             self.error = error
+        self.comm.ledger.status.line = ""
         del self.work  # what it holds may be large
         self.ended = self.comm.clock()
         self.done = True

@@ -1,7 +1,6 @@
 """One rank's part of a recording: the contents of its buffers at each of its own events."""
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,15 +24,10 @@ from minidist.draw.player import (
     Step,
     words,
 )
+from minidist.trace.lines import of_a_library
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
 NO_LINE: Line = ("", 0)
-LIBRARIES = (
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    sysconfig.get_path("platlib"),
-    "<frozen",
-)
 
 
 class Observer:
@@ -236,7 +230,7 @@ def followed(frame: FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("minidist."):
         return not name.startswith(NOT_FOLLOWED)
-    return not frame.f_code.co_filename.startswith(LIBRARIES)
+    return not of_a_library(frame.f_code.co_filename)
 
 
 # ---------------------------------------------------------------- what a cell holds

@@ -6,6 +6,7 @@ tp=8 pp=2 dp=4    ▐ computing            ▌ recomputing ▌ tensor ▌ bubble
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 
@@ -26,6 +27,7 @@ BYTES = {
     "activations": Look("#E69F00"),
     "logits": Look("#F0E442"),
     "communication": Look("#CC79A7", "xx"),
+    "workspace": Look("#332288", ".."),
     "resident": Look("#999999", "\\\\"),
 }
 STEP = {
@@ -45,6 +47,7 @@ STEP = {
 }
 SHOWN = 0.004  # of the longest bar: what is shorter has no colour that could be seen
 COLUMNS = 7  # of a legend
+WRAPPED = 150  # letters of a line below a picture
 LINES = [
     (colour, dash)
     for dash in ("-", "--")
@@ -59,9 +62,11 @@ def draw_plan(
     room: float,
     path: str | Path,
     title: str = "",
+    ranges: Sequence[tuple[float, float] | None] = (),
+    said: str = "",
 ) -> None:
     """Draw layouts by name, best first: bytes by category beside the `room` of a GPU, and seconds
-    of a step by kind.
+    of a step by kind, with the `ranges` in which they may lie and what is `said` of these.
 
     The suffix of `path` tells the format (png, svg, pdf). Needs matplotlib.
     """
@@ -79,8 +84,16 @@ def draw_plan(
     panels[0].annotate(
         f"{room / 1e9:.0f} GB", (room / 1e9, -0.45), ha="right", va="bottom", fontsize=8
     )
-    _bars(panels[1], names, steps, STEP, "seconds of a step, one after the other")
-    figure.savefig(Path(path), dpi=160)
+    known = [(place, around) for place, around in enumerate(ranges) if around]
+    longest = max((around[1] for _, around in known), default=0.0)
+    unit = "seconds of a step, one after the other" + "; black: its range" * bool(known)
+    _bars(panels[1], names, steps, STEP, unit, longest)
+    for place, around in known:
+        panels[1].plot(around, (place, place), color="black", linewidth=1.2, marker="|")
+    if said:
+        words = "\n".join(wrap(said.replace("\n", "; "), WRAPPED))
+        figure.text(0.01, -0.01, words, fontsize=8, va="top")
+    figure.savefig(Path(path), dpi=160, bbox_inches="tight")
 
 
 def _bars(

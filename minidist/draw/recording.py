@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from minidist.comm import Cluster, Communicator, DeadlockError, run
 from minidist.comm.buffers import Array, Kind, dtype_name, flatten
 from minidist.comm.ledger import Ledger
@@ -91,11 +93,15 @@ def record(
         finally:
             sys.settrace(before)
 
-    deadlock = ""
+    deadlock, before = "", sys.gettrace()
+    # where ranks take turns on one thread, Python must be traced already as they begin to be
+    sys.settrace(before or _unseen)
     try:
         run(observed, ranks, cluster=cluster)
     except DeadlockError as error:
         deadlock = str(error)
+    finally:
+        sys.settrace(before)
     waiting = [each.waiting for each in observers if deadlock and each.waiting is not None]
     steps = [step for each in observers for step in each.steps]
     # the same in every run of a program
@@ -104,6 +110,10 @@ def record(
     return Recording(
         start, (*steps, *waiting), dict(formulas or {}), deadlock, computes, meetings or Meetings()
     )
+
+
+def _unseen(*call: object) -> None:
+    """Follow no call."""
 
 
 # ---------------------------------------------------------------- a rank's side
@@ -117,9 +127,10 @@ class Watching(Communicator):
         self.observer = observer
 
     @property
-    def contribution(self) -> int:
+    def contribution(self) -> np.int64:
         """The number that stands for one contribution of this rank: fill its buffers with it."""
-        return 1 << self.observer.bits * self.observer.rank
+        # numpy makes an array of 64 bits of it everywhere; of a plain int, one of 32 in a browser
+        return np.int64(1 << self.observer.bits * self.observer.rank)
 
     def watch(self, name: str, buffer: Kind, cells: int = 1, variable: str = "") -> Kind:
         """Show `buffer`, an int64 or float64 array, from now on, cut into cells by

@@ -5,10 +5,11 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
 
     equation.py                          the formulas of two papers for bytes
     device.py, model.py                  what is computed on what
-    compute.py, links.py                 how long a layer computes, and how long messages take
+    compute/, links.py                   how long a layer computes, and how long messages take
     run.py                               a run: model, machine, layout and software
-    step.py, traffic.py, memory.py       the seconds of its step, the bytes it sends, the bytes of a GPU
-    search.py, cost.py                   which layout, and what the run costs
+    stages.py, parts/, step.py           the seconds of a layer, of a stage, of a step
+    traffic.py, memory.py                the bytes it sends, the bytes of a GPU
+    search/, cost.py                     which layout, and what the run costs
     sites/                               several such machines that a slow wire joins
 
 The tables beside them have the numbers with their sources: `constants.toml` those of all
@@ -16,7 +17,8 @@ predictions, `devices.toml` those of a card (with the speed that its links reach
 those of a network; the hours that failures cost stand at the head of `cost.py`, and how a run goes on
 after one in `failures/`. `ranges.toml` says
 what a number may be. `python -m minidist plan` prints the predictions.
-`published/` compares them with published runs (`plan check`).
+`published/` compares them with published runs (`plan check`), and `trust/` says how far an answer
+may be off.
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

@@ -21,8 +21,6 @@ GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and wh
 # bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
 WRITTEN = 2.3e12 / 40 / 48
 STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two moments
-# GPU hours of whole published runs beside those that are planned for them: `runs.toml`
-LONGER = (1.2, 1.8)
 LEAST = 1e-3  # of the time that has to be left for training
 RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
 NOTICED = 30.0  # seconds until ranks that go on have noticed that one is lost, and regrouped

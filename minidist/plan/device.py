@@ -23,6 +23,9 @@ Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
 """By name: the type of a value, and what a value of it may be."""
 
 
+UNSAID = ("name", "reached8", "peak4", "reached4", "flash3")  # what a device need not say
+
+
 class PlanError(ValueError):
     """What was asked cannot be planned; the message says why, and what can."""
 
@@ -116,6 +119,10 @@ class Device:
     flash: float
     watts: float
     generation: str
+    reached8: float = 0.0
+    peak4: float = 0.0
+    reached4: float = 0.0
+    flash3: float = 0.0
 
     @staticmethod
     def named(name: str) -> "Device":
@@ -204,7 +211,7 @@ def _site(name: str, said: Mapping[str, Any]) -> Machine:
     own = said.get("device")
     if isinstance(own, dict):
         with retold(FileError, FileError, before="has a device that "):
-            device = Device(**{"name": name} | checked(own, "device", unneeded=("name",)))
+            device = Device(**{"name": name} | checked(own, "device", UNSAID))
     else:
         device = Device.named(at(said, "device", kind=str))
     device = replace(device, link=values.pop("inside", device.link))

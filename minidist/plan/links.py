@@ -68,10 +68,8 @@ class Network:
         """
         if group.ranks == 1:
             return 0.0
-        if group.crosses(self.machine):
-            starting = (group.ranks - 1) * self.known["hop"]
-        else:
-            starting = group.levels() * self.known["tree"] / 2
+        hop = "hop" if group.crosses(self.machine) else "near_hop"
+        starting = (group.ranks - 1) * self.known[hop]
         return group.others() * bytes / self.bandwidth(group) + starting
 
     def exchange(self, bytes: float, group: Group) -> float:

@@ -11,7 +11,7 @@ fused kernels: a norm reads and writes (4 an element; backward 8), a sum with dr
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +40,16 @@ class Model:
     """The sizes of a model.
 
     It has `kv` heads of keys and values (0: as many as `heads`), and `ffn` channels in an MLP or an
-    expert (0: 4 hidden). A token attends to the `window` tokens before it (0: to all). `parallel`:
+    expert (0: 4 hidden). A token attends to the `window` tokens before it (0: to all), but in
+    `unwindowed` of the layers to all. `parallel`:
     attention and MLP read the same norm. `dropout`: whether the model has any.
+
+    Latent attention keeps `latent` channels of a token, from which all heads' keys and values are
+    made, and `rotary` more that all heads share (0: ordinary attention); queries are made from
+    `query_latent` channels (0: from hidden). (DeepSeek-V2, 2024, section 2.1.)
+
+    The first `dense_layers` have no experts but one MLP of `dense_ffn` channels. `predicted` more
+    layers and heads predict tokens after the next one (DeepSeek-V3, 2024, section 2.2).
     """
 
     layers: int
@@ -59,6 +67,13 @@ class Model:
     parallel: bool = False
     dropout: bool = False
     window: int = 0
+    unwindowed: int = 0
+    latent: int = 0
+    query_latent: int = 0
+    rotary: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    predicted: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in ranges("model").items():
@@ -89,11 +104,54 @@ class Model:
                 f"{self.shared} shared experts, but no experts: give experts and top_k, or leave "
                 "them out"
             )
+        if self.dense_layers and not (self.experts and self.dense_ffn):
+            raise PlanError(
+                f"{self.dense_layers} dense layers lead those with experts: give experts and "
+                "dense_ffn, or leave them out"
+            )
+        if self.unwindowed and not self.unwindowed < self.layers * (self.window > 0):
+            raise PlanError(
+                f"{self.unwindowed} of {self.layers} layers have no window of {self.window} tokens: "
+                "give window, and fewer"
+            )
+        if self.dense_layers > self.layers:
+            raise PlanError(f"{self.dense_layers} of {self.layers} layers are dense: give fewer")
+        if (self.query_latent or self.rotary) and not self.latent:
+            raise PlanError(
+                f"query_latent={self.query_latent} and rotary={self.rotary} belong to latent "
+                "attention: give latent, or leave them out"
+            )
+
+    @property
+    def leading(self) -> "Model":
+        """The model whose layers are all as its leading dense ones."""
+        return replace(
+            self, experts=0, top_k=0, shared=0, ffn=self.dense_ffn, dense_layers=0, dense_ffn=0
+        )
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a head's query or key; its value has `head_dim`."""
+        return self.head_dim + self.rotary
 
     @property
     def projections(self) -> int:
         """Parameters of attention in a layer: queries, keys, values and output."""
+        if self.latent:
+            into, out = self.latent_down, self.hidden * self.heads * self.head_dim
+            return self.hidden * into + self.latent_up + out
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv)
+
+    @property
+    def latent_down(self) -> int:
+        """Channels that latent attention makes of a token, on every rank along tp."""
+        return self.query_latent + self.latent + self.rotary
+
+    @property
+    def latent_up(self) -> int:
+        """Parameters that make queries, keys and values out of latent channels."""
+        queries = (self.query_latent or self.hidden) * self.heads * self.key_dim
+        return queries + self.latent * self.heads * 2 * self.head_dim
 
     @property
     def expert(self) -> int:
@@ -114,8 +172,10 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model, without norms and biases."""
-        return self.layers * self.layer + self.ends
+        """Parameters of the model, without norms and biases, and without what predicts further."""
+        alike = (self.layers - self.dense_layers) * self.layer
+        leading = self.dense_layers * self.leading.layer if self.dense_layers else 0
+        return alike + leading + self.ends
 
     @property
     def active(self) -> int:
@@ -125,7 +185,9 @@ class Model:
         experts = self.top_k + self.shared if self.experts else 1
         router = self.hidden * self.experts
         used = self.projections + self.expert * experts + router
-        return self.layers * used + self.vocabulary * self.hidden
+        alike = (self.layers - self.dense_layers) * used
+        leading = self.dense_layers * self.leading.layer if self.dense_layers else 0
+        return alike + leading + self.vocabulary * self.hidden
 
     def flops(self, sequence: int) -> float:
         """Return the operations of a token, forward and backward, without what is recomputed.
@@ -133,34 +195,51 @@ class Model:
         They are 6 for each active parameter, and 12 L s h for attention. Most papers count all
         scores, causal or not (Narayanan et al. 2021, equation 3).
         """
-        attended = min(sequence, self.window or sequence)
-        return 6 * self.active + 12 * self.layers * attended * self.heads * self.head_dim
+        dims = (self.key_dim + self.head_dim) / 2
+        pairs = self.layers * min(sequence, self.window or sequence)
+        if self.unwindowed:
+            pairs += self.unwindowed * (sequence - min(sequence, self.window))
+        return 6 * self.active + 12 * pairs * self.heads * dims
 
-    def products(self, tokens: int, tp: int, ep: int = 1) -> list[Product]:
-        """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks (and
-        `ep` of experts).
+    def products(self, tokens: int, tp: int) -> list[Product]:
+        """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks, but
+        those of routed experts.
         """
-        wide = self.ffn // (1 if self.experts else tp)
-        inside = (2 if self.gated else 1) * wide
-        attention = [
-            Product(tokens, (self.heads + 2 * self.kv) * self.head_dim // tp, self.hidden),
-            Product(tokens, self.hidden, self.heads * self.head_dim // tp),
-        ]
+        attention = self.products_of_attention(tokens, tp)
         if not self.experts:
-            return [
-                *attention,
-                Product(tokens, inside, self.hidden),
-                Product(tokens, self.hidden, wide),
-            ]
+            return [*attention, *self.products_of_expert(tokens, self.ffn // tp)]
+        found = [*attention, Product(tokens, self.experts, self.hidden)]
+        if self.shared:  # each rank along tp has all of them, and computes for its tokens
+            found += self.products_of_expert(tokens // tp, self.shared * self.ffn)
+        return found
+
+    def products_of_expert(self, rows: int, wide: int) -> list[Product]:
+        """Return the products of an MLP, or of an expert, of `wide` channels."""
+        inside = (2 if self.gated else 1) * wide
+        return [Product(rows, inside, self.hidden), Product(rows, self.hidden, wide)]
+
+    def routed(self, tokens: int, tp: int, ep: int) -> tuple[list[Product], int]:
+        """Return the products of each routed expert on one of tp x ep ranks, and how many experts
+        that has. The load is balanced: every expert takes the same number of rows.
+        """
+        if not self.experts:
+            return [], 0
         mine = -(-self.experts // (ep * tp))
-        # the load is balanced: every expert takes the same number of rows
-        share = max(1, tokens * self.top_k // (tp * mine) * ep // ep)
-        routed = [Product(share, inside, self.hidden), Product(share, self.hidden, wide)] * mine
-        always = [
-            Product(tokens // tp, inside, self.hidden),
-            Product(tokens // tp, self.hidden, wide),
-        ] * self.shared
-        return [*attention, Product(tokens, self.experts, self.hidden), *routed, *always]
+        rows = max(1, tokens * self.top_k // (tp * mine))
+        return self.products_of_expert(rows, self.ffn), mine
+
+    def products_of_attention(self, tokens: int, tp: int) -> list[Product]:
+        """Return the products before and after attention's scores, in order."""
+        heads = self.heads // tp
+        out = Product(tokens, self.hidden, heads * self.head_dim)
+        if not self.latent:
+            width = (self.heads + 2 * self.kv) * self.head_dim // tp
+            return [Product(tokens, width, self.hidden), out]
+        # what comes before the latent channels is not cut along tp
+        found = [Product(tokens, self.latent_down, self.hidden)]
+        found.append(Product(tokens, heads * self.key_dim, self.query_latent or self.hidden))
+        found.append(Product(tokens, heads * 2 * self.head_dim, self.latent))
+        return [*found, out]
 
     def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
         """Return the element-wise work of a layer on one of `tp` ranks."""
@@ -213,7 +292,19 @@ def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
             sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0
         elif said:
             sizes[ours] = at(tree, said[0], kind=kind, limit=limit)
-    if unknown := [name for name in names["refused"]["names"] if tree.get(name)]:
+    if sizes.get("dense_layers"):
+        sizes["dense_ffn"] = at(
+            tree, "intermediate_size", kind=int, limit=ranges("model")["ffn"][1]
+        )
+    unknown = [name for name in names["refused"]["names"] if tree.get(name)]
+    others = set(at(tree, "layer_types", kind=list, default=[]))
+    if others - {"full_attention", "sliding_attention"}:
+        unknown.append("layer_types")
+    if tree.get("moe_layer_freq") not in (None, 1):
+        unknown.append("moe_layer_freq")
+    if tree.get("qk_nope_head_dim") not in (None, sizes.get("head_dim")):
+        unknown.append("qk_nope_head_dim")  # unlike the values' v_head_dim
+    if unknown:
         raise FileError(
             f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate"
         )
@@ -229,6 +320,9 @@ def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
         raise FileError(
             f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML"
         )
-    if tree.get("use_sliding_window") is False:
-        sizes["window"] = 0
+    kinds = at(tree, "layer_types", kind=list, default=[])
+    if sizes.get("window") and kinds:
+        sizes["unwindowed"] = kinds.count("full_attention")
+    if tree.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
+        sizes["window"] = sizes["unwindowed"] = 0
     return ({"gated": False, "tied": True} if family in ungated else {}) | sizes

@@ -6,14 +6,15 @@
 `software.toml` says what each generation does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from minidist.parallel.data.options import ShardingOptions
 from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.tensor.options import TensorParallelOptions
-from minidist.plan.compute import Share
+from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
 from minidist.plan.links import Group, Network
 from minidist.plan.model import Model
@@ -42,6 +43,11 @@ class Software:
     reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
+    hides_tensor: bool = False
+    once_a_node: bool = False
+    hides_experts: bool = False
+    host_experts: str = "host_experts"
+    engine: bool = False
 
     @staticmethod
     @cache
@@ -60,10 +66,12 @@ class Setup:
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
     is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
-    a layer when layers are dealt out to stages; `cut` says how many each has. `fused_loss`: the
-    loss is computed in pieces, and no logits are kept. `order`: the axes from the outermost, as
-    Megatron numbers its ranks. `autocast`, the dtype of products: parameters, gradients and the residual
-    stream are in 32 bits.
+    a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
+    `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
+    are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
+    compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the
+    heads. `order`: the axes from the outermost, as Megatron numbers its ranks. `autocast`, the dtype
+    of products: parameters, gradients and the residual stream are in 32 bits.
     """
 
     model: Model
@@ -82,7 +90,7 @@ class Setup:
     zero: int = ShardingOptions.zero
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
-    bits8: float = 0.0
+    precision: str = "bf16"
     autocast: str = AutocastOptions.autocast
     offload: bool = False
     hidden_tensor: bool = False
@@ -90,6 +98,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
+    cp_comm: str = "ring"
     order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
@@ -103,6 +112,11 @@ class Setup:
     def reductions(self) -> int:
         """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each)."""
         return 1 if self.software.reduces_each else self.microbatches
+
+    @property
+    def bits8(self) -> bool:
+        """Whether products have 8 bits, or fewer."""
+        return self.precision != "bf16"
 
     @property
     def gradients(self) -> int:
@@ -119,7 +133,8 @@ class Setup:
         """What a rank computes of a layer."""
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
-            self.tp, self.cp, self.ep, self.sp, self.bits8, self.software.width, self.software.passes,
+            self.tp, self.cp, self.ep, self.sp, self.precision, self.software.width, self.software.passes,
+            self.known["routing"],
         )  # fmt: skip
 
     @property
@@ -142,16 +157,8 @@ class Setup:
 
     def group(self, *axes: str) -> Group:
         """Return the ranks along these axes."""
-        node = self.machine.node
-        ranks = together = inner = 1
-        for axis in reversed(self.order):
-            size = getattr(self, axis)
-            if axis in axes:
-                ranks *= size
-                near = max(1, node // inner)  # neighbours along this axis in a node
-                together *= min(size, near)
-            inner *= size
-        return Group(ranks, max(1, node // together))
+        sizes = tuple([getattr(self, axis) for axis in self.order])
+        return group_along(axes, self.order, sizes, self.machine.node)
 
     @property
     def sharded(self) -> Group:
@@ -178,11 +185,12 @@ class Setup:
     def dense_layer(self) -> float:
         """Parameters of a layer on this rank without its routed experts.
 
-        Every rank has all of the router.
+        Every rank has all of the router, and of what makes latent channels.
         """
         model = self.model
-        router = model.hidden * model.experts
-        return (model.layer - model.experts * model.expert - router) / self.tp + router
+        everywhere = model.hidden * (model.experts + model.latent_down)
+        cut = model.layer - model.experts * model.expert - everywhere
+        return cut / self.tp + everywhere
 
     @property
     def own_experts(self) -> float:
@@ -200,6 +208,21 @@ class Setup:
             return ((self.dense_layer + self.own_experts, self.sharded),)
         return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
 
+    @property
+    def leading(self) -> "Setup":
+        """The run whose layers are all as the leading dense ones of its model."""
+        return replace(self, model=self.model.leading)
+
+    def leading_layers(self, rank: int) -> float:
+        """Return how many layers of a rank along pp are leading dense ones."""
+        if not self.model.dense_layers:
+            return 0.0
+        left, leading = float(self.model.dense_layers), []
+        for layers in self.stages():
+            leading.append(min(left, layers))
+            left -= leading[-1]
+        return gathered_by(self.rank_of, tuple(leading))[rank]
+
     def site(self, stage: int) -> Machine:
         """Return where a stage of the pipeline is.
 
@@ -209,9 +232,72 @@ class Setup:
         stages_of_fast = fast.gpus * self.pp // fast.total
         return fast.slower if fast.slower and stage >= stages_of_fast else fast
 
+    @property
+    def stages_a_rank(self) -> int:
+        """Stages of the schedule's plan that each rank has: its chunks, or both ways of a V."""
+        return 2 if self.schedule in V_SHAPED and self.pp > 1 else self.chunks
+
+    @property
+    def rank_of(self) -> tuple[int, ...]:
+        """The rank of each stage of the plan, in order."""
+        return ranks_of(self.pp, self.stages_a_rank, self.schedule in V_SHAPED)
+
+    def stages(self) -> tuple[float, ...]:
+        """Return the layers of each stage of the plan, in order.
+
+        The last one also has those that predict tokens after the next.
+        """
+        found: tuple[float, ...] = self.cut
+        if not found:
+            found = dealt(self.model.layers, self.pp * self.stages_a_rank, self.ends_less)
+        if self.model.predicted:
+            found = (*found[:-1], found[-1] + self.model.predicted)
+        return found
+
     def layers(self) -> tuple[float, ...]:
-        """Return the layers of each stage."""
-        if self.cut or not self.ends_less or self.pp == 1:
-            return self.cut or (self.model.layers / self.pp,) * self.pp
-        each = (self.model.layers + 2) / self.pp
-        return tuple(each - (i in (0, self.pp - 1)) for i in range(self.pp))
+        """Return the layers of each rank along pp."""
+        return gathered_by(self.rank_of, self.stages())
+
+
+@cache
+def group_along(
+    axes: tuple[str, ...], order: tuple[str, ...], sizes: tuple[int, ...], node: int
+) -> Group:
+    """Return the ranks along some axes of a mesh, of which `order` has the outermost first."""
+    ranks = together = inner = 1
+    for axis, size in zip(reversed(order), reversed(sizes), strict=True):
+        if axis in axes:
+            ranks *= size
+            near = max(1, node // inner)  # neighbours along this axis in a node
+            together *= min(size, near)
+        inner *= size
+    return Group(ranks, max(1, node // together))
+
+
+@cache
+def ranks_of(ranks: int, stages_a_rank: int, is_v: bool) -> tuple[int, ...]:
+    """Return the rank of each stage, round after round; in a V the second round goes back."""
+    down = tuple(range(ranks))
+    return down + down[::-1] if is_v and stages_a_rank > 1 else down * stages_a_rank
+
+
+@cache
+def dealt(layers: int, stages: int, ends_less: bool) -> tuple[float, ...]:
+    """Return the layers of each stage as the package cuts them: the last stages have one more.
+
+    Embedding and head may count as one each.
+    """
+    if ends_less and stages > 1:
+        first, *inner, last = dealt(layers + 2, stages, False)
+        return first - 1, *inner, last - 1
+    each, left = divmod(layers, stages)
+    return (each,) * (stages - left) + (each + 1,) * left
+
+
+@cache
+def gathered_by(rank_of: tuple[int, ...], stages: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the layers of each rank, of those of the stages."""
+    found = [0.0] * (max(rank_of) + 1)
+    for rank, layers in zip(rank_of, stages, strict=True):
+        found[rank] += layers
+    return tuple(found)

@@ -18,6 +18,7 @@ section 7; Korthikanti et al. 2022, section 4.2.)
 """
 
 from functools import cache
+from itertools import pairwise
 
 from minidist.plan.run import Setup
 
@@ -58,7 +59,7 @@ def along_tensor(run: Setup) -> float:
 
 def along_pipeline(run: Setup) -> float:
     """Return the bytes along pp: activations across each border, and their gradients back."""
-    borders = run.pp * run.chunks - 1
+    borders = sum(rank != after for rank, after in pairwise(run.rank_of))
     senders = 1 if run.sp else run.tp
     return 2 * borders * run.entry * senders * microbatches_of_all(run)
 
@@ -68,19 +69,25 @@ def along_context(run: Setup) -> float:
     if run.cp == 1:
         return 0.0
     model = run.model
+    of_layers = (model.layers - model.unwindowed) * sent_in_context(run, model.window)
+    of_layers += model.unwindowed * sent_in_context(run, 0)
+    return microbatches_of_all(run) * of_layers
+
+
+def sent_in_context(run: Setup, window: int) -> float:
+    """Return the bytes that a rank sends along cp for a layer and a microbatch."""
+    model = run.model
     width = run.software.width
     keys = run.share.tokens * 2 * model.kv * model.head_dim * width
     rounds = 3 if run.recompute == "full" else 2
-    if 0 < model.window < run.sequence:
+    if 0 < window < run.sequence:
         # a share of what a rank has, of the mean rank
-        seen = keys * tokens_seen(run.cp, run.sequence, model.window) / run.sequence
-        sent = seen * (rounds + 4 / width)
-        return model.layers * microbatches_of_all(run) * sent
+        seen = keys * tokens_seen(run.cp, run.sequence, window) / run.sequence
+        return seen * (rounds + 4 / width)
     hops = rounds * (run.cp - 1)
     # gradients go in 32 bits, and one hop more: home
     hops_of_gradients = run.cp * 4 / width
-    sent = keys * (hops + hops_of_gradients)
-    return model.layers * microbatches_of_all(run) * sent
+    return keys * (hops + hops_of_gradients)
 
 
 @cache
@@ -109,7 +116,7 @@ def along_experts(run: Setup) -> float:
     rows = run.share.tokens * model.top_k * model.hidden * run.software.width
     exchanges = 5 if run.recompute == "full" else 4
     sent = rows * exchanges * (run.ep - 1) / run.ep
-    return model.layers * microbatches_of_all(run) * sent
+    return (model.layers - model.dense_layers) * microbatches_of_all(run) * sent
 
 
 def along_data(run: Setup) -> float:
@@ -119,11 +126,13 @@ def along_data(run: Setup) -> float:
     gradient = run.gradients
     ends = end_parameters(run)
     dense = dense_parameters(run) + ends
-    experts = run.model.layers * run.model.experts * run.model.expert
+    with_experts = run.model.layers - run.model.dense_layers
+    experts = with_experts * run.model.experts * run.model.expert
     copies = ranks // run.ep  # of each expert
     if run.zero < 3:
         # an all-reduce; or a reduce-scatter of gradients and an all-gather of parameters
-        each = gradient + (width if run.zero else gradient)
+        times = run.microbatches / run.reductions if run.zero == 2 else 1
+        each = times * gradient + (width if run.zero else gradient)
         return (ranks - 1) * dense * each + (copies - 1) * experts * each
     # Now parameters are gathered twice a microbatch, those outside the layers once, ...
     shards = run.hsdp or ranks
@@ -147,10 +156,14 @@ def end_parameters(run: Setup) -> int:
 def dense_parameters(run: Setup) -> int:
     """Return the parameters of all layers but experts, on all ranks along tp together.
 
-    Each rank has all of a layer's norms and its router.
+    Each rank has all of a layer's norms, of its router and of what makes latent channels.
     """
     model, tp = run.model, run.tp
     without_experts = model.layer - model.experts * model.expert
-    more_routers = model.experts * model.hidden * (tp - 1)
+    more = (model.experts + model.latent_down) * model.hidden * (tp - 1)
     norms = 2 * model.hidden * tp
-    return model.layers * (without_experts + more_routers + norms)
+    found = (model.layers - model.dense_layers) * (without_experts + more + norms)
+    if model.dense_layers:
+        found += model.dense_layers * (model.leading.layer + norms)
+        found += model.dense_layers * model.latent_down * model.hidden * (tp - 1)
+    return found

@@ -4,7 +4,7 @@ A `Trace` is a list of events to which anybody may append. `draw/table.py` makes
 where the time went, `draw/perfetto.py` a file for Perfetto or chrome://tracing. Times are seconds
 on the clock of the communicator that recorded them: the machine's, or a modelled cluster's.
 
-Read `events.py`, then `trace.py`, the list.
+Read `events.py`, then `trace.py`, the list, and `lines.py`, which finds the line of the program.
 """
 
 from minidist.trace.events import Event, EventKind

@@ -1,16 +1,13 @@
-"""One event, what belongs to it, and which line of the program it came from.
+"""One event, and what belongs to it.
 
 rank 0   ├── forward ──┤├── all_reduce (ring) ─────────┤
                           ├ send ┤├ send ┤  ...             events nest: a collective spans its messages
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from types import FrameType
 
 
 class EventKind(StrEnum):
@@ -56,7 +53,7 @@ class Event:
     flow : str
         The name of a message, which its send and its receive share.
     line : str
-        The line of the program that asked for it; see `source_line`.
+        The line of the program that asked for it, where there is one; see `lines.py`.
     waited_from : float or None
         When the rank began to wait for a message that it had posted ahead; until then it did
         something else beside the message. None if the rank waited from `start` on.
@@ -92,25 +89,3 @@ def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
     return [
         pair for flow, sent in sends.items() for pair in zip(sent, receives[flow], strict=False)
     ]
-
-
-def source_line() -> str:
-    """Return `file.py:12 in name` of the innermost caller outside this package, or "" on a thread
-    of the package.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("minidist."):
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") == "threading":
-        return ""
-    return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def file_name(file: str) -> str:
-    """Return the name of a source file of the program; a notebook's cells share one name."""
-    path = Path(file)
-    return (
-        "this notebook"
-        if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython")
-        else path.name
-    )

@@ -4,6 +4,8 @@ kind. `mpirun -n 3 python tests/c10d/c10d_calls.py`
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -83,6 +85,17 @@ def reductions(rank: int, ranks: int) -> None:
             dist.all_reduce(part)
     together.wait()
     assert [part[0].item() for part in parts] == [0, ranks, 2 * ranks]
+
+    bits = torch.arange(16).reshape(4, 4) * 5 % 16  # a row for each of at most four ranks
+    for op, join in (
+        (ReduceOp.BAND, torch.bitwise_and),
+        (ReduceOp.BOR, torch.bitwise_or),
+        (ReduceOp.BXOR, torch.bitwise_xor),
+    ):
+        for rows in (bits[:ranks], bits[:ranks] > 7):
+            mine = rows[rank].clone()
+            dist.all_reduce(mine, op)
+            assert torch.equal(mine, reduce(join, rows)), f"{op} of {rows.dtype}"
 
 
 def gathers(rank: int, ranks: int) -> None:

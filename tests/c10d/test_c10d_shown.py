@@ -17,7 +17,7 @@ from minidist.comm import Communicator
 from minidist.draw.perfetto import entries
 from minidist.draw.player import player
 from minidist.draw.recording import Watching, record
-from minidist.trace.events import Event, messages
+from minidist.trace.events import COMMUNICATION, Event, messages
 
 SIZES = [parameter.numel() * BYTES for parameter in model().parameters()]
 LAYERS = [weight + bias for weight, bias in zip(SIZES[::2], SIZES[1::2], strict=True)]
@@ -52,6 +52,9 @@ def test_the_trace_and_perfetto_show_torchs_collectives_with_bytes_and_messages(
         )
         assert found == EXPECTED[name]
         assert sum(event.bytes for event in own if event.kind == "send") == sent[rank]
+        # the program's own line, whatever of torch and of ours is between
+        lines = {event.line.split(":")[0] for event in own if event.kind in COMMUNICATION}
+        assert lines == {"c10d_training.py"}
     pairs = messages(events)
     assert len(pairs) == sum(event.kind == "send" for event in events)
     assert all(one.bytes == other.bytes for one, other in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -11,22 +12,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from cooperative_cases import (
+    CASES,
+    UNIFORM,
+    Case,
+    a_deadlock_with_its_cycle_and_its_lines,
+    byte,
+    everything,
+)
 
-from minidist import Cluster, Communicator, DeadlockError, Trace, run
-from minidist.collectives import all_reduce
+from minidist import Cluster, Communicator, run
 from minidist.comm import CommunicationError, LaunchError, LimitError
 from minidist.comm.threads_wire import world as world_file
 from minidist.comm.threads_wire.carriers import greenlets
 
-UNIFORM = Cluster.uniform(1e-6, 1e9)
-TURNS = ("cooperative", "greenlets")  # the engines on which exactly one rank runs
+# the engines on which exactly one rank runs; a third is in tests/run_here, which needs a browser
+TURNS = ("cooperative", "greenlets")
 ON_BOTH = pytest.mark.parametrize("engine", TURNS)
-ON_BOTH_CLOCKS = pytest.mark.parametrize(
-    "cluster", (None, UNIFORM), ids=("machine's clock", "virtual clock")
-)
 
 
 @pytest.fixture(autouse=True)
@@ -39,165 +43,28 @@ def no_thread_stays_behind() -> Iterator[None]:
     assert not left, f"threads stayed behind: {left}"
 
 
-def byte() -> np.ndarray:  # type: ignore[type-arg]
-    return np.zeros(1, np.uint8)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_engine_on_which_ranks_take_turns_gives_the_same(case: Case) -> None:
+    first, *others = [case(engine) for engine in TURNS]
+    assert all(other == first for other in others)
 
 
-def everything(comm: Communicator) -> tuple[object, ...]:
-    """Use what a communicator has: messages, streams, groups, shared memory, polling."""
-    values, stream = np.arange(1000.0) * (comm.rank + 1), comm.stream()
-    handle = stream.launch(all_reduce, values, stream.comm, "sum", "ring")
-    small = np.full(5, float(comm.rank))
-    all_reduce(small, comm, algorithm="tree")
-    handle.wait()
-    half = comm.split(comm.rank % 2)
-    all_reduce(values, half, algorithm="recursive")
-    comm.levels(2).inside.barrier()
-    fork = comm.fork()
-    arriving = np.zeros(5)
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    receive = fork.irecv(arriving, left)
-    send = fork.isend(small * comm.rank, right)
-    polls = 0
-    while not receive.test():
-        fork.advance(1e-6)
-        polls += 1
-    send.wait()
-    registered = comm.allocate(50, np.float64)
-    registered[:] = comm.rank  # type: ignore[index]
-    all_reduce(registered, comm, algorithm="shared")
-    called = comm.roll_call(comm.rank)
-    sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
-    clocks = comm.clock(), fork.clock(), stream.comm.clock(), polls
-    return values.tobytes(), arriving.tobytes(), registered.tobytes(), called, sent, clocks
+def test_threads_give_the_same_values_bytes_messages_and_clock() -> None:
+    for how in itertools.product((False, True), (0, 100)):
+        options: Any = {"cluster": Cluster.h100(1), "debug": how[0], "eager_limit": how[1]}
+        assert run(everything, 7, **options) == run(everything, 7, engine=TURNS[0], **options)
 
 
-@pytest.mark.parametrize("debug", (False, True))
-@pytest.mark.parametrize("eager_limit", (0, 100))
-def test_every_engine_gives_the_same_values_bytes_messages_and_clock(
-    debug: bool, eager_limit: int
-) -> None:
-    how: Any = {"cluster": Cluster.h100(1), "eager_limit": eager_limit, "debug": debug}
-    expected = run(everything, 7, **how)
-    for engine in TURNS:
-        for seed in range(3):
-            assert run(everything, 7, engine=engine, seed=seed, **how) == expected
+def test_threads_say_the_same_of_a_deadlock() -> None:
+    case = a_deadlock_with_its_cycle_and_its_lines
+    assert case("threads") == case(TURNS[0])
 
 
-@ON_BOTH_CLOCKS
-def test_a_deadlock_is_told_in_the_same_sentence_with_the_same_lines(
-    cluster: Cluster | None,
-) -> None:
-    def program(comm: Communicator) -> None:
-        stream = comm.stream()
-        if comm.rank == 3:
-            stream.launch(stream.comm.recv, byte(), 0, 4).wait()
-        elif comm.rank < 3:
-            comm.recv(byte(), (comm.rank + 1) % 3, tag=7)
-
-    said = set()
-    for engine in ("threads", *TURNS):
-        with pytest.raises(DeadlockError) as caught:
-            run(program, 5, cluster=cluster, engine=engine)
-        said.add(str(caught.value))
-    assert len(said) == 1
-    assert re.search(r"rank 3\+1 waits: receive from rank 0 \(tag 4, 1 bytes\)", said.pop())
-
-
-@ON_BOTH
-@ON_BOTH_CLOCKS
-def test_polling_in_vain_is_a_deadlock_and_polling_for_long_is_none(
-    cluster: Cluster | None, engine: str
-) -> None:
-    def poll(comm: Communicator, posts: bool) -> None:
-        request = comm.irecv(byte(), (comm.rank + 1) % comm.size)
-        if posts:
-            comm.barrier()
-            comm.isend(byte(), (comm.rank - 1) % comm.size)
-        while not request.test():
-            comm.advance(1e-9)
-
-    run(lambda comm: poll(comm, True), 3, cluster=cluster, engine=engine)
-    with pytest.raises(DeadlockError, match="each waits for the next"):
-        run(lambda comm: poll(comm, False), 3, cluster=cluster, engine=engine)
-
-
-# ---------------------------------------------------------------- the order of turns
-
-
-def turns(engine: str, seed: int, **how: Any) -> list[int]:
-    """Return in which order ranks came to a line of a program."""
-    order: list[int] = []
-
-    def program(comm: Communicator) -> None:
-        for _ in range(5):
-            order.append(comm.rank)
-            comm.barrier()
-
-    run(program, 8, engine=engine, seed=seed, **how)
-    return order
-
-
-def test_a_seed_repeats_an_interleaving_on_either_engine_and_others_differ() -> None:
-    orders = [turns("greenlets", seed) for seed in range(6)]
-    assert [turns("cooperative", seed) for seed in range(6)] == orders
-    assert len({tuple(order) for order in orders}) == 6
-    assert len({order[0] for order in orders}) > 2, "the first rank is drawn as well"
-
-
-def test_a_seed_repeats_a_trace_to_the_event() -> None:
-    def events(engine: str, seed: int) -> list[object]:
-        trace = Trace()
-        run(everything, 5, cluster=UNIFORM, trace=trace, engine=engine, seed=seed)
-        return list(trace.events)
-
-    assert events("cooperative", 3) == events("cooperative", 3) == events("greenlets", 3)
-    assert events("greenlets", 3) != events("greenlets", 4), "in another order"
-
-
-@ON_BOTH
-def test_nobody_is_interrupted_between_two_waits(engine: str) -> None:
-    inside: list[int] = []
-
-    def program(comm: Communicator) -> None:
-        for _ in range(20):
-            inside.append(comm.rank)
-            time.sleep(0)  # where threads would change
-            assert inside == [comm.rank]
-            inside.clear()
-            comm.barrier()
-
-    run(program, 4, engine=engine)
-
-
-@ON_BOTH
-def test_a_rank_that_hands_over_lets_others_go_on(engine: str) -> None:
-    def program(comm: Communicator) -> None:
-        seen.append(comm.rank)
-        if comm.rank == 0:
-            while len(seen) < 3:
-                comm.hand_over()
-
-    seen: list[int] = []
-    run(program, 3, engine=engine)
-    assert sorted(seen) == [0, 1, 2]
+def test_threads_need_not_hand_over_and_may() -> None:
     assert run(lambda comm: comm.hand_over(), 2) == [None, None]
 
 
 # ---------------------------------------------------------------- what goes wrong
-
-
-@ON_BOTH
-def test_the_first_error_ends_all_ranks_and_names_its_own(engine: str) -> None:
-    def program(comm: Communicator) -> None:
-        stream = comm.stream()
-        if comm.rank == 2:
-            stream.launch(lambda: 1 / 0)
-        comm.recv(byte(), (comm.rank + 1) % comm.size)
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        run(program, 4, engine=engine)
-    assert "[rank 2]" in caught.value.__notes__[0]
 
 
 @ON_BOTH
@@ -322,18 +189,6 @@ def test_greenlets_refuse_to_wait_where_others_would_compute_wrongly(
     with pytest.raises(CommunicationError, match=rf"rank \d waits inside .*{mode}.*cooperative"):
         run(program, 3, engine="greenlets")
     assert torch.is_grad_enabled()
-
-
-def test_greenlets_may_begin_as_deep_as_the_recursion_of_another() -> None:
-    """Hundreds of ranks, each started while another one waits in the depth of its own calls."""
-
-    def dive(comm: Communicator, depth: int) -> None:
-        if depth:
-            dive(comm, depth - 1)
-        else:
-            comm.barrier()
-
-    assert len(run(lambda comm: dive(comm, 600), 300, engine="greenlets")) == 300
 
 
 # ---------------------------------------------------------------- what a message costs

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,35 @@ def test_every_schedule_under_tensor_and_sequence_parallelism(name: str, chunks:
         schedule=name, chunks=chunks, microbatches=4, sp=True, zero=1, recompute="selective"
     )
     assert worst(Case(EIGHT, recipe, replace(SMALL, tied=False))) <= 1e-9
+
+
+def test_the_ends_count_as_layers() -> None:
+    """4 layers on 3 stages as 1, 2 and 1, not as 1, 1 and 2."""
+    layout, recipe = Layout(pp=3), Recipe(microbatches=3, light_ends=True)
+    assert worst(Case(layout, recipe)) <= 1e-9
+
+    def layers(comm: Communicator, recipe: Recipe) -> int:
+        parallel = spread(comm, Case(layout, recipe))
+        return len(list(parallel.model.layers))  # type: ignore[arg-type]
+
+    assert minidist.run(partial(layers, recipe=recipe), 3) == [1, 2, 1]
+    assert minidist.run(partial(layers, recipe=replace(recipe, light_ends=False)), 3) == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "message"),
+    (
+        (Layout(pp=4), {}, "no layer of 4: use fewer stages, at most 3, or leave it out"),
+        (PP2, {"costs": (1.0,) * 4}, "light_ends says what the ends cost, and costs= what each"),
+        (Layout(dp=2), {}, "light_ends is for a pipeline, and pp=1: leave it out"),
+    ),
+)
+def test_ends_that_cannot_be_light(layout: Layout, change: dict[str, Any], message: str) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(RecipeError, match=message):
+            spread(comm, Case(layout, Recipe(light_ends=True), **change))
+
+    minidist.run(program, layout.size)
 
 
 def test_a_plan_of_ones_own() -> None:

@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from minidist.cli.plan.command import main
 from minidist.cli.plan.dry_run import PaperMesh
 from minidist.draw.plan import BYTES, STEP
 from minidist.model import GPT
-from minidist.plan.cost import LONGER, cost
-from minidist.plan.device import PlanError, machine, table
+from minidist.plan.device import PlanError, machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model
-from minidist.plan.run import Setup, Software
+from minidist.plan.run import Setup
 from minidist.plan.search import RESERVE, search, shares
 from minidist.plan.step import step
 from minidist.trainer.checked import check_order, check_run, layout_of
@@ -158,7 +156,9 @@ def test_the_layouts_that_are_shown_differ(capsys: pytest.CaptureFixture[str]) -
     rows = re.findall(r"^(\d) ((?:tp|pp|cp|ep|dp)=.*?)  ", said, re.MULTILINE)
     axes = [frozenset(re.findall(r"(?:tp|pp|cp|ep|dp|zero|hsdp)=\d+", row)) for _, row in rows]
     assert [place for place, _ in rows] == ["1", "2", "3", "4", "5"] and len(set(axes)) == 5
-    assert "\n    or without order " in said  # a variant stands below the layout that it is one of
+    assert re.search(
+        r"^    or \w+", said, re.MULTILINE
+    )  # a variant stands below the layout that it is one of
     assert (
         re.search(r"order: the axes from the outermost", said)
         and "resident: what the driver counts" in said
@@ -194,38 +194,16 @@ def test_finalists_are_of_several_groups_and_every_group_is_sorted() -> None:
 
 
 def test_the_nearest_batch_is_named_where_none_divides(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is further away than an eighth is named, and not planned."""
     words = ["--model", "llama-8b", "--cluster", "h100:64", "--fixed", "tp=1", "--fixed", "pp=1"]
-    assert main([*words, "--batch", str(1021 * 4096)]) == 2
+    assert main([*words, "--batch", str(45 * 4096)]) == 2
     said = capsys.readouterr().err
-    fix = re.search(r"the nearest batch that fits is 1,024 sequences: (--batch \d+)", said)
+    fix = re.search(r"the nearest batch that fits is 64 sequences: (--batch \d+)", said)
     assert fix and re.search(r"[;:] 0 ", said) is None  # a count of 0 is no reason
     assert main([*words, *fix[1].split()]) == 0
     with pytest.raises(PlanError, match="no layout fits 8 GPUs") as error:  # no batch would help
         search(Setup(model("llama-405b"), machine("h100:8"), 4096, 1024))
     assert "nearest batch" not in str(error.value) and "; 0 " not in str(error.value)
-
-
-def test_published_runs_took_longer_by_the_factor_that_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    factors = []
-    for run in table("runs").values():
-        sizes = {
-            name: run[name]
-            for name in ("layers", "hidden", "heads", "kv", "ffn", "vocabulary")
-            if name in run
-        }
-        planned = Model(**sizes, gated=run.get("gated", True), tied=run.get("tied", False))
-        start = Setup(
-            planned, machine(run["cluster"]), run["sequence"], run["batch"], fused_loss=True
-        )
-        start = replace(start, software=Software.named("megatron-core-ampere"))
-        best = search(start, reserve=RESERVE).found[0]
-        factors.append(run["gpu_hours"] / cost(best, run["tokens"], None, 400)["gpu_hours"])
-    assert (round(min(factors), 1), round(max(factors), 1)) == LONGER
-    assert f"published runs took {LONGER[0]} to {LONGER[1]} times the GPU hours" in answer(
-        capsys, *ASKED
-    )
 
 
 # ---------------------------------------------------------------- the picture

@@ -17,7 +17,8 @@ from minidist.cli.plan.command import main
 from minidist.plan.device import Constants
 from minidist.plan.published.check import check
 from minidist.plan.published.fields import LeftOut, PublishedRow, read_config
-from minidist.plan.published.rows import device_name, setup
+from minidist.plan.published.machines import device_name
+from minidist.plan.published.rows import setup
 
 ROWS: list[PublishedRow] = json.loads(
     (Path(__file__).parents[2] / "minidist/plan/published/tested_rows.json").read_text(
@@ -70,21 +71,21 @@ def test_a_mixture_is_predicted_as_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        ({"gpu": "GB300"}, "the GPU 'GB300' is not in the table of devices"),
-        ({"gpu": "GB200"}, "the GPU 'GB200' is not in"),
+        ({"gpu": "GB400"}, "the GPU 'GB400' is not in the table of devices"),
         ({"gpu": None}, "the GPU None is not in"),
-        ({"gpu": "B200 (power limited)"}, "limited"),
+        ({"gpu": "B200 (water cooled)"}, "cooled"),
         ({"layers_of_experts": 3}, "it has layers_of_experts, a field that no prediction reads"),
-        ({"mla": True}, "it has mla = True, which no prediction models"),
-        ({"dense_layers": 1}, "it has dense_layers = 1, which"),
+        ({"mla": "yes"}, "it has mla = 'yes', which must be"),
+        ({"dense_layers": 1}, "1 dense layers lead those with experts: give experts and dense_ffn"),
         ({"micro_batch": 0}, "it has micro_batch = 0, which must be from 1 to"),
         ({"arch": "mamba"}, "the architecture 'mamba' is not known"),
         ({"arch": "llama"}, "the architecture 'llama' goes with experts = 128 in no model"),
-        ({"precision": "nvfp4"}, "the precision 'nvfp4' is not known"),
+        ({"precision": "int4"}, "the precision 'int4' is not known"),
+        ({"precision": "nvfp4"}, "h100 has no products of 4 bits"),
         ({"recompute": "some"}, "recompute 'some' is not known"),
         ({"schedule": "v-half"}, "the schedule 'v-half' is not known"),
         ({"zero": "all"}, "zero 'all' is not known"),
-        ({"ep": 32}, "ep=32 does not divide dp x cp = 16"),
+        ({"ep": 32}, "ep=32 does not divide tp x dp x cp = 16"),
         ({"dp": 8}, "tp=1 x pp=1 x cp=1 x dp=8 is not 16 GPUs"),
         ({"top_k": 200}, "top_k=200 of 128 experts"),
         (

@@ -27,7 +27,7 @@ from minidist.parallel.context.flash import operations
 from minidist.parallel.context.order import Sight, positions
 from minidist.parallel.meta import Computing
 from minidist.parallel.placement import copies_of
-from minidist.plan.compute import attention
+from minidist.plan.compute.attention import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model
@@ -48,7 +48,7 @@ SIZES = GPTConfig(
 )
 MODEL = Model(8, 256, 8, 1024, kv=4, ffn=512)
 COUNTED = Constants.table().but(
-    launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, share_across=1.0, stolen=0.0,
+    launch=0.0, tree=0.0, hop=0.0, near_hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, share_across=1.0, stolen=0.0,
     streamed=1.0, host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
 )  # fmt: skip
 SOFTWARE = Software(
@@ -302,14 +302,15 @@ MIXTURES: dict[str, dict[str, int]] = {
 }
 
 
-def really_held(run: Setup) -> dict[str, int]:
+def really_held(run: Setup, sizes: GPTConfig = MIXED_SIZES) -> dict[str, int]:
     """Take a step of the real program; return the bytes by category that the fullest rank holds
     after it.
     """
-    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+    layout = Layout(run.dp, run.pp, run.cp, run.tp, run.ep)
+    recipe = Recipe(zero=run.zero, fp8=run.bits8)
 
     def program(comm: Communicator) -> dict[str, int]:
-        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        mesh, model = Mesh(comm, layout), GPT(sizes, dtype=torch.bfloat16, device="meta")
         parallel = parallelize(
             model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe)
         )
@@ -360,6 +361,22 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
     for state, bytes in each.items():
         beside = counted[state] - planned[state] - bytes * norms
         assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
+
+
+@pytest.mark.parametrize(
+    "how", (pytest.param({"dp": 2, "tp": 2}, marks=pytest.mark.soak), {"dp": 2, "zero": 3}), ids=str
+)
+def test_products_of_8_bits_leave_states_as_they_are(how: dict[str, int]) -> None:
+    run = replace(setup(), precision="fp8", **how)  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    sizes = replace(SIZES, sequence=128)
+    planned, counted = bytes_held(run), really_held(run, sizes)
+    norms = (2 * MODEL.layers + 1) * MODEL.hidden
+    shards = run.dp if run.zero == 3 else 1
+    tensors = len([*GPT(sizes, device="meta").parameters()])
+    for state, bytes in {"parameters": 2, "gradients": 2, "optimizer": 12}.items():
+        beside = counted[state] - planned[state] - bytes * norms / shards
+        assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, (state, beside)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ from minidist.collectives import (
 from minidist.draw.gather_trace import clocks_ahead, gather_trace, moved
 from minidist.draw.perfetto import entries, write
 from minidist.draw.table import covered, format_bytes, format_seconds, time_table
-from minidist.trace.events import Event, messages, source_line
+from minidist.trace.events import Event, messages
+from minidist.trace.lines import source_line
 
 LINK = Cluster.uniform(latency=1e-5, bandwidth=1e9)
 patient = settings(deadline=None, max_examples=150)
@@ -145,6 +146,22 @@ def test_one_rank_alone_calls_no_collective() -> None:
 
     assert traced(every, ranks=1).events == []
     assert Counter(event.kind for event in traced(every, ranks=2).events)["collective"] == 2 * 8
+
+
+def test_what_a_stream_does_bears_the_line_that_launched_it() -> None:
+    def launching(comm: Communicator) -> None:
+        stream = comm.stream()
+        job = stream.launch(all_reduce, np.ones(8), stream.comm)
+        all_reduce(np.ones(8), comm)
+        job.wait()
+
+    events = traced(launching, ranks=2).events
+    lines = {(event.track, event.kind): event.line for event in events}
+    first = launching.__code__.co_firstlineno
+    for (track, kind), line in lines.items():
+        number = first + (4 if kind == "wait" else 3 if track == "main" else 2)
+        assert line == f"test_trace.py:{number} in launching", (track, kind)
+    assert len(lines) == 7  # two tracks of a collective and its messages, and the wait
 
 
 def test_the_source_line_is_the_callers() -> None:

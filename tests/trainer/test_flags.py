@@ -27,7 +27,7 @@ FROZEN = """
     --text --text-field --tokenizer --sequence --batch --by-length --pack --held-out --eval-text
     --optimizer --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --cp --ep --pp --dcn --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
-    --schedule --chunks --microbatches --offload-stages
+    --schedule --chunks --microbatches --offload-stages --light-ends
     --strategy --bucket-mib --compress --zero --hsdp --zeropp
     --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing --outer-topk
     --compile --plan --accumulate

@@ -11,13 +11,22 @@ from typing import Any
 
 from minidist.cli.plan.between_sites import sites_text, sites_tree
 from minidist.cli.plan.runnable import Offer, command
+from minidist.cli.plan.trusted import (
+    optimism,
+    optimism_tree,
+    range_around,
+    range_words,
+    ranks_of,
+    trust_tree,
+    trusted,
+)
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
-from minidist.plan.cost import HOUR, LONGER, REPAIR, cost, goodput, job_of
-from minidist.plan.device import table
+from minidist.plan.compute.products import peak_of
+from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB
 from minidist.plan.run import Setup
-from minidist.plan.search import Found
+from minidist.plan.search import Answer, Found
 from minidist.plan.sites.planned import PlannedSites
 from minidist.plan.sites.ways import Wire
 from minidist.plan.traffic import bytes_sent
@@ -37,6 +46,10 @@ KINDS = {
     "closed_form": "trains, closed form",
 }
 """Where the time goes when machines fail, and the heads of columns."""
+LIGHT = (
+    "light-ends: embedding and head count as a layer each, so the first and the last stage have a "
+    "layer less"
+)
 ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
 
 
@@ -74,7 +87,7 @@ class Bill:
         return PlannedSites(found, self.wire, job, policy)
 
 
-def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str:
+def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer: Answer) -> str:
     """Return what the command prints."""
     shown = [each.found for each in offers]
     run, gpus = shown[0].run, shown[0].run.machine.total
@@ -85,7 +98,9 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
         f"{run.model.parameters / 1e9:,.1f}B parameters on {gpus:,} GPUs of {run.machine.name}, "
         f"{run.batch:,} sequences of {run.sequence:,} tokens a step; {bill.reserve:.0%} of a "
         "GPU's memory stays free",
+        answer.another_batch,
         layouts(offers, bill),
+        trusted(shown),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
         by_kind("GB of a GPU", [each.bytes for each in shown], GB),
         by_kind("GB a GPU sends a step", a_gpu, GB, by_all),
@@ -94,6 +109,7 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
             f"{place}. loses by {loses(shown[0], each)}"
             for place, each in enumerate(shown[1:], start=2)
         ),
+        faster_but_larger(answer.missed, shown[0]),
         crossing(run),
         costs(shown[0], bill),
         failing(shown[0], bill),
@@ -104,17 +120,22 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> str
     return "\n\n".join(part for part in parts if part)
 
 
-def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> dict[str, Any]:
+def as_json(
+    offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer: Answer
+) -> dict[str, Any]:
     """Return the same for programs.
 
     A layout that `train` does not run has no command, and says why.
     """
     found = []
-    for offer in offers:
+    shown = [offer.found for offer in offers]
+    for offer, rank in zip(offers, ranks_of(shown), strict=True):
         each = offer.found
         found.append(
             {
                 "layout": name_of(each.run),
+                "rank": rank,
+                "range": range_around(each.run, each.seconds),
                 "variants": {name_of(other.run): other.seconds for other in shown_variants(offer)},
                 "seconds": each.seconds,
                 "mfu": mfu(each),
@@ -129,7 +150,18 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
                 "no_command": offer.refusal,
             }
         )
-    return {"layouts": found, "refused": dict(refused), "reserve": bill.reserve}
+    said: dict[str, Any] = {"layouts": found, "refused": dict(refused), "reserve": bill.reserve}
+    said["trust"] = trust_tree(shown)
+    said["optimism"] = optimism_tree()
+    said["batch"] = {
+        "asked": answer.asked,
+        "planned": answer.found[0].run.batch,
+        "saved": answer.saved,
+    }
+    if missed := answer.missed:
+        name = name_of(missed.run)
+        said["missed"] = {"layout": name, "seconds": missed.seconds, "bytes": missed.bytes}
+    return said
 
 
 # ---------------------------------------------------------------- tables
@@ -137,19 +169,28 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
 
 def layouts(offers: Sequence[Offer], bill: Bill) -> str:
     """Return the table of layouts, each with its variants below it."""
-    title = ("layout", "step", "MFU", "tokens/s", "days", "money", "a GPU holds")
+    title = ("layout", "rank", "step", "range", "MFU", "tokens/s", "days", "money", "a GPU holds")
     rows: list[Sequence[str]] = []
-    for place, offer in enumerate(offers, start=1):
+    places = ranks_of([offer.found for offer in offers])
+    for place, (offer, rank) in enumerate(zip(offers, places, strict=True), start=1):
         found, run = offer.found, offer.found.run
         price, speed = bill.of(found), run.batch * run.sequence / found.seconds
         rows.append(
-            (f"{place} {name_of(run)}", f"{found.seconds:,.2f} s", f"{mfu(found):.1%}", f"{speed:,.0f}",
-             f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.bytes.values()) / GB:.1f} GB")
-        )  # fmt: skip
-        for other in shown_variants(offer):
-            rows.append(
-                (f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s", *[""] * 5)
+            (
+                f"{place} {name_of(run)}",
+                str(rank),
+                f"{found.seconds:,.2f} s",
+                range_words(found),
+                f"{mfu(found):.1%}",
+                f"{speed:,.0f}",
+                f"{price['days']:,.1f}",
+                f"{price['money']:,.0f} $",
+                f"{sum(found.bytes.values()) / GB:.1f} GB",
             )
+        )
+        for other in shown_variants(offer):
+            name, seconds = f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s"
+            rows.append((name, "", seconds, *[""] * 6))
     return aligned(title, rows)
 
 
@@ -199,6 +240,7 @@ def words_of(run: Setup) -> list[str]:
     ]
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
+        axes += ["light-ends"] * run.ends_less
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
     axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
     axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload
@@ -230,18 +272,18 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
     """Say what words in the tables mean that do not explain themselves."""
     shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
     found = [RESIDENT] if any(each.bytes["resident"] for each in shown) else []
+    found += [LIGHT] if any(each.run.ends_less for each in shown) else []
     return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
 
 
 def mfu(found: Found) -> float:
-    """Return the model's operations beside what all devices could do: of the 8-bit peak, if
-    products have 8 bits.
+    """Return the model's operations beside what all devices could do at the peak of the products'
+    precision.
     """
     run = found.run
-    peak = sum(
-        site.gpus * (site.device.peak8 if run.bits8 else site.device.peak)
-        for site in run.machine.sites
-    )
+    peak = 0.0
+    for site in run.machine.sites:
+        peak += site.gpus * peak_of(site.device, run.precision)
     return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
 
 
@@ -255,6 +297,17 @@ def loses(best: Found, other: Found) -> str:
     )
 
 
+def faster_but_larger(missed: Found | None, best: Found) -> str:
+    """Say which layout would be faster if a GPU had more memory; nothing if none is."""
+    if missed is None:
+        return ""
+    less = 1 - missed.seconds / best.seconds
+    return (
+        f"with more memory a step would take {less:.0%} less, {missed.seconds:,.2f} s, as "
+        f"{name_of(missed.run)}: it holds {missed.held}"
+    )
+
+
 def crossing(run: Setup) -> str:
     """Say which axis crosses which link."""
     groups = {axis: group for axis in reversed(run.order) if (group := run.group(axis)).ranks > 1}
@@ -263,6 +316,8 @@ def crossing(run: Setup) -> str:
         for axis, group in groups.items()
     }
     said = "; ".join(f"{axis} {how}" for axis, how in where.items())
+    if len(set(run.layers())) > 1 and not run.machine.slower:
+        said += f"\nlayers of the ranks along pp: {' '.join(f'{each:g}' for each in run.layers())}"
     if run.machine.slower:
         crossed = 2 * run.batch * run.sequence * run.model.hidden * run.kept_width / GB
         said += (
@@ -278,16 +333,14 @@ def costs(found: Found, bill: Bill) -> str:
     published runs.
     """
     paid = bill.of(found)
-    low, high = LONGER
-    runs = ", ".join(entry["says"] for entry in table("runs").values())
+    around = range_around(found.run, paid["gpu_hours"])
+    range = f" ({around[0]:,.0f} to {around[1]:,.0f})" if around else ""
     return (
-        f"{paid['steps']:,} steps, {paid['gpu_hours']:,.0f} GPU hours, {paid['money']:,.0f} $, "
+        f"{paid['steps']:,} steps, {paid['gpu_hours']:,.0f} GPU hours{range}, {paid['money']:,.0f} $, "
         f"{paid['kwh']:,.0f} kWh, {paid['co2']:,.1f} t CO2 at {bill.grid:g} g a kWh\na failure "
         f"every {paid['mtbf_hours']:,.1f} h: save every {paid['every'] / 60:,.0f} min, "
         f"{paid['write']:,.0f} s each; {paid['writing']:.1%} of the time is writing, "
-        f"{paid['lost']:.1%} is lost\nan optimist's lower bound: nothing is begun again, today's "
-        f"software; published runs took {low} to {high} times the GPU hours that are planned for "
-        f"them ({runs})"
+        f"{paid['lost']:.1%} is lost\n" + optimism(1 - paid["writing"] - paid["lost"], bill.mtbf)
     )
 
 

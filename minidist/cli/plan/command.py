@@ -2,6 +2,8 @@
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
 check --rows rows.json                         predictions beside published measurements
+explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
+--as-published                                 named runs, GPU hours as planned beside those that were published
 goodput                                        what failures left of published runs, and what is predicted
 """
 
@@ -14,22 +16,26 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from minidist.cli.plan import as_published
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
-from minidist.cli.plan.runnable import offers
+from minidist.cli.plan.runnable import Offer, offers
+from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
 from minidist.launch.parser import Parser, flag_of
 from minidist.mesh import AXES
 from minidist.options import FRACTION, read_number, shown
+from minidist.plan.compute.products import PRECISIONS, check_precision
 from minidist.plan.cost import REPAIR
-from minidist.plan.device import Constants, PlanError, machine, ranges
+from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
-from minidist.plan.published import check
+from minidist.plan.published import explain, report
 from minidist.plan.run import Setup, Software
-from minidist.plan.search import RESERVE, Found, search
+from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
+from minidist.plan.trust.runs import newest
 from minidist.trainer.files import retold
 
 KNOWN: dict[str, Any] = {
@@ -37,7 +43,7 @@ KNOWN: dict[str, Any] = {
     "false": False,
     **{",".join(order): order for order in permutations(AXES)},
 }
-PRECISIONS = ("bf16", "fp8", "autocast")  # autocast: 16 bits in products alone
+CHOICES = (*PRECISIONS, "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
 
@@ -46,10 +52,14 @@ def main(argv: Sequence[str]) -> int:
     """Plan; return the exit status: 0, or 2 for what cannot be planned."""
     try:
         if argv and argv[0] == "check":
-            return check.main(argv[1:])
+            return report.main(argv[1:])
+        if argv and argv[0] == "explain":
+            return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
             print(reported_failures.table())
             return 0
+        if "--as-published" in argv:
+            return as_published.main([word for word in argv if word != "--as-published"])
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             if len(argv) > 2:
@@ -57,27 +67,9 @@ def main(argv: Sequence[str]) -> int:
                     "--cluster here measures a small model of its own: leave all other options out"
                 )
             return measure_here()
-        start = setup(asked)
-        answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
-        offered, more = offers(answer.groups(), asked.top)
-        refused = {
-            **answer.refused,
-            **{f"`train` does not run: {why}": count for why, count in more.items()},
-        }
-        bill = Bill(
-            amount(asked.tokens),
-            asked.price,
-            asked.grid,
-            asked.mtbf,
-            asked.reserve,
-            asked.policy or "spare",
-            asked.repair,
-            asked=bool(asked.policy or asked.mtbf),
-            wire=wire_of(asked.sites),
-        )
+        found = planned(asked)
         if asked.picture:
-            picture(asked, [each.found for each in offered], bill)
-        found = (offered, refused, bill)
+            picture(asked, [each.found for each in found[0]], found[2])
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
     except BrokenPipeError:
         raise  # whoever reads the answer has seen enough: no fault of the plan's
@@ -85,6 +77,31 @@ def main(argv: Sequence[str]) -> int:
         print(f"plan: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def planned(asked: argparse.Namespace) -> tuple[list[Offer], dict[str, int], Bill, Answer]:
+    """Return the layouts to show, what is refused and how often, what runs are to cost, and all that
+    was found.
+    """
+    start = setup(asked)
+    answer = search(start, fields_of([*asked.fixed, *asked.why.split()]), asked.reserve)
+    offered, more = offers(answer.groups(), asked.top)
+    refused = {
+        **answer.refused,
+        **{f"`train` does not run: {why}": count for why, count in more.items()},
+    }
+    bill = Bill(
+        amount(asked.tokens),
+        asked.price,
+        asked.grid,
+        asked.mtbf,
+        asked.reserve,
+        asked.policy or "spare",
+        asked.repair,
+        asked=bool(asked.policy or asked.mtbf),
+        wire=wire_of(asked.sites),
+    )
+    return offered, refused, bill, answer
 
 
 def measure_here() -> int:
@@ -115,10 +132,15 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> No
         sites_picture(sites, bill.tokens, asked.picture, title)
         return
     draw_plan(
-        names=[name_of(each.run) for each in shown],
+        names=[
+            f"{place} (rank {rank})  {name_of(each.run)}"
+            for place, (rank, each) in enumerate(zip(ranks_of(shown), shown, strict=True), start=1)
+        ],
         bytes=[each.bytes for each in shown],
         steps=[each.step for each in shown],
         room=run.machine.device.memory,
+        ranges=[range_around(each.run, each.seconds) for each in shown],
+        said=trusted(shown),
         path=asked.picture,
         title=title,
     )
@@ -149,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"'
     )
-    found.add_argument("--precision", choices=PRECISIONS, default="bf16", help="of products")
+    found.add_argument("--precision", choices=CHOICES, default="bf16", help="of products")
     found.add_argument(
         "--software", help="a generation in software.toml; unsaid: the newest that the devices had"
     )
@@ -239,21 +261,12 @@ def setup(asked: argparse.Namespace) -> Setup:
     wire_of(asked.sites)
     if asked.picture:
         check_picture(asked.picture)
-    where, bits8 = (
-        machine(asked.cluster),
-        Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0,
-    )
-    if bits8 and where.device.peak8 == where.device.peak:
-        raise PlanError(
-            f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out"
-        )
-    newest = (
-        "megatron-core-ampere"
-        if where.device.generation in ("volta", "ampere")
-        else "megatron-core"
-    )
-    start = Setup(
-        model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8
-    )
-    start = replace(start, autocast="bfloat16" if asked.precision == "autocast" else "")
-    return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
+    where = machine(asked.cluster)
+    check_precision(asked.precision, where.device)
+    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
+    if asked.precision == "autocast":
+        start = replace(start, autocast="bfloat16")
+    else:
+        start = replace(start, precision=asked.precision)
+    software = Software.named(asked.software) if asked.software else newest(where)
+    return replace(start, software=software, fused_loss=True)

@@ -35,7 +35,8 @@ from minidist.mesh import Mesh
 from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
-from minidist.plan.step import SCHEDULES, step
+from minidist.plan.stages import SCHEDULES
+from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent
 from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
 from minidist.trainer.corpus.text import read_corpus

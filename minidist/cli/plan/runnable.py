@@ -43,7 +43,12 @@ def unsaid(run: Setup) -> str:
         f"heads of {model.head_dim} channels where hidden / heads is {usual}": model.head_dim
         != usual,
         "two sites with other numbers of layers": machine.slower is not None,
+        "latent attention": model.latent > 0,
+        "dense layers before those with experts": model.dense_layers > 0,
+        "heads for tokens after the next": model.predicted > 0,
+        f"products of {run.precision}": run.precision not in ("bf16", "fp8"),
         "TPUs": machine.device.generation == "tpu",
+        "Trainium": machine.device.generation == "trainium",
     }
     found = [what for what, true in lacks.items() if true]
     return f"it has no {', and no '.join(found)}" if found else ""
@@ -76,6 +81,7 @@ def options(run: Setup) -> dict[str, Any]:
     }
     if run.pp > 1:
         said |= {"schedule": run.schedule, "chunks": run.chunks if run.chunks > 1 else 0}
+        said["light_ends"] = run.ends_less
     said["order"] = "" if run.order == AXES else ",".join(run.order)
     if run.microbatches > 1:
         said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}
@@ -173,12 +179,12 @@ def offers(
     for group in groups:
         if unsaid(group[0].run) or len(taken) == most or refused.total() >= MOST_REFUSED:
             break
-        for each in group[:ASKED]:
+        for place, each in enumerate(group[:ASKED], start=1):
             if reason := why(each.run):
                 refused[reason] += 1
             else:
-                taken.append(Offer(each, [other for other in group if other is not each], ""))
+                taken.append(Offer(each, group[place:], ""))
                 break
     if taken:
-        return taken, refused
+        return sorted(taken, key=lambda offer: offer.found.seconds), refused
     return [Offer(group[0], group[1:], why(group[0].run)) for group in groups[:most]], Counter()

@@ -10,7 +10,7 @@ from minidist.comm.buffers import Array, dtype_name
 
 
 class Operation(Protocol):
-    """A reduction of the collectives, of which an engine takes the name: sum, max, min or prod."""
+    """A reduction of the collectives, of which an engine takes the name: any but mean."""
 
     op: str
 

@@ -11,7 +11,15 @@ from minidist.comm.buffers import Array, Chunks, as_bytes
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
 
-OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+OPERATIONS = {
+    "sum": MPI.SUM,
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "prod": MPI.PROD,
+    "and": MPI.BAND,
+    "or": MPI.BOR,
+    "xor": MPI.BXOR,
+}
 # it has no type of the first two, and no sum or maximum of truth values
 UNKNOWN = ("float16", "bfloat16", "bool")
 

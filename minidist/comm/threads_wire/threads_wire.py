@@ -155,7 +155,7 @@ def run(
     limit: float | None = None,
     debug: bool | None = None,
     trace: Trace | None = None,
-    engine: str = "threads",
+    engine: str | None = None,
     seed: int | None = None,
     schedule: Sequence[str] | None = None,
 ) -> list[Result]:
@@ -175,12 +175,14 @@ def run(
         MINIDIST_DEBUG is set.
     trace : Trace, optional
         Record events there.
-    engine : str
-        `threads`: all ranks run at once. `cooperative`: exactly one runs, and hands over only where
+    engine : str, optional
+        `threads`, the default: all ranks run at once. `cooperative`: exactly one runs, and hands over only where
         it waits, polls, or calls `comm.hand_over()`; on threads that pass a baton, so any program
         works. `greenlets`: the same order ten times as fast on the stacks of one thread, with the
         package greenlet; a rank that waits inside a backward, `no_grad` or another mode of torch
-        that belongs to the thread is refused, as others would compute under it.
+        that belongs to the thread is refused, as others would compute under it. `browser`: the same
+        order in Pyodide, where it is the only one, and the default; nothing can interrupt a rank
+        there, so `limit` ends none that computes.
     seed : int, optional
         Of a cooperative engine: draws who goes on at each hand-over. The same seed makes the same
         interleaving, and the same trace. Default: 0.
@@ -195,9 +197,10 @@ def run(
         When a rank has waited longer than the limit: it says who waits for whom, and what the
         others do, at which line.
     LaunchError
-        If the limit is no time, greenlet is not installed, or the schedule is of another program.
+        If the limit is no time, greenlet is not installed, the browser cannot suspend a rank, or
+        the schedule is of another program.
     ValueError
-        If there is no such engine, or seed or schedule say nothing for it.
+        If there is no such engine here, or seed or schedule say nothing for it.
     Exception
         Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
     """

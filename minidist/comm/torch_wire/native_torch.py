@@ -13,14 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import Array, Chunks, dtype_name, is_tensor
+from minidist.comm.buffers import INTEGERS, Array, Chunks, device_name, dtype_name, is_tensor
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
 from minidist.comm.torch_wire.stalls import Stalls
 from minidist.comm.torch_wire.torch_request import explaining
 
 Op = dist.ReduceOp
-OPERATIONS = {"sum": Op.SUM, "max": Op.MAX, "min": Op.MIN, "prod": Op.PRODUCT}
+OPERATIONS = {
+    "sum": Op.SUM,
+    "max": Op.MAX,
+    "min": Op.MIN,
+    "prod": Op.PRODUCT,
+    "and": Op.BAND,
+    "or": Op.BOR,
+    "xor": Op.BXOR,
+}
+BITWISE = ("and", "or", "xor")  # which NCCL does not know, nor gloo for truth values
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
@@ -70,7 +79,7 @@ class NativeTorch:
     @stalling
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
         """dist.all_reduce."""
-        tensor, operation = self._reducible(array), OPERATIONS[combine.op]
+        tensor, operation = self._reducible(array, combine), OPERATIONS[combine.op]
         dist.all_reduce(tensor, operation, self._group(tensor))
 
     @stalling
@@ -84,7 +93,7 @@ class NativeTorch:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own:
         they give a copy.
         """
-        tensor, operation = self._reducible(array), OPERATIONS[combine.op]
+        tensor, operation = self._reducible(array, combine), OPERATIONS[combine.op]
         if comm.rank != root:
             tensor = tensor.clone()
         dist.reduce(tensor, self.addresses[root], operation, self._group(tensor))
@@ -105,8 +114,8 @@ class NativeTorch:
     ) -> None:
         """dist.reduce_scatter_single; with unequal chunks one dist.reduce each."""
         full, shard, operation = (
-            self._reducible(chunks.whole),
-            self._reducible(out),
+            self._reducible(chunks.whole, combine),
+            self._reducible(out, combine),
             OPERATIONS[combine.op],
         )
         group = self._group(full)
@@ -170,8 +179,12 @@ class NativeTorch:
         pieces = arrived.split_with_sizes(ordered)
         torch.cat([pieces[order.index(rank)] for rank in range(comm.size)], out=into)
 
-    def _reducible(self, array: Array) -> torch.Tensor:
+    def _reducible(self, array: Array, combine: Operation) -> torch.Tensor:
         check_reducible("torch's gloo and NCCL", array, UNKNOWN)
+        if combine.op in BITWISE:
+            if device_name(array) == "cuda":
+                check_reducible("NCCL, bit by bit,", array, INTEGERS)
+            check_reducible("gloo, bit by bit,", array, ("bool",))
         return (
             array
             if is_tensor(array)

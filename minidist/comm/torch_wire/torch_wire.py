@@ -156,14 +156,14 @@ class TorchWire(Wire):
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
         """Return the array as a tensor of bytes, on a device that a group of this wire serves."""
-        if not isinstance(array, torch.Tensor) or array.device.type == "cpu":
+        where = device_name(array)
+        if where == "cpu":
             memory = as_bytes(array)
             # torch knows no read-only
             return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
-        if array.device.type != "cuda":
-            raise ValueError(
-                f"{array.device.type} tensors hold no data to send: use minidist.run, or the CPU"
-            )
+        if where != "cuda":
+            raise ValueError(f"{where} tensors hold no data to send: use minidist.run, or the CPU")
+        assert isinstance(array, torch.Tensor), "only torch has arrays on a GPU"
         if self.cuda is None:
             raise ValueError(
                 "these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU "

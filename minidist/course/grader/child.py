@@ -22,13 +22,13 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import minidist
 from minidist.comm.communicator import Communicator
 from minidist.course.grader import record
-from minidist.course.grader.contract import Array, Check, Note, Wrong
+from minidist.course.grader.contract import Array, Check, Note, Program, Wrong
 from minidist.course.grader.watch import Handed, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
@@ -116,19 +116,38 @@ def run_shares(
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
     watch.begin(prepared.before if as_prepared else frozenset())
-    with quick_imports():  # one for each rank, so that simulated ranks share no variable
-        exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
+    with quick_imports():
+        exercises = exercises_of(shares, watch)
+    run_program(check.program, exercises, watch, shares, world, hang)
+    check_untouched(sealed)
+
+
+def exercises_of(shares: Mapping[int, Share], watch: Watch) -> dict[int, ModuleType]:
+    """Load the student's file once for each rank, so that simulated ranks share no variable."""
+    return {rank: load_module("exercise", Path(watch.exercise)) for rank in shares}
+
+
+def run_program(
+    program: Program,
+    exercises: Mapping[int, ModuleType],
+    watch: Watch,
+    shares: Mapping[int, Share],
+    world: Communicator | None,
+    hang: TextIO,
+) -> None:
+    """Run a check's program on the ranks of this process; `hang` is told which thread is whose."""
 
     def one_rank(comm: Communicator) -> None:
         share = shares[comm.rank]
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
+        watch.switch(watch.calls)
         try:
             sent = comm.traffic.messages_sent  # a barrier, so far
             witness = Communicator(
                 Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group()
             )
             share.results = record.plain(
-                check.program(Handed(exercises[comm.rank], watch), witness, share.given)
+                program(Handed(exercises[comm.rank], watch), witness, share.given)
             )
             if sys.getprofile() is not watch.calls:
                 raise Wrong(
@@ -139,15 +158,14 @@ def run_shares(
         except BaseException as error:
             name, nothing = watch.returned.get(threading.get_ident(), ("", False))
             last = name if nothing else ""
-            share.results, share.error = None, describe(error, job["exercise"], job["lesson"], last)
+            share.results, share.error = None, describe(error, watch.exercise, watch.lesson, last)
             raise
 
     if world is None:
-        minidist.run(one_rank, job["ranks"])
+        minidist.run(one_rank, len(shares))
     else:
         one_rank(world)
     watch.switch(None)
-    check_untouched(sealed)
 
 
 def take_share(folder: Path, rank: int) -> Share:

@@ -70,33 +70,56 @@ def grade(
         The processes that run the cases, and as which user. Several gradings may share them.
         Default: they are started and ended here.
     """
-    plan: list[tuple[int, Case, float]] = []
-    for index, check in enumerate(lesson.checks):
-        if only(check):
-            cases = check.draw(np.random.default_rng([seed, index]))
-            plan += [(index, case, check.points / len(cases)) for case in cases]
     untouched = is_handout(lesson, answer)
 
-    def one(entry: tuple[int, Case, float]) -> Graded:
-        index, case, points = entry
-        check = lesson.checks[index]
-        seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
+    def one(drawn: Drawn) -> Graded:
+        seconds = limit * (MORE_FOR_MPI if drawn.check.wire == "mpi" else 1)
         ran = (
             Ran(not_started=NOT_STARTED)
             if untouched
-            else run_case(lesson, index, case, answer, seconds, ready)
+            else run_case(lesson, drawn.number, drawn.case, answer, seconds, ready)
         )
-        status, output, figures = verdict(check, case, ran, answer)
-        score = points if status == PASSED else 0.0
-        return Graded(
-            lesson.name, check, "", case.label, score, points, status, printable(output), figures
-        )
+        return judged(lesson, answer, drawn, ran)
 
     with (
         nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
-        return numbered(likeliest(list(pool.map(one, plan))))
+        return together(list(pool.map(one, draw(lesson, seed, only))))
+
+
+class Drawn(NamedTuple):
+    """A case to be run: of which check of the lesson, and its points."""
+
+    number: int
+    check: Check
+    case: Case
+    points: float
+
+
+def draw(lesson: Lesson, seed: int, only: Callable[[Check], bool]) -> list[Drawn]:
+    """Return the cases of a lesson's checks, as far as they are asked for."""
+    plan: list[Drawn] = []
+    for index, check in enumerate(lesson.checks):
+        if only(check):
+            cases = check.draw(np.random.default_rng([seed, index]))
+            plan += [Drawn(index, check, case, check.points / len(cases)) for case in cases]
+    return plan
+
+
+def judged(lesson: Lesson, answer: Answer, drawn: Drawn, ran: Ran) -> Graded:
+    """Return what a case is worth that has run."""
+    _, check, case, points = drawn
+    status, output, figures = verdict(check, case, ran, answer)
+    score = points if status == PASSED else 0.0
+    return Graded(
+        lesson.name, check, "", case.label, score, points, status, printable(output), figures
+    )
+
+
+def together(tests: list[Graded]) -> list[Graded]:
+    """Number the tests, and let those of a task tell of each other."""
+    return numbered(likeliest(tests))
 
 
 def verdict(

@@ -119,17 +119,29 @@ def warm_processes(lessons: Sequence[Lesson], processes: int, user: str | None =
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
     """Return what the ranks recorded, or the reason why one did not."""
     told = [told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)]
+    return outcome(told) or Ran(
+        notes=[note for one in told for note in one.notes],
+        failure=hang_report(folder, len(nonces), limit) or missing(told),
+    )
+
+
+def outcome(told: Sequence[Told]) -> Ran | None:
+    """Return what comes of what the ranks recorded; nothing if one recorded neither results nor an
+    error.
+    """
     notes = [note for one in told for note in one.notes]
     if errors := [(rank, one.error) for rank, one in enumerate(told) if one.error]:
         rank, error = min(errors, key=lambda pair: pair[1]["type"] in SECONDARY)
         if error["type"] == "NotImplementedError":
             return Ran(notes=notes, not_started=error["text"] or "not started")
         return Ran(notes=notes, failure=sentence(rank, **error))
-    if all(one.done for one in told):
-        return Ran([one.results for one in told], notes)
-    missing = ", ".join(str(rank) for rank, one in enumerate(told) if not one.done)
-    early = f"rank {missing} left no record of this run: a process ended before the check did"
-    return Ran(notes=notes, failure=hang_report(folder, len(nonces), limit) or early)
+    return Ran([one.results for one in told], notes) if all(one.done for one in told) else None
+
+
+def missing(told: Sequence[Told]) -> str:
+    """Say which ranks left no record."""
+    ranks = ", ".join(str(rank) for rank, one in enumerate(told) if not one.done)
+    return f"rank {ranks} left no record of this run: a process ended before the check did"
 
 
 def sentence(rank: int, type: str, text: str, line: str) -> str:

@@ -23,7 +23,6 @@ import _thread
 import functools
 import itertools
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
@@ -34,8 +33,8 @@ from weakref import WeakKeyDictionary
 from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Note, Task, Wrong, barred
 from minidist.course.texts import CHECKS, PACKAGE, Texts, dotted
+from minidist.trace.lines import STDLIB
 
-STDLIB = sysconfig.get_path("stdlib")
 WITNESS = "minidist.course.grader.witness"
 STUDENT, LIBRARY, PYTHON = "exercise", "library", "python"
 # what nobody calls by name

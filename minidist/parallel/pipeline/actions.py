@@ -55,6 +55,7 @@ GRADIENTS = Flow(Kind.BACKWARD, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1)
 FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {
     Kind.INPUTS: GRADIENTS
 }
+ENDS = frozenset(end for flow in FLOWS.values() for end in (flow.send, flow.receive))  # of messages
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
 COMPUTING = (Kind.FORWARD, *BACKWARDS)
 TRANSFERS = (Kind.OFFLOAD, Kind.FETCH)
@@ -93,8 +94,7 @@ class Action(NamedTuple):
     @property
     def communicates(self) -> bool:
         """Whether this is one end of a message."""
-        flow = FLOWS.get(self.kind)
-        return flow is not None and self.kind in (flow.send, flow.receive)
+        return self.kind in ENDS
 
     @property
     def neighbour(self) -> int:
@@ -112,7 +112,9 @@ class Action(NamedTuple):
         """What others name when they wait for this action: `B`, too, if it is an `I`, which gives
         them the same.
         """
-        return self._replace(kind=Kind.BACKWARD) if self.kind == Kind.INPUTS else self
+        if self.kind is not Kind.INPUTS:
+            return self
+        return Action(Kind.BACKWARD, self.stage, self.microbatch)
 
 
 @dataclass(frozen=True)

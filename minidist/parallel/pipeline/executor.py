@@ -19,6 +19,10 @@ The plan says everything else: this file knows no schedule, only what each kind 
 stage is sent once in forward, and its gradient once in backward. If there are several, a stage
 returns a tuple, and the next stage is called with all of them. Integers, such as a mask, have no
 gradient, and none is sent.
+
+No message is prepared (`collectives/prepared/`): there is nothing to choose, and a persistent request
+takes memory that stays. It would save 10 microseconds a message, and copying half a megabyte of
+activations there takes 40.
 """
 
 from collections.abc import Callable, Mapping, Sequence

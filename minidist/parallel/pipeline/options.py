@@ -33,6 +33,9 @@ class PipelineOptions:
     costs : sequence of float, optional
         The cost of each layer, by which the pipeline is cut; by default all cost the same. See
         `balance`.
+    light_ends : bool
+        Count the embedding and the head as a layer each when the pipeline is cut, so that the first
+        and the last stage have a layer less, as Llama 3 405B had.
     """
 
     schedule: str | Plan = option(
@@ -52,3 +55,6 @@ class PipelineOptions:
         needs=STAGES,
     )
     costs: Sequence[float] | None = option(None, "the cost of each layer", flag=False)
+    light_ends: bool = option(
+        False, "cut stages as if embedding and head were two more layers", needs=STAGES
+    )

@@ -82,8 +82,9 @@ def execution_order(plan: Plan) -> list[Cell]:
     def finish(rank: int, action: Action) -> None:
         order.append((rank, position[rank]))
         position[rank] += 1
-        done.add(action.key)
-        ready.extend(blocked.pop(action.key, ()))
+        key = action.key
+        done.add(key)
+        ready.extend(blocked.pop(key, ()))
 
     while ready:
         rank = ready.popleft()

@@ -65,6 +65,15 @@ class PipelineParallelism(Strategy):
                 f"use fewer ranks in the pipeline, or {stages} layers"
             )
         yield from self._faults_of_offload(recipe, layout)
+        if recipe.light_ends and layout.pp == 1:
+            yield "light_ends is for a pipeline, and pp=1: leave it out"
+        if recipe.light_ends and recipe.costs is not None:
+            yield "light_ends says what the ends cost, and costs= what each layer does: leave one out"
+        elif recipe.light_ends and stages <= facts.layers < 2 * stages - 2:
+            yield (
+                f"light_ends would leave the first of {stages} stages no layer of {facts.layers}: use "
+                f"fewer stages, at most {facts.layers // 2 + 1}, or leave it out"
+            )
         if recipe.costs is not None and len(recipe.costs) != facts.layers:
             yield (
                 f"costs= names {len(recipe.costs)} costs, but the model has {facts.layers} layers: give "
@@ -130,7 +139,11 @@ class PipelineParallelism(Strategy):
         """Cut the model, and keep this rank's stages of it."""
         model, pp, recipe = parallel.model, parallel.mesh.pp, parallel.recipe
         tied = tied_names(model)
-        parts = balance(recipe.costs or [1.0] * len(blocks_of(model)), checked.stages)
+        layers = len(blocks_of(model))
+        if recipe.light_ends:
+            parts = with_light_ends(layers, checked.stages)
+        else:
+            parts = balance(recipe.costs or [1.0] * layers, checked.stages)
         parallel.stages = take_stages(model, parts, checked.stages_of(pp.rank))
         parallel.ties = tie_stages(model, tied, pp)
         parallel.replica = Alone(model)  # of what is left
@@ -207,6 +220,16 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
 
     _, _, ends = best(0, stages)
     return [range(first, end) for first, end in pairwise((0, *ends))]
+
+
+def with_light_ends(layers: int, stages: int) -> list[range]:
+    """Return the layers of each stage if the embedding and the head count as one each.
+
+    (Llama 3: Grattafiori et al. 2024, section 3.3.2.)
+    """
+    parts = balance([1.0] * (layers + 2), stages)
+    # Number 0 was the embedding, and the last one the head.
+    return [range(max(0, part.start - 1), min(layers, part.stop - 1)) for part in parts]
 
 
 def take_stages(

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.collectives import PreparedOnMeta
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.data.flatten import take_gradients, views_into
@@ -138,13 +138,18 @@ class Direct:
     """
 
     def __init__(self, link: Communicator, across: Communicator | None = None) -> None:
-        self.link, self.across = link, across
+        self.link = link
+        self._gather = PreparedOnMeta("all_gather", link)
+        self._reduce_scatter = PreparedOnMeta("reduce_scatter", link)
+        self._all_reduce = PreparedOnMeta("all_reduce", link)
+        self._across: PreparedOnMeta | None = None
+        if across is not None:
+            self._across = PreparedOnMeta("all_reduce", across)
 
     def gather(self, flat: "Flat", unsharded: Tensor) -> None:
         """Fill `unsharded` with all ranks' elements of a flat: one all-gather."""
-        all_gather(
+        self._gather(
             flat.mine_for(unsharded),
-            self.link,
             out=unsharded,
             counts=flat.shard.counts,
         )
@@ -152,11 +157,11 @@ class Direct:
     def reduce(self, gradient: Tensor, flat: "Flat", op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients."""
         if not flat.replicated and self.link.size > 1:
-            gradient = reduce_scatter(gradient, self.link, op)
+            gradient = self._reduce_scatter(gradient, op=op)
         else:  # in place: of one rank nothing is copied
-            all_reduce(gradient, self.link, op)
-        if self.across is not None:
-            all_reduce(gradient, self.across, op)
+            self._all_reduce(gradient, op=op)
+        if self._across is not None:
+            self._across(gradient, op=op)
         return gradient
 
 
@@ -282,7 +287,8 @@ class Flat:
     def check_place(self) -> None:
         """Raise RuntimeError if parameters were moved or converted: gathering would undo it."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            elsewhere = (parameter.dtype, parameter.device) != (view.dtype, view.device)
+            kind = parameter.dtype, parameter.device
+            elsewhere = kind != (view.dtype, view.device)
             if elsewhere or (self.replicated and place_of(parameter) != place_of(view)):
                 raise RuntimeError(moved(self.shard.placements[parameter].name, view, parameter))
 

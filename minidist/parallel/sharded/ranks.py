@@ -86,6 +86,7 @@ class Ranks:
         self.links = {self.shard_comm: self.stream.comm}
         if experts:
             self.links = links_of(parameters, comm, self.stream)
+        self.directs: dict[Communicator, Direct] = {}
         self.single = comm.split(comm.rank) if replicated else comm
         at_once = all(parameter.device.type != "cuda" for parameter in parameters)
         self.same = SameSteps(self.stream.comm, at_once)
@@ -105,8 +106,11 @@ class Ranks:
         return self.links[self.cutting(parameters)]
 
     def direct(self, parameters: list[nn.Parameter]) -> Direct:
-        """Return the plain transport between the ranks that cut these parameters."""
-        return Direct(self.link(parameters), self.across)
+        """Return the plain transport between the ranks that cut these parameters: one for all that
+        the same ranks cut.
+        """
+        link = self.link(parameters)
+        return self.directs.setdefault(link, Direct(link, self.across))
 
     def volume(
         self, flats: list[Flat], of_root: list[Flat], microbatches: int

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.collectives import PreparedLater, reduce_scatter
+from minidist.collectives import PreparedLater, PreparedOnMeta
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.backward import Hook
@@ -139,6 +139,7 @@ class ZeRO1(DataParallel):
             part = BucketShard(bucket.parameters, self.names, copies, bucket.link)
             part.shard.gradient = torch.zeros_like(part.shard.values)
             self.shards[bucket] = part
+        self._prepare_reductions()
         self.part_of = {
             parameter: self.shards[bucket] for parameter, bucket in self.reducer.bucket_of.items()
         }
@@ -154,19 +155,34 @@ class ZeRO1(DataParallel):
 
     # ------------- phase 1, during backward: reduce-scatter each bucket as soon as it is complete
 
+    def _prepare_reductions(self) -> None:
+        """Make a handle for each bucket. What they return lies in one room, the stream's, which
+        the next one of the same dtype overwrites.
+        """
+        rooms: dict[torch.dtype, Tensor] = {}
+        for part in self.shards.values():
+            values = part.shard.values
+            if len(values) > len(rooms.get(values.dtype, ())):
+                rooms[values.dtype] = torch.empty_like(values)
+        self.reductions = {
+            bucket: PreparedLater(
+                "reduce_scatter",
+                bucket.flat,
+                bucket.link,
+                op=self.op,
+                out=rooms[part.shard.values.dtype][: len(part.shard.values)],
+            )
+            for bucket, part in self.shards.items()
+        }
+
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to reduce a bucket; return what to wait for."""
-        return self.stream.launch(self._reduce, self.shards[bucket], bucket.take(), bucket.link)
+        return self.stream.launch(self._reduce, bucket, bucket.take())
 
-    def _reduce(self, part: BucketShard, gradients: Tensor, link: Communicator) -> None:
+    def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
         """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream."""
-        part.shard.add_gradient(reduce_scatter(gradients, link, self.op))
-        self._empty(gradients)
-
-    def _empty(self, gradients: Tensor) -> None:
-        """Make the bucket zeros: the shard's gradient is the sum, and a next backward's come on
-        top.
-        """
+        self.shards[bucket].shard.add_gradient(self.reductions[bucket]())
+        # the shard's gradient is the sum, and a next backward's come on top
         gradients.zero_()
 
     def reduced(self, used: Set[nn.Parameter]) -> None:
@@ -298,11 +314,23 @@ class ZeRO2(ZeRO1):
     whole_gradients = False
     kind_of_bucket = Bucket
 
+    def _prepare_reductions(self) -> None:
+        """Make no handle of a bucket, which lies in other memory at each backward."""
+        self.reduce_scatter = {
+            link: PreparedOnMeta("reduce_scatter", link)
+            for link in {bucket.link for bucket in self.shards}
+        }
+
+    def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
+        """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream.
+
+        They are freed with the call.
+        """
+        reduce_scatter = self.reduce_scatter[bucket.link]
+        self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, op=self.op))
+
     def launch(self, bucket: Bucket) -> Handle:
         """Wait for the bucket before, then begin to reduce this one; return what to wait for."""
         if at := self.reducer.buckets.index(bucket):
             self.reducer.buckets[at - 1].wait()
         return super().launch(bucket)
-
-    def _empty(self, gradients: Tensor) -> None:
-        """Do nothing: these gradients are freed."""

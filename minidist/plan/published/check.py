@@ -1,51 +1,58 @@
-"""`plan check`: each row of a file predicted, and beside it what was measured.
+"""Each row of a file predicted, and beside it what was measured.
 
 A `time` is the seconds of a step (throughputs are turned into it), a `memory` the GB of a GPU, a
-`formula` what a paper computed itself. `permute` lets measured values change places among the rows:
-a prediction that knows something must then be far off. `ranking` looks at models of which several
+`formula` what a paper computed itself. A `peer` is what the authors of a row predicted themselves,
+with a planner of their own. `permute` lets measured values change places among the rows: a
+prediction that knows something must then be far off. `ranking` looks at models of which several
 layouts were measured: it asks what the layout predicted to be best really took.
 """
 
-import json
 import random
+import re
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from minidist.launch.parser import Parser
+from minidist.options import shown
 from minidist.plan.device import Constants, PlanError
-from minidist.plan.equation import layer_activations, layer_input, model_states
-from minidist.plan.memory import GB, bytes_held
-from minidist.plan.published.fields import NUMBERS, READ, LeftOut, PublishedRow, check_row
+from minidist.plan.memory import GB, metered
+from minidist.plan.parts.layer import passes
+from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
+from minidist.plan.published.formulas import GIB, formulas
+from minidist.plan.published.room import refused
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
-from minidist.plan.step import passes, step
-from minidist.trainer.files import FileError, at, parse, read_text, retold
+from minidist.plan.step import step
+from minidist.trainer.files import FileError, parse, read_text, retold
 
 SOURCES_FILE = Path(__file__).with_name("sources.toml")
 SOURCES = tomllib.loads(SOURCES_FILE.read_text(encoding="utf-8"))["source"]
-GIB = 2.0**30
 SEVERAL = 4  # layouts of one model, from which they are ranked
-# what a column of Korthikanti et al. 2022, figure 7, recomputes, and whether sequences are cut
-POLICIES = {
-    "seqpar_pct": ("none", True),
-    "selective_pct": ("selective", False),
-    "seqpar_selective_pct": ("selective", True),
-    "full_pct": ("full", False),
-}
+# what layouts of one model have in common
+SIZES = ("hidden", "layers", "seq", "gpus", "global_batch", "num_microbatches", "gpu", "precision")
 
 
 class Compared(NamedTuple):
-    """One quantity of one row; the report calls the place where it was published `source`."""
+    """One quantity of one row; the report calls the place where it was published `source`.
+
+    A `group` has rows of one kind, if the file names one. `peer` is 0 where nobody else predicted.
+    """
 
     id: str
     source: str
     quantity: str
     predicted: float
     measured: float
+    group: str = ""
+    peer: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """How far off the prediction is, in percent."""
+        return 100 * (self.predicted / self.measured - 1)
 
 
 def read(path: str) -> list[PublishedRow]:
@@ -84,6 +91,7 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
     """
     check_row(row)
     measured = row["measured"]
+    peers = {}
     with retold(LeftOut, FileError, before="it "):
         found = [*formulas(row)]
     if not found:
@@ -91,14 +99,52 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
         if row.get("kind") == "throughput" and not measured.get("oom"):
             with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
                 found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
-        gibibytes = "peak_memory_gib" in measured or run.software.measured == "tensors"
-        unit = GIB / GB if gibibytes else 1.0
-        if peak := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
-            planned = sum(bytes_held(run).values()) / GB
-            found.append(("memory", planned, peak * unit))
+        found += memory(row, run)
+        peers = peers_of(row, run)
     if not found:
         raise LeftOut("nothing measured that is predicted here")
-    return [Compared(str(row["id"]), name_of(row), *each) for each in found]
+    group = row.get("group") if isinstance(row.get("group"), str) else ""
+    compared = []
+    for quantity, predicted, value in found:
+        peer = peers.get(quantity, 0.0)
+        each = Compared(str(row["id"]), name_of(row), quantity, predicted, value, group or "", peer)
+        compared.append(each)
+    return compared
+
+
+def memory(row: PublishedRow, run: Setup) -> list[tuple[str, float, float]]:
+    """Return what a row's meters showed of a GPU's memory, in GB, behind what is predicted.
+
+    The allocator's meters count in GiB.
+    """
+    measured = row["measured"]
+    gibibytes = "peak_memory_gib" in measured or run.software.measured == "allocated"
+    unit = GIB / GB if gibibytes else 1.0
+    found = []
+    if peak := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
+        found.append(("memory", sum(metered(run).values()) / GB, peak * unit))
+    if reserved := positive(row, "reserved_gib"):
+        planned = sum(metered(run, "reserved").values()) / GB
+        found.append(("memory reserved", planned, reserved * GIB / GB))
+    return found
+
+
+def peers_of(row: PublishedRow, run: Setup) -> dict[str, float]:
+    """Return what the authors of a row predicted, by quantity; 0 for what they did not.
+
+    Raise LeftOut if that is no number.
+    """
+    said = row.get("peer") or {}
+    if not isinstance(said, dict):
+        raise LeftOut(f"it has peer = {shown(said)}, which names no quantity")
+    seconds = positive(said, "ms") / 1e3
+    if rate := positive(said, "tok"):  # tokens a second and GPU
+        seconds = run.batch * run.sequence / (rate * run.machine.gpus)
+    return {
+        "time": seconds,
+        "memory": positive(said, "gib") * GIB / GB,
+        "memory reserved": positive(said, "reserved_gib") * GIB / GB,
+    }
 
 
 def predicted_seconds(row: PublishedRow, run: Setup, exact: bool) -> float:
@@ -106,60 +152,6 @@ def predicted_seconds(row: PublishedRow, run: Setup, exact: bool) -> float:
     if "single layer" in str(row["config"].get("scope")):
         return sum(each.seconds for each in passes(run))
     return sum(step(run, exact).values())
-
-
-def formulas(row: PublishedRow) -> Iterator[tuple[str, float, float]]:
-    """Yield what a paper computed by a formula that `equation.py` has too, beside our value."""
-    config, measured = row.get("config") or {}, row["measured"]
-    values = {}
-    if "pos_gb" in measured:
-        billions = at(config, "params_b", kind=float, limit=READ["params_b"][1])
-        ranks = size(config, "dp")
-        for stage, name in enumerate(("pos_gb", "pos_g_gb", "pos_g_p_gb"), start=1):
-            values[name] = model_states(billions * 1e9, ranks, stage).total / GB
-    if "params_opt_gib" in measured:
-        all_layers = 12 * size(config, "layers") * size(config, "hidden") ** 2
-        count = all_layers / (size(config, "tp") * size(config, "pp"))
-        recompute = at(config, "recompute", kind=str)
-        sp = at(config, "sequence_parallel", kind=bool)
-        values["params_opt_gib"] = 18 * count / GIB
-        values["activations_gib"] = stored(config, recompute, sp) / GIB
-    if "tp_baseline_pct" in measured:
-        whole = stored(config, "none", False)
-        for name, policy in POLICIES.items():
-            values[name] = 100 * stored(config, *policy) / whole
-    for name, value in values.items():
-        if not positive(measured, name):
-            raise LeftOut(f"it has no {name}")
-        printed = measured[name]
-        # what is printed is known to a unit of its last digit: nearer than that is equal
-        unit = 1.0
-        if isinstance(printed, float):
-            digits = str(printed).partition(".")[2]
-            unit = 10.0 ** -len(digits)
-        equal = abs(value - printed) < unit
-        yield "formula", printed if equal else value, printed
-
-
-def stored(config: PublishedRow, recompute: str, sp: bool) -> float:
-    """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to
-    6.)
-    """
-    sizes = size(config, "seq"), size(config, "micro_batch"), size(config, "hidden")
-    heads, tp = size(config, "heads"), size(config, "tp")
-    if recompute == "full":
-        kept = layer_input(*sizes)
-    else:
-        kept = layer_activations(*sizes, heads, tp, sp, attention_weights=recompute == "none")
-    pp = size(config, "pp")
-    chunks = size(config, "virtual_pp") if config.get("virtual_pp") else 1
-    more = 1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1
-    return kept * float(size(config, "layers")) * more
-
-
-def size(config: PublishedRow, name: str) -> int:
-    """Return a whole number of a configuration; raise FileError if it says none."""
-    return int(at(config, name, kind=int, limit=NUMBERS["size"][1]))
 
 
 def check(
@@ -177,22 +169,55 @@ def check(
             left_out.append({"id": id, "source": name_of(row), "why": str(reason)})
     ranked = ranking(found)
     compared = [each for _, each in found]
+    others = permute(compared, permuted or 0)
     if permuted is not None:
-        compared = permute(compared, permuted)
-    groups: dict[str, list[float]] = defaultdict(list)
-    for each in compared:
-        error = 100 * (each.predicted / each.measured - 1)
-        group = each.source if each.quantity == "time" else each.quantity
-        groups[group].append(error)
-    sources = {}
-    for name, errors in sorted(groups.items()):
-        sources[name] = {"n": len(errors)} | measures(errors)
+        compared = others
     return {
-        "sources": sources,
+        "sources": tabled(compared, others, source_of),
+        "groups": tabled(compared, others, group_of),
         "rows": [each._asdict() for each in compared],
         "left_out": left_out,
         "ranking": ranked,
+        "room": refused(rows, known),
     }
+
+
+def source_of(each: Compared) -> str:
+    """Return the line of the first table that a value belongs to."""
+    return each.source if each.quantity == "time" else each.quantity
+
+
+def group_of(each: Compared) -> str:
+    """Return the line of the second table; nothing if the file names no group."""
+    if not each.group or each.quantity == "time":
+        return each.group
+    return f"{each.group}, {each.quantity}"
+
+
+def tabled(
+    compared: Sequence[Compared], others: Sequence[Compared], name: Callable[[Compared], str]
+) -> dict[str, dict[str, float]]:
+    """Return the errors of each line of a table, with those beside `others`' measured values.
+
+    `peer` is the mean of |error| of `peers` rows that have one, `beside_peer` ours on the same rows.
+    """
+    lines: dict[str, list[tuple[Compared, Compared]]] = defaultdict(list)
+    for each, other in zip(compared, others, strict=True):
+        if name(each):
+            lines[name(each)].append((each, other))
+    found = {}
+    for line, pairs in sorted(lines.items()):
+        errors = [each.error for each, _ in pairs]
+        found[line] = {"n": len(errors)} | measures(errors)
+        found[line]["permuted"] = fmean(abs(other.error) for _, other in pairs)
+        if peers := [each for each, _ in pairs if each.peer]:
+            theirs = [each._replace(predicted=each.peer).error for each in peers]
+            found[line] |= {
+                "peers": len(peers),
+                "peer": fmean(map(abs, theirs)),
+                "beside_peer": fmean(abs(each.error) for each in peers),
+            }
+    return found
 
 
 def measures(errors: Sequence[float]) -> dict[str, float]:
@@ -202,29 +227,33 @@ def measures(errors: Sequence[float]) -> dict[str, float]:
 
 
 def permute(compared: Sequence[Compared], seed: int) -> list[Compared]:
-    """Return the same predictions, each beside a value that another row measured."""
+    """Return the same predictions in the same order, each beside a value that another row
+    measured.
+    """
     generator = random.Random(seed)
-    found = []
+    found = [*compared]
     for quantity in sorted({each.quantity for each in compared}):
-        same = [each for each in compared if each.quantity == quantity]
-        values = generator.sample([each.measured for each in same], len(same))
-        for each, value in zip(same, values, strict=True):
-            found.append(each._replace(measured=value))
+        places = [place for place, each in enumerate(compared) if each.quantity == quantity]
+        values = generator.sample([compared[place].measured for place in places], len(places))
+        for place, value in zip(places, values, strict=True):
+            found[place] = compared[place]._replace(measured=value)
     return found
 
 
 def ranking(compared: Sequence[tuple[PublishedRow, Compared]]) -> list[dict[str, Any]]:
     """Return, for each model with several layouts, what the one predicted best took, and the place
     of the best.
+
+    Layouts are of one model if the same people measured them with the same batch on as many of the
+    same GPUs.
     """
     groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
     for row, each in compared:
         if each.quantity == "time":
-            sizes = ("hidden", "layers", "seq", "gpus", "global_batch", "num_microbatches")
-            model = [row["config"].get(name) for name in sizes]
-            groups[each.source, *model].append(each)
+            model = [row["config"].get(name) for name in SIZES]
+            groups[each.source, publication(row), *model].append(each)
     found = []
-    for (source, hidden, layers, *_), several in groups.items():
+    for (source, _, hidden, layers, *_), several in groups.items():
         best = min(several, key=lambda each: each.measured)
         order = sorted(several, key=lambda each: each.predicted)
         slowest = max(each.measured for each in several)
@@ -236,59 +265,14 @@ def ranking(compared: Sequence[tuple[PublishedRow, Compared]]) -> list[dict[str,
                     "layers": layers,
                     "layouts": len(several),
                     "chosen": order[0].measured / best.measured,
+                    "chosen_id": order[0].id,
+                    "best_id": best.id,
                     "place": order.index(best) + 1,
                 }
             )
     return found
 
 
-def text(report: dict[str, Any]) -> str:
-    """Return the report as a table."""
-    bounds = {entry["name"]: entry.get("bound") for entry in SOURCES}
-    bounds |= {"memory": 5, "formula": 0}
-    lines = [
-        f"{'source':<20}{'rows':>6}{'mean |error|':>14}{'median':>9}{'bias':>9}   bound of the mean"
-    ]
-    for name, each in report["sources"].items():
-        errors = f"{each['mean']:>12.2f} %{each['median']:>7.2f} %{each['bias']:>7.1f} %"
-        lines.append(f"{name:<20}{each['n']:>6}{errors}   {bounds.get(name) or ''}")
-    for name in sorted({each["source"] for each in report["ranking"]}):
-        ranked = [each for each in report["ranking"] if each["source"] == name]
-        took = [each["chosen"] for each in ranked]
-        early = sum(each["place"] <= 5 for each in ranked)
-        lines.append(
-            f"{name}: of {len(took)} models with several layouts, the one predicted best took "
-            f"{fmean(took):.3f} of the best (at most {max(took):.3f}); the best is among the "
-            f"first five of {early}"
-        )
-    predicted = len({each["id"] for each in report["rows"]})
-    lines.append(f"{predicted} rows are predicted, {len(report['left_out'])} are left out")
-    reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
-    lines += [
-        f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())
-    ]
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print predictions beside published measurements, or with --permuted beside those of other
-    rows.
-    """
-    found = Parser("python -m minidist plan check", description=main.__doc__)
-    found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
-    found.add_argument(
-        "--permuted", type=int, metavar="SEED", help="let measured values change places"
-    )
-    found.add_argument("--format", choices=("text", "json"), default="text")
-    asked = found.parse_args(argv)
-    rows, known = read(asked.rows), Constants.table()
-    report = check(rows, known, asked.permuted)
-    if asked.format == "json":
-        print(json.dumps(report, indent=1))
-        return 0
-    print(text(report))
-    if asked.permuted is None:
-        apart = check(rows, known, permuted=0, exact=False)["sources"]
-        far = ", ".join(f"{name} {each['mean']:.0f} %" for name, each in apart.items())
-        print(f"the same beside measured values of other rows, which must be far off: {far}")
-    return 0
+def publication(row: PublishedRow) -> str:
+    """Return where a row was published, without the line."""
+    return re.sub(r", line \d+.*", "", str(row.get("source")))

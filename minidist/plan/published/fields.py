@@ -35,7 +35,7 @@ ROW: Ranges = {
 ROW_BESIDE = ("note", "is_formula", "group", "file", "peer", "reserved_gib", "mb_tflops")
 
 MODEL, NUMBERS = ranges("model"), ranges("row")
-COUNTED = ("gpus", "tp", "pp", "dp", "cp", "ep", "node_size", "model_parallel", "shard")
+COUNTED = ("gpus", "tp", "pp", "dp", "cp", "ep", "node_size", "model_parallel", "shard", "slices")
 BATCHES = ("micro_batch", "global_batch", "local_batch", "num_microbatches")
 WORDS = (
     "arch",
@@ -61,6 +61,8 @@ READ: Ranges = {
     "experts": MODEL["experts"],
     "top_k": MODEL["top_k"],
     "shared": MODEL["shared"],
+    "dense_layers": MODEL["dense_layers"],
+    "dense_ffn": MODEL["dense_ffn"],
     "params_b": NUMBERS["billions"],
     "seq": NUMBERS["size"],
     **dict.fromkeys((*COUNTED, *BATCHES), NUMBERS["size"]),
@@ -69,7 +71,7 @@ READ: Ranges = {
     **dict.fromkeys(WORDS, (str, None)),
     **dict.fromkeys(("order", "offload", "overlap", "distributed_optimizer"), (str, None)),
     **dict.fromkeys(
-        ("sequence_parallel", "async_tp", "compile", "overlap_grad_reduce"), (bool, None)
+        ("mla", "sequence_parallel", "async_tp", "compile", "overlap_grad_reduce"), (bool, None)
     ),
 }
 EITHER = {"zero": (0, 1, 2, 3), "virtual_pp": range(1, 1001)}  # a number of these, or words
@@ -90,10 +92,6 @@ BESIDE: dict[str, tuple[Any, ...]] = {  # empty: whatever it says
     "dp_impl": (),  # follows from the generation of the software
     "mp_mode": (),  # changes states, of which such rows measure nothing
     "attention": ("FA2",),
-    "mla": (False,),
-    "dense_layers": (0,),
-    "dense_ffn": (0,),
-    "slices": (1,),
     "fsdp": (0,),
     "task": ("pretrain",),
 }

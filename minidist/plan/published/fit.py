@@ -1,7 +1,7 @@
 """How the fitted constants of `constants.toml` were chosen: from the rows given, and from nothing
 else.
 
-    python -m minidist.plan.published.fit rows.json
+    python -m minidist.plan.published.fit rows.json rows_2026.json
 
 Each source weighs the same, however many rows it has. A damped Gauss-Newton method makes the sum of
 |ln(predicted / measured)| small; it is reweighted so that squares stand for absolute values.
@@ -124,7 +124,10 @@ def resident(rows: Sequence[PublishedRow], known: Constants) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Print each fitted constant: as it is in the table, and as these rows have it."""
-    rows, known = read(argv[0]), Constants.table()
+    known = Constants.table()
+    rows = []
+    for path in argv:
+        rows += read(path)
     best = fit(rows, known)
     best = best.but(resident=resident(rows, best))
     for name in [*fitted_names(), "resident"]:

@@ -6,6 +6,8 @@ configuration leaves out:
 
     microbatch   one sequence in a pipeline or where it is said to be unknown, otherwise one microbatch a step
     recompute    "selective" with tp, as Megatron's sequence parallelism has it, otherwise nothing
+    latent       mla says no sizes: keys and values have 512 latent channels, queries 1,536 of a model with more than
+                 16 heads, and 64 are rotary, as every published model with latent attention has them
     heads        the number that divides hidden and comes nearest to heads of 128 channels
     layers       what the number of parameters leaves for them
     gradients    of 32 bits in software that has both, but of 16 with fp16 or where their reduction is hidden
@@ -21,6 +23,7 @@ from minidist.options import shown
 from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
+from minidist.plan.published.machines import device_name, network, text
 from minidist.plan.run import Setup, Software
 from minidist.trainer.files import FileError, at, retold
 
@@ -31,21 +34,6 @@ POLICIES = {  # the first that fits
     "layer": "half",
     "selective": "selective",
 }
-GPUS = {  # how rows call a device of `devices.toml`, without its case and form
-    "v100 32gb": "v100",
-    "a100": "a100-80",
-    "a100 80gb": "a100-80",
-    "a100 40gb": "a100-40",
-    "h100": "h100",
-    "h100 80gb": "h100",
-    "h100 96gb hbm2e 500w": "h100-500w",
-    "h200": "h200",
-    "h200 141gb": "h200",
-    "b200": "b200",
-    "tpu v5p": "tpu-v5p",
-}
-# words that change nothing: a DGX-2, a board
-FORMS = ("nvidia", "dgx", "2", "sxm", "sxm4", "sxm5", "cluster")
 ARCHITECTURES = (
     "gpt",
     "gpt-alibi",
@@ -55,13 +43,19 @@ ARCHITECTURES = (
     "llama",
     "llama-moe",
 )
+SIGNS = {  # of precisions: the first that is among the words of a row
+    "nvfp4": "nvfp4",
+    "fp8-cs": "fp8",
+    "mxfp8": "mxfp8",
+    "fp8-mx": "mxfp8",
+    "row": "fp8-rows",
+    "fp8": "fp8",
+    "float8": "fp8",
+    "fp16": "bf16",
+    "bf16": "bf16",
+}
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2", "zb-v")
 ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
-
-
-def text(config: PublishedRow, *names: str) -> str:
-    """Return what a configuration says under these names, in small letters."""
-    return " ".join(str(config.get(name) or "") for name in names).lower()
 
 
 def setup(row: PublishedRow, known: Constants) -> Setup:
@@ -82,20 +76,23 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
         raise LeftOut("it does not say one batch, or tells tp and pp not apart")
     config = read_config(config)
     tp, pp, cp, dp, ep, shard = axes(config)
-    device, precision = Device.named(device_name(config)), precision_of(config)
+    device = Device.named(device_name(config))
+    precision = precision_of(config, device)
     with retold(LeftOut, PlanError):
         sizes = model(config, pp)
-    software, zero = software_of(config, device), zero_of(config)
+    software, zero = software_of(row, config, device), zero_of(config)
     microbatch, batch = batches(config, pp, dp)
     recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
-    narrow = "fp16" in precision or "overlap" in config
+    said_precision = text(config, "precision")
+    narrow = "fp16" in said_precision or "overlap" in config
+    # recipes of 8 bits reduce gradients in 16 (grad_sync_dtype, grad_reduce_in_fp32)
+    narrow |= release(row) >= 24 and precision != "bf16"
     chunks = chunks_of(config, sizes, pp)
     schedule = "interleaved" if chunks > 1 else schedule_of(config)
-    speed = known["eight_bits_rows" if "row" in precision else "eight_bits"]
     node = config.get("node_size") or 8
     across = network(config, device)
     sp = recompute == "selective" or device.generation == "hopper"
-    wide_gradients = "fp32 grad" in precision or (software.gradients == 4 and not narrow)
+    wide_gradients = "fp32 grad" in said_precision or (software.gradients == 4 and not narrow)
     return Setup(
         sizes,
         Machine(device.name, device, config["gpus"], node, across, price=0.0),
@@ -114,15 +111,21 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
         zero=zero,
         recompute=recompute,
         order=order_of(config),
-        bits8=speed if "fp8" in precision or "float8" in precision else 0.0,
+        precision=precision,
         offload="cpu" in text(config, "offload"),
         hidden_tensor=bool(config.get("async_tp")) or sizes.parallel or "overlap" in config,
         ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0,
         fused_loss="liger" in text(config, "fused"),
         gradient_bytes=4 if wide_gradients else 2,
+        cp_comm="a2a" if "a2a" in text(config, "cp_comm") else "ring",
         software=software,
         known=known,
     )
+
+
+def arch_has_experts(config: PublishedRow) -> bool:
+    """Tell whether the row's model has experts."""
+    return bool(config.get("experts"))
 
 
 def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
@@ -139,23 +142,35 @@ def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
     shard = config.get("shard") or 0
     if tp * pp * cp * dp != gpus:
         raise LeftOut(f"tp={tp} x pp={pp} x cp={cp} x dp={dp} is not {gpus} GPUs")
+    # Megatron shares experts out over tp, too: tp 2 and ep 64 are 64 ranks. A `Setup` counts those
+    # along tp apart, if they can be.
+    if ep % tp == 0 and arch_has_experts(config):
+        ep //= tp
     if dp * cp % ep:
-        raise LeftOut(f"ep={ep} does not divide dp x cp = {dp * cp}")
+        raise LeftOut(f"ep={config['ep']} does not divide tp x dp x cp = {tp * dp * cp}")
     if shard and (config.get("zero") != 3 or dp * cp % shard):
         raise LeftOut(
             f"shard={shard} of dp x cp = {dp * cp} ranks needs zero=3, and has to divide them"
         )
-    if cp > 1 and text(config, "cp_comm") not in ("", "ring", "p2p"):
-        raise LeftOut(f"cp_comm {config['cp_comm']!r} is not modelled: rings alone are")
+    if cp > 1 and text(config, "cp_comm") not in ("", "ring", "p2p", "a2a"):
+        raise LeftOut(f"cp_comm {config['cp_comm']!r} is not modelled: rings and a2a are")
     return tp, pp, cp, dp, ep, 0 if shard == dp * cp else shard
 
 
-def precision_of(config: PublishedRow) -> str:
-    """Return what the row says of precision; raise LeftOut if no 16 or 8 bits are among it."""
+def precision_of(config: PublishedRow, device: Device) -> str:
+    """Return the precision of products, one of `PRECISIONS`; raise LeftOut if it is not known.
+
+    8 bits whose scales are unsaid have one for each tensor.
+    """
     said = text(config, "precision")
-    if said and not any(sign in said for sign in ("fp16", "bf16", "fp8", "float8")):
+    for sign, found in SIGNS.items():
+        if sign in said:
+            if found == "nvfp4" and not device.peak4:
+                raise LeftOut(f"{device.name} has no products of 4 bits")
+            return found
+    if said:
         raise LeftOut(f"the precision {said!r} is not known")
-    return said
+    return "bf16"
 
 
 def recompute_of(config: PublishedRow) -> str:
@@ -223,7 +238,7 @@ def model(config: PublishedRow, pp: int) -> Model:
         hidden=hidden,
         heads=heads,
         vocabulary=vocabulary,
-        kv=config.get("kv_heads") or 0,
+        kv=0 if config.get("mla") else config.get("kv_heads") or 0,
         ffn=config.get("ffn") or 0,
         head_dim=config.get("head_dim") or 0,
         gated=gated,
@@ -231,36 +246,52 @@ def model(config: PublishedRow, pp: int) -> Model:
         experts=config.get("experts") or 0,
         top_k=config.get("top_k") or 0,
         shared=config.get("shared") or 0,
+        dense_layers=config.get("dense_layers") or 0,
+        dense_ffn=config.get("dense_ffn") or 0,
+        **(latent_sizes(heads) if config.get("mla") else {}),
         parallel="parallel block" in arch,
         window=1024 if "swa" in arch else 0,
         dropout=not gated and "sharding" not in config,
     )
 
 
-def device_name(config: PublishedRow) -> str:
-    """Return which of `devices.toml` the row names.
-
-    Raise LeftOut for any other: none stands in for it.
-    """
-    said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
-    words = [word for word in re.findall(r"[a-z0-9]+", said) if word not in FORMS]
-    if (name := " ".join(words)) not in GPUS:
-        raise LeftOut(f"the GPU {config.get('gpu')!r} is not in the table of devices")
-    return GPUS[name]
+def latent_sizes(heads: int) -> dict[str, int]:
+    """Return the sizes of latent attention, of which rows say only that it is there."""
+    return {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
 
 
-def software_of(config: PublishedRow, device: Device) -> Software:
+def software_of(row: PublishedRow, config: PublishedRow, device: Device) -> Software:
     """Return the software that the options of the row belong to."""
-    software = Software.named(software_name(config, device))
+    software = Software.named(software_name(config, device, release(row)))
     if (overlap := config.get("overlap_grad_reduce")) is not None:
         software = replace(software, overlap=overlap)
     return software
 
 
-def software_name(config: PublishedRow, device: Device) -> str:
+def release(row: PublishedRow) -> float:
+    """Return the release of the software that a row says, as 25.09 for September 2025; 0.0 if none.
+
+    Rows say it beside their source ("container 25.09"), where it is the only word on the software's
+    year.
+    """
+    found = re.search(r"container [A-Za-z]*(\d\d\.\d\d)", str(row.get("source")))
+    return float(found.group(1)) if found else 0.0
+
+
+def software_name(config: PublishedRow, device: Device, year: float) -> str:
     """Return which of `software.toml` the options of the row belong to."""
+    if device.generation == "tpu":
+        return "xla"
     hopper = device.generation in ("hopper", "blackwell")
-    if "sharding" in config or config.get("compile") is False:
+    if config.get("zero") == 3 and year:
+        return "megatron-fsdp"
+    if device.generation == "cdna":
+        return "megatron-rocm"
+    if hopper and year >= 25:
+        return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
+    if "sharding" in config:
+        return "llm-foundry"
+    if config.get("compile") is False:
         return "fsdp-eager"
     if text(config, "arch").startswith("llama") and config.get("zero") == 3:
         return "fsdp-compiled"
@@ -305,20 +336,6 @@ def chunks_of(config: PublishedRow, sizes: Model, pp: int) -> int:
     if not 1 <= chunks * pp <= sizes.layers + 2:
         raise LeftOut(f"pp={pp} x {chunks} chunks is more than {sizes.layers} layers")
     return chunks
-
-
-def network(config: PublishedRow, device: Device) -> float:
-    """Return the bytes/s of a node's network cards."""
-    if config.get("inter_node_Gbps_per_node"):
-        return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
-    if "omni-path" in text(config, "interconnect"):
-        return 4 * 12.5e9
-    # GB/s, one for each GPU of eight
-    cards = {"volta": 12.5, "ampere": 25, "hopper": 50, "blackwell": 50}
-    said = config.get("inter_node_GBps") or cards.get(device.generation)
-    if said is None and config["gpus"] > (config.get("node_size") or 8):
-        raise LeftOut(f"it does not say how fast the network between nodes of {device.name} is")
-    return float(said or 50) * 8e9  # inside one node nothing crosses it
 
 
 def seconds(row: PublishedRow, run: Setup) -> float:

@@ -9,7 +9,7 @@ waits is never interrupted, so the interleaving is a function of the seed, and s
 follows from it. That nobody can go on is simply that `ready` is empty.
 
 Nothing here is a thread. Where the calls of a rank stay while another one runs is the matter of
-`Stacks`: a third kind has to bring these seven functions.
+`Stacks`: another kind has to bring these seven functions.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def explore(
     cluster: Cluster | None = None,
     eager_limit: int = 0,
     debug: bool | None = None,
-    engine: str = "cooperative",
+    engine: str | None = None,
     reduce: bool = True,
     most: int = 10_000,
 ) -> Exploration:
@@ -100,8 +100,8 @@ def explore(
     shared : callable, optional
         Makes what the ranks share, anew for each interleaving: the program is then called as
         `program(comm, what it made)`. It must be possible to pickle it: so changes are seen.
-    engine : str
-        `cooperative` or `greenlets`; see `run`.
+    engine : str, optional
+        One on which ranks take turns: `cooperative`, the default, or `greenlets`; see `run`.
     reduce : bool
         Leave out interleavings that cannot differ. False tries all.
     most : int

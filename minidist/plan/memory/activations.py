@@ -1,0 +1,75 @@
+"""What a layer keeps of a microbatch for backward, and what it needs while it is at work.
+
+Three kinds of layers keep different tensors:
+
+    GPT             as counted by Korthikanti et al. 2022, equations 1 to 4
+    Llama           of torch's operations, each with its own inputs: gate, up, SiLU of the gate, and their product
+    Megatron Core   `engine.py`, any model
+
+Autocast: 32 bits between products, and 16-bit copies of what these read.
+"""
+
+from typing import NamedTuple
+
+from minidist.plan.equation import layer_activations
+from minidist.plan.memory import engine
+from minidist.plan.run import Setup
+
+
+class Layer(NamedTuple):
+    """Bytes of a layer and a microbatch: `saved` until its backward, and `working` beside them while
+    that goes on.
+    """
+
+    saved: float
+    working: float
+
+
+def layer_of(run: Setup) -> Layer:
+    """Return the bytes of one of the run's layers, and a microbatch."""
+    everything, every_other_product = needed(run)
+    scores = 0.0
+    if run.software.kernel == "unfused":
+        queries = run.sequence // run.cp
+        scores = 5 * run.model.heads / run.tp * queries * run.sequence * run.share.batch
+    entry = entry_bytes(run)
+    saved = {
+        "none": everything + scores,
+        "selective": everything,
+        "op": every_other_product,
+        "half": (everything + entry) / 2,
+        "full": entry,
+    }[run.recompute]
+    return Layer(saved, everything + scores - saved)
+
+
+def entry_bytes(run: Setup) -> float:
+    """Return the bytes of a layer's input on a rank."""
+    width = 4 if run.autocast else 2
+    return width * run.share.tokens * run.model.hidden / (run.tp if run.sp else 1)
+
+
+def needed(run: Setup) -> tuple[float, float]:
+    """Return the bytes that backward needs of a layer, without scores: all of them, and those that
+    the policy "op" keeps.
+    """
+    model, tp, tokens = run.model, run.tp, run.share.tokens
+    if run.software.engine:
+        everything = engine.kept(run)
+        return everything, everything / 2
+    if not model.gated:
+        queries, batch = run.sequence // run.cp, run.share.batch
+        everything = layer_activations(
+            queries, batch, model.hidden, model.heads, tp, run.sp, attention_weights=False
+        )
+        return everything, everything / 2
+    routed = model.top_k + model.shared if model.experts else 1
+    # norms and sums: without sequence parallelism each rank along tp has all of them
+    between = 8 * tokens * model.hidden / (tp if run.sp else 1)
+    outputs = 4 * (model.heads + model.kv) * model.head_dim
+    if run.autocast:  # of what two norms return, five copies for products, by all tokens
+        between += 10 * tokens * model.hidden
+    everything = between + tokens * (outputs + 8 * model.ffn * routed) / tp
+    keys = 2 * model.kv * model.head_dim
+    kept = 0.75 * between + tokens * (keys + 2 * model.ffn * routed) / tp
+    return everything, kept

@@ -1,0 +1,121 @@
+"""How far off an answer may be: errors of published runs of the same kind.
+
+    hopper, dense, 16 bits        a kind: generation of the devices, experts or none, bits of products
+    0.93 to 1.09                  four of five rows of it took so many times the seconds that are predicted
+
+The range of an answer is its seconds times that. Two layouts whose ranges overlap are equal, as far as
+is known; a layout's `rank` counts those that are faster by more than that. Where no row, or too few,
+are of a kind, there is no range, and the answer says so.
+
+`errors.json` has the ranges; `measure.py` writes it from files of published rows.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minidist.plan.run import Setup
+
+FILE = Path(__file__).with_name("errors.json")
+LEAST = 5  # rows of a kind, from which there is a range
+BITS = {"bf16": "16 bits", "nvfp4": "4 bits"}  # of products; 8 in any other precision
+SHARE = "four of five"  # rows are inside their range
+
+
+class Range(NamedTuple):
+    """What rows of a kind took, as a multiple of what was predicted for them.
+
+    There are no `low` and `high` (0) where there are too few `rows`. `mean` is that of |error|, and
+    `bias` that of the error, in percent; `sources` published the rows.
+    """
+
+    rows: int
+    sources: int
+    low: float
+    high: float
+    mean: float
+    bias: float
+
+    def around(self, value: float) -> tuple[float, float] | None:
+        """Return where a value that is predicted may lie; None if that is not known."""
+        return (value * self.low, value * self.high) if self.low else None
+
+
+def kind_of(run: Setup) -> str:
+    """Return the kind of a run, which rows may share."""
+    model = "experts" if run.model.experts else "dense"
+    bits = "autocast" if run.autocast else BITS.get(run.precision, "8 bits")
+    sites = ", two sites" if run.machine.slower else ""
+    return f"{run.machine.device.generation}, {model}, {bits}{sites}"
+
+
+@cache
+def errors() -> dict[str, Any]:
+    """Return the table that `measure.py` wrote."""
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def range_of(run: Setup, quantity: str = "time") -> Range | None:
+    """Return what rows of the same kind took, or held; None if there are none."""
+    found = errors()["kinds"].get(kind_of(run), {}).get(quantity)
+    return Range(**found) if found else None
+
+
+def overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Tell whether two ranges have anything in common. What has no range is like nothing else."""
+    if one is None or other is None:
+        return False
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def ranks(runs: Sequence[Setup], seconds: Sequence[float]) -> list[int]:
+    """Return the rank of each layout: one more than there are layouts which are faster by more than
+    what is not known.
+    """
+    around = []
+    for run, value in zip(runs, seconds, strict=True):
+        known = range_of(run)
+        around.append(known.around(value) if known else None)
+    found = []
+    for own, value in zip(around, seconds, strict=True):
+        faster = [
+            other < value and not overlap(theirs, own)
+            for theirs, other in zip(around, seconds, strict=True)
+        ]
+        found.append(1 + sum(faster))
+    return found
+
+
+def said_of(run: Setup) -> str:
+    """Say in a sentence what is known of such runs."""
+    kind, time, memory = kind_of(run), range_of(run), range_of(run, "memory")
+    if time is None:
+        near = generation_of(run)
+        return (
+            f"never checked on such a machine: no published row is of the kind '{kind}'"
+            + (f" (there are rows of {'; '.join(near)})" if near else "")
+            + ". No range is known, and the order of layouts is that of the prediction alone"
+        )
+    if not time.low:
+        rows = "one published row is" if time.rows == 1 else f"{time.rows} published rows are"
+        return (
+            f"hardly checked on such a machine: only {rows} of the kind '{kind}' (mean |error| "
+            f"{time.mean:.0f} %), too few for a range"
+        )
+    said = (
+        f"ranges: {SHARE} of {time.rows} published rows ({kind}; {time.sources} sources) took "
+        f"{time.low:.2f} to {time.high:.2f} times the predicted seconds"
+    )
+    if memory and memory.low:
+        said += f", and of {memory.rows} held {memory.low:.2f} to {memory.high:.2f} times the bytes"
+    else:
+        said += "; what they held was never checked"
+    return said
+
+
+def generation_of(run: Setup) -> list[str]:
+    """Return the kinds of rows on devices of the same generation."""
+    generation = run.machine.device.generation
+    return [kind for kind in errors()["kinds"] if kind.startswith(f"{generation},")]
