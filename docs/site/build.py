@@ -19,6 +19,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 sys.path.insert(0, str(HERE))
+# Where it is there, `jsonschema` builds its grammar of web addresses on import, which takes two
+# seconds. Notebooks have none to be checked.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 from coursesite.lessons import (  # noqa: E402
     lesson_folders,

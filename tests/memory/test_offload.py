@@ -275,6 +275,20 @@ def test_a_mapped_tensor_is_a_file_without_a_name(tmp_path: Path) -> None:
         mapped((3,), torch.float32, tmp_path / "nowhere")
 
 
+def test_a_system_that_claims_no_space_is_asked_how_much_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS, which has no `posix_fallocate`."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    tensor = mapped((100, 30), torch.float32, tmp_path)
+    assert tensor.shape == (100, 30) and not tensor.any() and not list(tmp_path.iterdir())
+    full = shutil.disk_usage(tmp_path)._replace(free=11_999)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(OSError, match=r"tensor needs 12,000 bytes in .*, where 11,999 are free"):
+        mapped((100, 30), torch.float32, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_optimizer_that_is_dropped_gives_its_files_back(tmp_path: Path) -> None:
     ours = parameters()
     optimizer = OffloadedOptimizer(ours, adamw, tmp_path)

@@ -26,6 +26,7 @@ sys.path.append(str(ROOT / "docs/site"))
 from coursesite.docstrings import rendered  # noqa: E402
 from figures.fragment import fragment  # noqa: E402
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the build
 BUILD = [sys.executable, str(ROOT / "docs/site/build.py")]
 MOST_BYTES = 300_000  # of a page, besides its pictures
 LESSONS = sorted(path.parent.name for path in ROOT.glob("lessons/[0-9][0-9]_*/README.md"))

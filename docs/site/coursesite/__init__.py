@@ -10,5 +10,7 @@ Then what Sphinx calls. `extension.py` registers the rest with it. `reference.py
 folder of the package: `objects.py` finds what a file defines, `docstrings.py` reads what it says of
 it. `sources.py` writes a page for each source file, with a place to link to for each line.
 `printed.py` links numbers in a text to the command that prints them, and `described.py` gives each
-page its description.
+page its description, and notebooks' pictures their words; `named.py` links the files that a text
+names, `fragments.py` and `drawing.py` put in players, figures and the map, `paths.py` the paths
+through the course. `navigation.py` is the menu beside every page.
 """

@@ -14,6 +14,7 @@ from coursesite.fragments import REPOSITORY, Interactive, Map, Player
 from coursesite.lessons import lesson_folders, programs_page
 from coursesite.links import ROOT
 from coursesite.named import link_named_files
+from coursesite.navigation import Navigation
 from coursesite.printed import link_printed_numbers
 from coursesite.reference import FolderParser
 
@@ -28,6 +29,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("doctree-read", read)
     app.connect("doctree-resolved", resolve_root)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", Navigation().offer, priority=400)  # before the theme asks
     return {"parallel_read_safe": True, "parallel_write_safe": True, "env_version": version()}
 
 
@@ -43,6 +45,9 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
     page = app.env.docname
     if page.startswith("notebooks/"):
         add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
+        name = page.removeprefix("notebooks/")
+        lesson = name if name in lesson_folders(REPOSITORY) else ""
+        add_bar(doctree, f"{ROOT}{page}.ipynb", f"{ROOT}lessons/{lesson}/index.html")
     elif page.startswith(("lessons/", "docs/", "readme")):
         folder = page.removesuffix("/index").removeprefix("lessons/")
         is_lesson = folder in lesson_folders(REPOSITORY)
@@ -50,6 +55,17 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
     of_package = Path(app.env.doc2path(page)).suffix == ".folder"
     folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
     link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))
+
+
+def add_bar(doctree: nodes.document, notebook: str, lesson: str) -> None:
+    """Put a line below a notebook's title: back to its lesson, and the file to download."""
+    title = next(doctree.findall(nodes.title))
+    links = nodes.bullet_list()
+    for words, address in (("Lesson", lesson), ("Notebook to download", notebook)):
+        link = nodes.reference("", words, refuri=address.replace("//", "/"), internal=True)
+        links += nodes.list_item("", nodes.paragraph("", "", link))
+    bar = nodes.container("", links, classes=["lesson-bar"])
+    title.parent.insert(title.parent.index(title) + 1, bar)
 
 
 def resolve_root(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -140,7 +140,8 @@ def offered_files(repository: Path) -> list[str]:
     """Return the files that the site offers as they are, from the root of either."""
     folders = lesson_folders(repository)
     exercises = [f"lessons/{folder}/exercise.py" for folder in folders]
-    return exercises + [f"notebooks/{folder}.ipynb" for folder in folders]
+    notebooks = sorted(path.name for path in (repository / "notebooks").glob("*.ipynb"))
+    return exercises + [f"notebooks/{name}" for name in notebooks]
 
 
 def programs_page(folder: str) -> str:

@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
-from figures.shapes import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    Block,
-    Choice,
-    Figure,
-    Kind,
-    Row,
-    State,
-)
+from figures.shapes import Block, Choice, Figure, Kind, Row, State, ink_on
 from minidist.cli.plan.answer import mfu, name_of
 from minidist.cli.plan.command import parser, setup
 from minidist.cli.plan.runnable import offers
+from minidist.draw.plan import BYTES, STEP
 from minidist.plan.device import PlanError
 from minidist.plan.memory import GB
 from minidist.plan.search import Found, search
 
-STEP = {
-    "computing": BLUE,
-    "recomputing": SKY,
-    "tensor": ORANGE,
-    "context": YELLOW,
-    "expert": PINK,
-    "sharding": RED,
-    "pipeline": ("#882255", "#ffffff"),
-    "bubble": GREY,
-    "data": GREEN,
-    "all else": ("#666666", "#ffffff"),
-}
-BYTES = {
-    "parameters": BLUE,
-    "gradients": GREEN,
-    "optimizer": SKY,
-    "activations": ORANGE,
-    "logits": YELLOW,
-    "communication": PINK,
-    "resident": GREY,
-}
 SHOWN = 5
 SECONDS, MEMORY = "seconds of a step", "GB of a GPU"
 LEAST = 1e-4  # of a step: what is shorter cannot be seen
@@ -85,17 +50,16 @@ def draw(model: str, cluster: str, what: str) -> State:
 def row_of(found: Found, what: str) -> Row:
     """Return the seconds of a layout, or its bytes."""
     if what == MEMORY:
-        values = {kind: found.bytes.get(kind, 0.0) / GB for kind in BYTES}
-        note = f"{sum(found.bytes.values()) / GB:,.1f} GB"
+        values, kinds, before = {**found.bytes}, list(BYTES), len(STEP)
+        values = {kind: count / GB for kind, count in values.items()}
+        note = f"{sum(values.values()):,.1f} GB"
     else:
-        values = {kind: found.step.get(kind, 0.0) for kind in STEP if kind != "all else"}
-        values["all else"] = found.seconds - sum(values.values())
+        values, kinds, before = {**found.step}, list(STEP), 0
         note = f"{found.seconds:,.2f} s, {mfu(found):.1%} MFU"
-    kinds = [*STEP, *BYTES]
     least = LEAST * sum(values.values())
     blocks = [
-        Block(round(value, 4), kinds.index(kind) if what == SECONDS else len(STEP) + at)
-        for at, (kind, value) in enumerate(values.items())
+        Block(round(value, 4), before + kinds.index(kind))
+        for kind, value in values.items()
         if value > least
     ]
     return Row(name_of(found.run), tuple(blocks), note)
@@ -110,7 +74,10 @@ FIGURE = Figure(
         Choice("cluster", ("h100:8", "h100:64", "a100:64", "h100:512"), "h100:64"),
         Choice("shown", (SECONDS, MEMORY), SECONDS),
     ),
-    kinds=tuple(Kind(name, *look) for name, look in (*STEP.items(), *BYTES.items())),
+    kinds=tuple(
+        Kind(name, look.colour, ink_on(look.colour))
+        for name, look in (*STEP.items(), *BYTES.items())
+    ),
     unit="",
     digits=2,
     draw=draw,

@@ -134,6 +134,16 @@ class Figure:
         return self.head() | {"states": states}
 
 
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever is read more easily on a colour: WCAG 2.2, contrast."""
+    shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+
+
 BLUE = "#0072B2", "#ffffff"
 GREEN = "#009E73", "#000000"
 ORANGE = "#E69F00", "#000000"

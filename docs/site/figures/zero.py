@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from figures.shapes import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    YELLOW,
-    Block,
-    Choice,
-    Figure,
-    Kind,
-    Row,
-    State,
-)
+from figures.shapes import Block, Choice, Figure, Kind, Row, State, ink_on
+from minidist.draw.plan import BYTES
 from minidist.plan.device import machine
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 
-KINDS = {
-    "parameters": BLUE,
-    "gradients": GREEN,
-    "optimizer": SKY,
-    "activations": ORANGE,
-    "logits": YELLOW,
-    "communication": PINK,
-    "resident": GREY,
-}
 ROOM = 80.0  # GB of an A100 or H100
 TOKENS = 4096
 
@@ -51,7 +29,9 @@ def draw(name: str, ranks: str, recompute: str) -> State:
         )
         held = {kind: count / GB for kind, count in bytes_held(run).items()}
         total = sum(held.values())
-        blocks = [Block(round(held[kind], 2), at) for at, kind in enumerate(KINDS) if held[kind]]
+        blocks = [
+            Block(round(count, 2), list(BYTES).index(kind)) for kind, count in held.items() if count
+        ]
         rows.append(Row(f"ZeRO-{stage}" if stage else "DDP", tuple(blocks), f"{total:,.1f} GB"))
         if total <= ROOM:
             fits.append(rows[-1].name)
@@ -69,7 +49,7 @@ FIGURE = Figure(
         Choice("ranks", ("1", "2", "8", "16", "64", "256", "1024"), "8", slider=True),
         Choice("recompute", ("none", "full"), "none"),
     ),
-    kinds=tuple(Kind(name, *look) for name, look in KINDS.items()),
+    kinds=tuple(Kind(name, look.colour, ink_on(look.colour)) for name, look in BYTES.items()),
     unit="GB",
     digits=1,
     draw=draw,
