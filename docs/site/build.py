@@ -30,11 +30,10 @@ from coursesite.lessons import (  # noqa: E402
     programs_page,
 )
 from coursesite.links import linked_files  # noqa: E402
+from coursesite.run_here import put_run_page  # noqa: E402
 from coursesite.sources import write_source_page  # noqa: E402
 from coursesite.stage import stage  # noqa: E402
 from sphinx.cmd.build import build_main  # noqa: E402
-
-PYODIDE = "pyodide"  # where the page `run.html` looks for it
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,8 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         text = programs_of(name, REPOSITORY)
         (options.to / programs_page(name)).write_text(text, encoding="utf-8")
     (options.to / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with _
-    if options.pyodide:
-        shutil.copytree(options.pyodide, options.to / PYODIDE, dirs_exist_ok=True)
+    try:
+        put_run_page(REPOSITORY, options.to, options.work, options.pyodide)
+    except ValueError as error:
+        print(f"build: {error}", file=sys.stderr)
+        return 2
     if options.zip:
         made = shutil.make_archive(str(options.zip.with_suffix("")), "zip", options.to)
         print(f"{made}: {Path(made).stat().st_size:,} bytes")

@@ -209,6 +209,12 @@ def test_the_paths_name_the_lessons_that_the_course_names(site: Path) -> None:
     assert set(lessons("index.html")) == {folder[:2] for folder in LESSONS}, "the map has them all"
 
 
+def test_the_page_that_runs_the_package_has_what_it_loads(site: Path) -> None:
+    text = text_of(site / "run.html")
+    assert 'class="run-here"' in text and "sidebar-tree" in text and "run here -->" not in text
+    assert (site / "run/minidist.zip").stat().st_size > 100_000
+
+
 def test_the_search_knows_names_and_texts(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     assert index.startswith("Search.setIndex(")
