@@ -26,11 +26,21 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("player", Player)
     app.add_directive("interactive", Interactive)
     app.add_directive("map", Map)
+    app.connect("builder-inited", keep_files_of_notebooks_aside, priority=900)  # after myst-nb
     app.connect("doctree-read", read)
     app.connect("doctree-resolved", resolve_root)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", Navigation().offer, priority=400)  # before the theme asks
     return {"parallel_read_safe": True, "parallel_write_safe": True, "env_version": version()}
+
+
+def keep_files_of_notebooks_aside(app: Sphinx) -> None:
+    """Have myst-nb write the files of notebooks, such as images, into the folder of the build: it
+    would write them beside the site, which is the repository.
+    """
+    folder = Path(app.doctreedir).parent / "jupyter_execute"
+    config = app.env.mystnb_config  # type: ignore[attr-defined]
+    app.env.mystnb_config = config.copy(output_folder=str(folder))  # type: ignore[attr-defined]
 
 
 def version() -> int:
