@@ -48,7 +48,7 @@ EXAMPLES = {
     "many": "64 ranks on a modelled cluster",
 }
 APART = ("bench", "c10d")  # folders that a page cannot use: they measure, or need torch
-DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/published/*.toml")
+DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/*/*.toml", "plan/trust/*.json")
 
 
 class BuildError(ValueError):

@@ -220,7 +220,7 @@ def plan_run(
     except ValueError as error:
         raise Refused(f"a budget of {budget!r} $ {error}: write a number, or nothing") from None
     found = planned(asked)
-    offers, _, bill = found
+    offers, _, bill, _ = found
     rows = []
     for number, offer in enumerate(offers, start=1):
         cost = bill.of(offer.found)

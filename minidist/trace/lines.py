@@ -8,12 +8,15 @@ loss.backward()          a user's                  ◀── this one
 import os
 import sys
 import sysconfig
+import traceback
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-STDLIB = os.path.dirname(os.__file__)  # Python's own library: a folder, or in a browser a zip
+STDLIB = os.path.dirname(
+    traceback.__file__
+)  # Python's own library: a folder, or in a browser a zip
 LIBRARY = (STDLIB + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 INSTALLED = {"site-packages", "dist-packages"}
 

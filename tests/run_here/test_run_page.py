@@ -163,7 +163,8 @@ def test_the_archive_is_the_working_tree_and_imports_with_numpy_alone(tmp_path: 
     assert not [
         name for name in names if "solution" in name or "honest" in name or "mistake" in name
     ]
-    assert {Path(name).suffix for name in names} == {".py", ".toml", ".html", ".svg"}
+    kinds = {Path(name).suffix for name in names}
+    assert kinds == {".py", ".toml", ".html", ".svg", ".json"}
     absent = (
         "import sys; sys.modules.update(torch=None, mpi4py=None, greenlet=None, matplotlib=None); "
     )
