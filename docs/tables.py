@@ -210,8 +210,8 @@ def ranked() -> str:
 def published() -> str:
     """Return named runs as published, as planned, and as they would be run today."""
     rows = [
-        "| run | GPUs | as published | software | hours published | planned | of it | today's best layout "
-        "| planned | of it |",
+        "| run | GPUs | as published | software | GPU hours published | planned "
+        "| planned / published | today's best layout | planned | planned / published |",
         "|---" * 10 + "|",
     ]
     for name, each in stored().items():

@@ -30,9 +30,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "docs/run_here"
 sys.path[:0] = [str(SOURCES), str(ROOT / "tests/comm")]
 
-import cooperative_cases  # noqa: E402
-
 import build as page_builder  # noqa: E402
+import cooperative_cases  # noqa: E402
 
 PYODIDE = os.environ.get("MINIDIST_PYODIDE", "")
 WITH_PYODIDE = pytest.mark.skipif(

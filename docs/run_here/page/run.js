@@ -20,7 +20,7 @@
   // Why nothing can run here, or why ranks cannot; else nothing.
   function refusal() {
     if (location.protocol === "file:")
-      return "Browsers start no Python for a page that was opened as a file. Serve its folder: python -m http.server, then open http://localhost:8000/run.html";
+      return "This page cannot start Python when it is opened as a file. Serve its folder: python -m http.server, then open http://localhost:8000/run.html";
     if (typeof WebAssembly !== "object" || typeof Worker !== "function") return "This browser has no WebAssembly, or no workers: nothing can run here.";
     return "";
   }

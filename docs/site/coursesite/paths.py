@@ -47,10 +47,10 @@ def path(name: str, course: str) -> str:
 
 
 def lessons_in(words: str) -> list[str]:
-    """Return the numbers of the lessons that a path names, each once, in its order."""
+    """Return the numbers of the lessons that a path names, each once, in order."""
     table = re.search(r"^\| lesson \|(.*)\|$", words, re.M)
     said = table[1] if table else words.partition(", with the exercises")[0]
-    return list(dict.fromkeys(re.findall(r"\b\d\d\b", said)))
+    return sorted(set(re.findall(r"\b\d\d\b", said)))
 
 
 def drawing_of(repository: Path) -> str:

@@ -9,8 +9,8 @@ prints it.
     ```
     ... 6,000,000 bytes ...   in the text of the page, a number that was printed is a link to it
 
-A number counts if it has three digits, or a point: `6,000,000`, `4.2`. A shorter one could be
-anything.
+A number counts if it has three digits, or a point: `6,000,000`, `4.2`, and only in the part of the
+page in which it was printed. A shorter one, or one far away, could be something else.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ def link_printed_numbers(doctree: nodes.document, programs: str = "") -> None:
     programs : str
         The address of the file that has all programs of the page, where there is one.
     """
-    found: dict[str, str] = {}
+    found: dict[nodes.Node | None, dict[str, str]] = {}
     for count, (block, by) in enumerate(list(printed_blocks(doctree)), start=1):
         name = f"printed-{count}"
         block["ids"].append(name)
         note = nodes.paragraph("", "", *said_by(by, programs), classes=["printed-by"])
         block.parent.insert(block.parent.index(block) + 1, note)
+        of_section = found.setdefault(section_of(block), {})
         for number in NUMBER.findall(block.astext()):
             if counts(number):
-                found.setdefault(plain(number), name)
-    if found:
-        for text in list(doctree.findall(nodes.Text)):
-            if (
-                not inside(text, NO_TEXT)
-                and not is_reading(text)
-                and "printed-by" not in text.parent.get("classes", ())
-            ):
-                text.parent.replace(text, list(linked(text.astext(), found)))
+                of_section.setdefault(plain(number), name)
+    for text in list(doctree.findall(nodes.Text)):
+        of_section = found.get(section_of(text), {})
+        if (
+            of_section
+            and not inside(text, NO_TEXT)
+            and not is_reading(text)
+            and "printed-by" not in text.parent.get("classes", ())
+        ):
+            text.parent.replace(text, list(linked(text.astext(), of_section)))
 
 
 def printed_blocks(doctree: nodes.document) -> Iterator[tuple[nodes.Element, nodes.Element]]:
@@ -98,6 +100,14 @@ def counts(number: str) -> bool:
 def plain(number: str) -> str:
     """Return a number without the commas between its thousands."""
     return number.replace(",", "")
+
+
+def section_of(node: nodes.Node) -> nodes.Node | None:
+    """Return the part of the page that a node stands in."""
+    parent = node.parent
+    while parent is not None and not isinstance(parent, nodes.section):
+        parent = parent.parent
+    return parent
 
 
 def inside(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:

@@ -8,6 +8,7 @@ from figures.shapes import Block, Choice, Figure, Kind, Row, State, ink_on
 from minidist.cli.plan.answer import mfu, name_of
 from minidist.cli.plan.command import parser, setup
 from minidist.cli.plan.runnable import offers
+from minidist.cli.plan.trusted import range_words, trusted
 from minidist.draw.plan import BYTES, STEP
 from minidist.plan.device import PlanError
 from minidist.plan.memory import GB
@@ -41,7 +42,12 @@ def draw(model: str, cluster: str, what: str) -> State:
     rows = tuple(row_of(each, what) for each in found)
     length = max(sum(block.length for block in row.blocks) for row in rows)
     room = found[0].run.machine.device.memory / GB
-    said = f"{name_of(found[0].run)}: {found[0].seconds:,.2f} s a step, {mfu(found[0]):.1%} MFU"
+    run = found[0].run
+    said = (
+        f"{run.batch:,} sequences of {run.sequence:,} tokens a step, products of {run.precision}: "
+        f"{name_of(run)} takes {found[0].seconds:,.2f} s ({range_words(found[0])}), "
+        f"{mfu(found[0]):.1%} MFU. {trusted(found)}"
+    ).rstrip(".")
     if what == MEMORY:
         return State(f"{said}. ({command})", rows, max(room, length), (room, f"{room:g} GB"))
     return State(f"{said}. ({command})", rows, length)
@@ -68,7 +74,8 @@ def row_of(found: Found, what: str) -> Row:
 FIGURE = Figure(
     name="planner",
     title="Which layout for this model on this cluster?",
-    question="The planner tries some ten thousand layouts. These five that differ are the fastest.",
+    question="The planner tries some ten thousand layouts. These five are the fastest, and the range "
+    "says whether they differ at all.",
     choices=(
         Choice("model", ("llama-7b", "llama-70b", "mixtral-8x7b", "gpt3-175b"), "llama-70b"),
         Choice("cluster", ("h100:8", "h100:64", "a100:64", "h100:512"), "h100:64"),
