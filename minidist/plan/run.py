@@ -9,6 +9,7 @@
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from minidist.parallel.context.options import ContextParallelOptions
 from minidist.parallel.data.options import ShardingOptions
 from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import PipelineOptions
@@ -69,7 +70,7 @@ class Setup:
     a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
     `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
     are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
-    compute/products.py. `cp_comm`: "ring", or "a2a" where each rank attends for a share of the
+    compute/products.py. `cp_comm`: "ring", or "ulysses" where each rank attends for a share of the
     heads. `order`: the axes from the outermost, as Megatron numbers its ranks. `autocast`, the dtype
     of products: parameters, gradients and the residual stream are in 32 bits.
     """
@@ -98,7 +99,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
-    cp_comm: str = "ring"
+    cp_comm: str = ContextParallelOptions.cp_comm
     order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)

@@ -58,7 +58,9 @@ def test_an_option_is_declared_once() -> None:
     alone = Recipe().settled(Layout())
     planned = {option.name: option for option in fields(Setup)}
     shared = planned.keys() & {option.name for option in fields(Recipe)}
-    assert shared == {"zero", "hsdp", "sp", "schedule", "chunks", "recompute", "autocast"}
+    assert shared == {
+        "zero", "hsdp", "sp", "schedule", "chunks", "recompute", "autocast", "cp_comm",
+    }  # fmt: skip
     for name in shared:
         assert planned[name].default == getattr(alone, name), name
 

@@ -27,7 +27,7 @@ LAYOUTS: dict[str, tuple[Model, dict[str, object]]] = {
     "dense, GELU and dropout": (replace(DENSE, gated=False, dropout=True), {}),
     "dense, tp 2": (DENSE, {"tp": 2}),
     "dense, tp 2, sp": (DENSE, {"tp": 2, "sp": True}),
-    "dense, heads exchanged along cp": (DENSE, {"cp": 2, "cp_comm": "a2a"}),
+    "dense, heads exchanged along cp": (DENSE, {"cp": 2, "cp_comm": "ulysses"}),
     "dense, 8 bits": (DENSE, {"precision": "fp8"}),
     "dense, 8 bits by blocks, tp 2, sp": (DENSE, {"precision": "mxfp8", "tp": 2, "sp": True}),
     "latent": (LATENT, {"tp": 2, "sp": True}),
@@ -175,7 +175,7 @@ DEEPSEEK_V3 = Model(
 PUBLISHED: tuple[tuple[Model, dict[str, object], float, float], ...] = (
     (LLAMA_70B, {"tp": 2, "dp": 4, "batch": 16}, 60.68, 62.53),
     (LLAMA_405B, {"pp": 2, "dp": 4, "batch": 16}, 87.08, 92.26),
-    (LLAMA_405B, {"tp": 2, "cp": 4, "sequence": 32768, "cp_comm": "a2a"}, 87.03, 91.15),
+    (LLAMA_405B, {"tp": 2, "cp": 4, "sequence": 32768, "cp_comm": "ulysses"}, 87.03, 91.15),
     (DEEPSEEK_V3, {"dp": 8, "ep": 8, "batch": 32}, 104.3, 110.18),
     (DEEPSEEK_V3, {"pp": 2, "dp": 4, "ep": 4, "batch": 32}, 114.0, 118.61),
 )

@@ -98,7 +98,7 @@ def kept_of_scores(run: Setup) -> float:
     kept += 4 * model.heads
     if run.bits8:
         kept += INPUT[run.precision] * output
-    if run.cp > 1 and run.cp_comm == "a2a":
+    if run.cp > 1 and run.cp_comm == "ulysses":
         kept += 2 * output
     return kept / run.tp
 

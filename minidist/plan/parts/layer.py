@@ -100,7 +100,7 @@ def context(run: Setup, one: Layer) -> tuple[float, float]:
     if run.cp == 1:
         return 0.0, 0.0
     share, model = run.share, run.model
-    if run.cp_comm == "a2a":
+    if run.cp_comm == "ulysses":
         # queries, keys and values change from a share of the tokens to one of the heads, and back
         channels = 2 * (model.heads + model.kv) * model.head_dim // run.tp
         sent = share.tokens * channels * share.width

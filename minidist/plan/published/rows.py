@@ -117,7 +117,7 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
         ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0,
         fused_loss="liger" in text(config, "fused"),
         gradient_bytes=4 if wide_gradients else 2,
-        cp_comm="a2a" if "a2a" in text(config, "cp_comm") else "ring",
+        cp_comm="ulysses" if "a2a" in text(config, "cp_comm") else "ring",
         software=software,
         known=known,
     )
