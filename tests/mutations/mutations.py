@@ -1361,9 +1361,9 @@ MEMORY = [
     ),
     Mutation(
         "a plan cuts all activations without sequence parallelism",
-        "minidist/plan/memory/activations.py",
-        old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
-        new="between = 8 * tokens * model.hidden / tp",
+        "minidist/plan/memory/engine.py",
+        old="    return run.tp if run.sp else 1\n",
+        new="    return run.tp\n",
         tests=(
             "tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
         ),

@@ -132,6 +132,9 @@ def run_pytest(copy: Path, tests: Sequence[str], broken: bool, said: Path) -> No
     if broken:
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    # torch, imported before the fork, has found the package's entry point in the repository
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minidist"]:
+        del sys.modules[name]
     import minidist
 
     assert Path(minidist.__file__).is_relative_to(copy), (
