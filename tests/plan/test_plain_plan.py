@@ -215,17 +215,18 @@ def test_a_step_is_near_the_planners(run: Setup) -> None:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"tp={run.tp} pp={run.pp} dp={run.dp}")
 def test_bytes_are_near_the_planners(run: Setup) -> None:
     """States within 10 %, activations within 17 % for a Llama (28,672 channels are more than 8/3 h)
-    and 7 for a GPT.
+    and 3 for a GPT.
 
     The planner puts the whole embedding on the first stage, and keeps gradients in 32 bits unless
-    told otherwise. Of activations it counts what today's kernels keep, less than the paper's.
+    told otherwise. Of Transformer Engine's kernels it counts what these keep; here, what the papers
+    say, as this page does.
     """
-    run = replace(run, gradient_bytes=2)
+    run = replace(run, gradient_bytes=2, software=replace(run.software, engine=False))
     found, planned = bytes_of(run), bytes_held(run)
     for name in ("parameters", "gradients", "optimizer"):
         assert found[name] == pytest.approx(planned[name], rel=0.1), name
     assert found["activations"] == pytest.approx(
-        planned["activations"], rel=0.17 if run.model.gated else 0.07
+        planned["activations"], rel=0.17 if run.model.gated else 0.03
     )
 
 
@@ -239,12 +240,17 @@ def test_bytes_are_near_the_planners_without_sequence_parallelism() -> None:
 
 
 def test_the_plain_page_chooses_nearly_as_well() -> None:
-    """Of the planner's hundred best layouts, the fastest by this page is within 7 % of the best."""
+    """Of the planner's hundred best layouts, the fastest by this page is within 5 % of the best.
+
+    Latencies, and embedding and head that count as layers, which this page leaves out, are left out
+    of both.
+    """
     fixed = {"cp": 1, "ep": 1, "offload": False, "schedule": "1f1b", "zero": 1}
-    answer = search(replace(RUN, sp=False), fixed)
-    some = answer.found[:100]
+    at_once = RUN.known.but(near_hop=0.0, tree=0.0, hop=0.0)
+    answer = search(replace(RUN, sp=False, known=at_once), fixed)
+    some = [each for each in answer.found if not each.run.ends_less][:100]
     fastest = min(some, key=lambda each: sum(seconds_of(each.run, 0.6 * 989e12).values()))
-    assert fastest.seconds < 1.07 * some[0].seconds
+    assert fastest.seconds < 1.05 * some[0].seconds
 
 
 def test_arguments_are_plain_numbers() -> None:
