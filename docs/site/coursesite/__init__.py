@@ -12,5 +12,5 @@ it. `sources.py` writes a page for each source file, with a place to link to for
 `printed.py` links numbers in a text to the command that prints them, and `described.py` gives each
 page its description, and notebooks' pictures their words; `named.py` links the files that a text
 names, `fragments.py` and `drawing.py` put in players, figures and the map, `paths.py` the paths
-through the course. `navigation.py` is the menu beside every page, `run_here.py` the page that runs the package.
+through the course, and `stops.py` says below each lesson where its paths lead on. `navigation.py` is the menu beside every page, `run_here.py` the page that runs the package.
 """
