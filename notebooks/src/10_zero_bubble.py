@@ -179,7 +179,7 @@ picture(
 # ## The messages of ZB-H1
 #
 # Three ranks carry out the package's plan with real messages, on a virtual clock where F, I and W take
-# a millisecond each. A rank adds its colour to what passes through it. **Predict:** which of the three
+# a microsecond each. A rank adds its colour to what passes through it. **Predict:** which of the three
 # kinds of gradients and outputs is never sent? When does the last rank compute its first W?
 
 
@@ -198,7 +198,7 @@ def zero_bubble(comm):
         if 0 <= source < comm.size:
             comm.recv(cell, source)
         with comm.span(str(action)):
-            comm.advance(1e-3)
+            comm.advance(1e-6)
         cell += comm.contribution
         if 0 <= to < comm.size:
             sending.append(comm.isend(cell, to))
@@ -207,7 +207,7 @@ def zero_bubble(comm):
 
 
 idle, of = (f"{sum(simulate(plan(name, 3, 3)).idle) / 3:g}" for name in ("zb-h1", "1f1b"))
-formula = f"{idle} of 11 ms idle; under 1F1B {of} of 15"
+formula = f"{idle} of 11 µs idle; under 1F1B {of} of 15"
 show(
     record(
         zero_bubble,

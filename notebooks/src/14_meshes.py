@@ -114,9 +114,9 @@ picture(
 #
 # ## One message along each axis
 #
-# Eight ranks are two replicas (dp) of two stages (pp) of two halves (tp). The ranks of a tensor group add up their terms.
-# The second stage receives the sum. At the end each rank adds its gradient to that of its twin in the
-# other replica. A colour shows whose numbers a cell holds.
+# Eight ranks are two replicas (dp) of two stages (pp) of two halves (tp). The ranks of a
+# tensor group add up their terms. The second stage receives the sum. At the end each rank adds its
+# gradient to that of its twin in the other replica. A colour shows whose numbers a cell holds.
 
 
 # %%

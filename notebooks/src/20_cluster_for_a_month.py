@@ -510,7 +510,7 @@ schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 #
 # The planner sends no message: it predicts. So here is a step small enough to run, of which the
 # planner's terms are the parts: two replicas (dp) of two stages (pp), and four microbatches. On the
-# virtual clock a forward takes a millisecond, a backward two. A rank adds its colour to what passes
+# virtual clock a forward takes a microsecond, a backward two. A rank adds its colour to what passes
 # through it. At the end replicas sum their gradients, and all ranks sum one number, the norm: so each
 # waits for the last. The counter says how much of its time each rank was idle.
 
@@ -519,19 +519,23 @@ schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 def small_step(comm):
     mesh = Mesh(comm, Layout(dp=2, pp=2))
     stage, last = mesh.pp.rank, mesh.pp.size - 1
-    outputs = comm.watch("outputs", np.zeros(4), cells=4)
-    back = comm.watch("their gradients", np.zeros(4), cells=4)
-    weights = comm.watch("gradient of weights", np.zeros(1))
+    # a stage holds two microbatches at most
+    outputs = comm.watch("outputs", np.zeros(2), cells=2)
+    back = comm.watch("their gradients", np.zeros(2), cells=2)
+    weights = comm.watch("of weights", np.zeros(1))
     norm = comm.watch("norm", np.zeros(1))
     sending = []
     for action in plan("1f1b", mesh.pp.size, 4).actions[stage]:
         forward = action.kind == "F"
         way = 1 if forward else -1
-        cell = (outputs if forward else back)[action.microbatch : action.microbatch + 1]
+        place = action.microbatch % 2
+        cell = (outputs if forward else back)[place : place + 1]
         if 0 <= stage - way <= last:
             mesh.pp.recv(cell, stage - way)
+        else:
+            cell[:] = 0  # nothing comes from outside of the pipeline
         with comm.span(str(action)):
-            comm.advance(1e-3 if forward else 2e-3)
+            comm.advance(1e-6 if forward else 2e-6)
         cell += comm.contribution
         if not forward:
             weights += comm.contribution

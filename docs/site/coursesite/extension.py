@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from coursesite.described import add_alt_texts, describe
+from coursesite.described import add_alt_texts, describe, fold_key_frames
 from coursesite.fragments import REPOSITORY, Interactive, Map, Player
 from coursesite.lessons import lesson_folders, programs_page
 from coursesite.links import ROOT
@@ -58,6 +58,7 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
     lesson = folder if folder in lesson_folders(REPOSITORY) else ""
     if page.startswith("notebooks/"):
         add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
+        fold_key_frames(doctree)
         add_bar(doctree, f"{ROOT}{page}.ipynb", f"{ROOT}lessons/{lesson}/index.html")
     elif page.startswith(("lessons/", "docs/", "readme")):
         link_printed_numbers(doctree, f"{ROOT}{programs_page(lesson)}" if lesson else "")

@@ -39,7 +39,7 @@ PLAYER = (
     "This is a run of the package's own code, event by event. It comes from the notebook, "
     "where you can change it."
 )
-PICTURE = "The notebook opens with this picture, drawn from runs and figures of the package."
+PICTURE = "The notebook opens with this picture:"
 BEFORE_WORDS = re.compile(r"</details>|^#+ .*$", re.M)  # a title, or the answer to a question
 
 
