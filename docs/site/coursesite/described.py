@@ -1,5 +1,5 @@
-"""Each page's description, which search engines and shared links show, and the alt texts of
-notebooks' pictures.
+"""Each page's description, which search engines and shared links show, and notebooks' pictures: their
+alt texts, and key frames folded away where the player stands below them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from sphinx.application import Sphinx
 from coursesite.lessons import words_of_pictures
 
 LONGEST = 160  # letters of a description
+FOLD = """<details class="key-frames"><summary>Key frames of this run, as a picture</summary>
+<div tabindex="0" role="group" aria-label="key frames">"""
 
 
 def describe(
@@ -55,3 +57,18 @@ def add_alt_texts(doctree: nodes.document, notebook: Path) -> None:
     ]
     for image, words in zip(pictures, words_of_pictures(notebook), strict=True):
         image["alt"] = words
+
+
+def fold_key_frames(doctree: nodes.document) -> None:
+    """Fold the key frames of each run that has a player: they are for places without scripts, and to
+    be read they have to be larger than the page.
+    """
+    for player in list(doctree.findall(nodes.raw)):
+        shown = player.parent
+        if "minidist-player" not in player.astext() or shown.get("nb_element") != "mime_bundle":
+            continue
+        around, place = shown.parent, shown.parent.index(shown)
+        frames = around[place - 1]
+        if place and any(frames.findall(nodes.image)):
+            around.insert(place - 1, nodes.raw("", FOLD, format="html"))
+            around.insert(place + 1, nodes.raw("", "</div></details>", format="html"))

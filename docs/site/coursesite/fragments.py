@@ -17,7 +17,7 @@ from figures.fragment import DATA, fragment
 from sphinx.util.docutils import SphinxDirective
 
 from coursesite.drawing import as_svg
-from coursesite.lessons import first_to_see, lesson_folders
+from coursesite.lessons import first_player, lesson_folders
 from coursesite.paths import drawing_of
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ class Player(SphinxDirective):
         """Return its HTML."""
         file = REPOSITORY / "notebooks" / f"{self.arguments[0]}.ipynb"
         self.env.note_dependency(str(file))
-        page = first_to_see(file).html
+        page = first_player(file).html
         return [html(at_play(page) if "front" in self.options else page)]
 
 
