@@ -241,6 +241,12 @@ class Model:
         found.append(Product(tokens, heads * 2 * self.head_dim, self.latent))
         return [*found, out]
 
+    def cheap(self, tokens: int, tp: int, sp: bool) -> list[float]:
+        """Return the bytes that both norms and the activation move forward."""
+        whole = tokens * self.hidden / (tp if sp else 1)
+        inside = tokens * self.ffn / tp * (self.top_k + self.shared if self.experts else 1)
+        return [4 * whole, 4 * whole, (6 if self.gated else 4) * inside]
+
     def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
         """Return the element-wise work of a layer on one of `tp` ranks."""
         whole = tokens * self.hidden / (tp if sp else 1)

@@ -45,7 +45,7 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
         "expert": exchanging * (2 if full else 1),
     }
     # The host has to launch it all: a forward, and in backward as much for each of two gradients.
-    launching = run.known["host"]
+    launching = launched(run)
     launching_back = launching * (3 if full else 2)
     seconds = max(sum(forward.values()), launching)
     seconds_back = max(sum(backward.values()), launching_back)
@@ -59,12 +59,25 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     return Pass(forward, seconds), Pass(backward, seconds_back)
 
 
+def launched(run: Setup) -> float:
+    """Return the seconds in which a host launches one pass through a layer; without CUDA graphs those
+    with experts take longer, by each expert that the rank has.
+    """
+    seconds = run.known["host"]
+    software, model = run.software, run.model
+    if model.experts and software.host_expert != "none":
+        seconds += run.known[software.host_experts]
+        seconds += run.known[software.host_expert] * run.own_experts / model.expert
+    return seconds
+
+
 def recomputed(run: Setup, one: Layer) -> float:
     """Return the seconds that a layer's backward spends on what was not kept."""
     forward = one.forward + one.attention
     if run.software.early_stop:
         forward -= one.last
     again = {
+        "parts": one.parts,
         "selective": one.attention,
         "op": one.forward - one.products / 2,
         "half": forward / 2,
