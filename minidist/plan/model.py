@@ -48,7 +48,8 @@ class Model:
     made, and `rotary` more that all heads share (0: ordinary attention); queries are made from
     `query_latent` channels (0: from hidden). (DeepSeek-V2, 2024, section 2.1.)
 
-    The first `dense_layers` have no experts but one MLP of `dense_ffn` channels. `predicted` more
+    If experts are in `groups`, those of a token are in at most `top_groups` of them (0: in any; DeepSeek-V3,
+    2024, section 2.1.2). The first `dense_layers` have no experts but one MLP of `dense_ffn` channels. `predicted` more
     layers and heads predict tokens after the next one (DeepSeek-V3, 2024, section 2.2).
     """
 
@@ -74,6 +75,8 @@ class Model:
     dense_layers: int = 0
     dense_ffn: int = 0
     predicted: int = 0
+    groups: int = 0
+    top_groups: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in ranges("model").items():
@@ -98,6 +101,11 @@ class Model:
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlanError(
                 f"top_k={self.top_k} of {self.experts} experts: choose 1 to {self.experts}"
+            )
+        if self.top_groups > self.groups:
+            raise PlanError(
+                f"top_groups={self.top_groups} of groups={self.groups}: give at most as many, or "
+                "leave both out"
             )
         if self.shared and not self.experts:
             raise PlanError(
@@ -240,6 +248,12 @@ class Model:
         found.append(Product(tokens, heads * self.key_dim, self.query_latent or self.hidden))
         found.append(Product(tokens, heads * 2 * self.head_dim, self.latent))
         return [*found, out]
+
+    def cheap(self, tokens: int, tp: int, sp: bool) -> list[float]:
+        """Return the bytes that both norms and the activation move forward."""
+        whole = tokens * self.hidden / (tp if sp else 1)
+        inside = tokens * self.ffn / tp * (self.top_k + self.shared if self.experts else 1)
+        return [4 * whole, 4 * whole, (6 if self.gated else 4) * inside]
 
     def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
         """Return the element-wise work of a layer on one of `tp` ranks."""

@@ -48,7 +48,10 @@ class Software:
     once_a_node: bool = False
     hides_experts: bool = False
     host_experts: str = "host_experts"
+    host_expert: str = "none"
     engine: bool = False
+    compiler: bool = False
+    narrow: bool = False
 
     @staticmethod
     @cache
@@ -66,7 +69,9 @@ class Setup:
 
     `hsdp`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP).
     `recompute` is "none", "selective" (attention's scores), "op" (every other product and all that
-    is element-wise), "half" (every other layer) or "full". `ends_less`: embedding and head count as
+    is element-wise), "parts" (of Megatron Core what is cheap: norms, the activation, what latent
+    channels make), "half" (every other layer) or "full". `optimizer`: one of `MOMENTS`, of what it keeps
+    beside masters. `ends_less`: embedding and head count as
     a layer when layers are dealt out to the stages of the plan, of which a rank may have several;
     `cut` says how many layers each has. `fused_loss`: the loss is computed in pieces, and no logits
     are kept. `precision` is that of products, "bf16" for any of 16 bits: see `PRECISIONS` of
@@ -91,6 +96,7 @@ class Setup:
     zero: int = ShardingOptions.zero
     hsdp: int = ShardingOptions.hsdp
     recompute: str = RecomputeOptions.recompute
+    optimizer: str = "adamw"
     precision: str = "bf16"
     autocast: str = AutocastOptions.autocast
     offload: bool = False
@@ -111,8 +117,15 @@ class Setup:
 
     @property
     def reductions(self) -> int:
-        """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each)."""
-        return 1 if self.software.reduces_each else self.microbatches
+        """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each).
+
+        A chunk of an interleaved pipeline has as many in a row as there are stages.
+        """
+        if self.software.reduces_each:
+            return 1
+        if self.zero == 2 and self.chunks > 1:
+            return min(self.pp, self.microbatches)
+        return self.microbatches
 
     @property
     def bits8(self) -> bool:

@@ -108,6 +108,19 @@ def test_a_token_crosses_to_each_node_once(nodes: int, top_k: int) -> None:
     assert across_nodes(run, tokens, 8, nodes) == pytest.approx(max(across, inside), rel=0.02)
 
 
+def test_experts_of_a_few_groups_are_on_few_nodes() -> None:
+    """DeepSeek-V3's: at most 4 of 8 groups, which are on as many nodes, or on fewer with fewer nodes."""
+    free = run_on("h100", model=replace(model("deepseek-v3"), groups=0, top_groups=0))
+    bound = replace(free, model=model("deepseek-v3"))
+    tokens, level = 1e9, free.known["tree"]
+    per_node = tokens / free.network.card()
+    took = [across_nodes(bound, tokens, 1, nodes) - level for nodes in (8, 2)]
+    assert took == pytest.approx([4 * (7 / 8) * per_node, 1 * (1 / 2) * per_node])
+    assert across_nodes(free, tokens, 1, 8) > took[0] * 1.3
+    with pytest.raises(PlanError, match="top_groups=9 of groups=8: give at most as many"):
+        replace(model("deepseek-v3"), top_groups=9)
+
+
 def test_experts_of_ranks_along_tp_stay_where_their_node_is() -> None:
     """tp 2 and ep 4 are eight ranks, a node of H100: nothing crosses the network."""
     run = run_on("h100", tp=2, dp=8, sp=True, known=KNOWN.but(host_experts=0.0))

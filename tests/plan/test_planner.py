@@ -163,7 +163,8 @@ def test_the_closed_form_is_near_the_plan_on_a_clock(run: Setup) -> None:
 
 
 def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
-    run = Setup(Model(10, 1024, 16, 1000, gated=False), machine("a100:8"), 512, 64, 2, dp=4, pp=2)
+    gpt = Model(10, 1024, 16, 1000, gated=False, dropout=True)
+    run = Setup(gpt, machine("a100:8"), 512, 64, 2, dp=4, pp=2)
     run = replace(run, software=replace(run.software, engine=False))
     first = bytes_held(run)
     own = 5 * 12 * 1024**2 + 1000 * 1024
@@ -237,7 +238,8 @@ def test_the_best_layout_is_found_and_fits() -> None:
     assert [each.seconds for each in answer.found[:24]] == sorted(
         each.seconds for each in answer.found[:24]
     )
-    assert all(sum(each.bytes.values()) <= 80 * GB for each in answer.found)
+    has = RUN.machine.device.memory
+    assert all(sum(each.bytes.values()) <= has for each in answer.found)
     assert sum(answer.refused.values()) > 100
     for each in random.Random(0).sample(answer.found, 20):
         run = each.run

@@ -15,8 +15,9 @@ import pytest
 from minidist.cli.plan.command import main
 from minidist.parallel.pipeline import Plan, plan
 from minidist.parallel.pipeline.actions import Kind
+from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.pipeline.stage import balance, with_light_ends
-from minidist.plan.device import PlanError, machine
+from minidist.plan.device import Device, PlanError, machine
 from minidist.plan.memory import GB, bytes_held, in_flight
 from minidist.plan.memory.peak import bytes_of_stage
 from minidist.plan.model import Model, model
@@ -75,13 +76,14 @@ def peak(schedule: Plan, rank: int, layers: tuple[float, ...]) -> float:
 def test_no_more_layers_are_in_flight_than_are_counted(
     schedule: str, chunks: int, light: bool
 ) -> None:
-    """Of 1f1b and interleaved exactly as many, although stages are uneven."""
+    """Of 1f1b, interleaved and a V exactly as many, although stages are uneven."""
     run = on_pipeline(schedule, chunks, ends_less=light)
     made = plan(schedule, 4, run.microbatches, chunks)
     for rank in range(4):
         really = peak(made, rank, run.stages())
         counted = in_flight(run, rank)
-        assert counted == really if schedule in ("1f1b", "interleaved") else counted >= really
+        exact = schedule in ("1f1b", "interleaved", *V_SHAPED)
+        assert counted == really if exact else counted >= really
 
 
 def test_what_waits_for_weight_gradients_is_held() -> None:
@@ -251,7 +253,7 @@ def test_llama_3s_layout_is_named_with_the_memory_that_it_lacks(
     bytes = missed["bytes"]
     figures = (100 * less, missed["seconds"], sum(bytes.values()) / GB, bytes["activations"] / GB)
     assert [float(each) for each in named.groups()] == pytest.approx(figures, abs=0.5)
-    assert missed["layout"] == layout and figures[2] > 0.95 * 80
+    assert missed["layout"] == layout and figures[2] > 0.95 * Device.named("h100").memory / GB
     mfu = best["mfu"] * best["seconds"] / missed["seconds"]
     assert mfu == pytest.approx(0.41, rel=0.2)  # of a machine on which nothing ever goes wrong
     # Its last chunk has the head alone, and its first the embedding: `train` has no such stages.

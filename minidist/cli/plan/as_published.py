@@ -12,7 +12,7 @@ from typing import Any
 from minidist.cli.plan.answer import name_of
 from minidist.draw.table import aligned
 from minidist.launch.parser import Parser
-from minidist.plan.device import PlanError
+from minidist.plan.device import Constants, PlanError
 from minidist.plan.memory import GB
 from minidist.plan.trust.runs import as_told, machine_of, named_runs, today
 
@@ -61,10 +61,16 @@ def gpus_of(name: str) -> str:
 def holding(name: str, held: float) -> str:
     """Say what a GPU is predicted to hold, and whether that is more than it has.
 
-    The run was trained: so where it is more, the prediction is wrong.
+    The run was trained: so where it is more, the prediction is wrong. What a driver sees beside tensors
+    is a median of other runs.
     """
     room = machine_of(named_runs()[name]).device.memory / GB
-    too_much = ", which is too much: it was trained, so it held less" if held > room else ""
+    beside = Constants.table()["resident"]
+    too_much = ""
+    if held > room:
+        too_much = ", which is too much: it was trained, so it held less"
+    if room < held <= room + beside:
+        too_much += f"; {beside:.1f} of them are what other runs had beside their tensors"
     return f"{held:,.1f} of {room:,.0f} GB a GPU{too_much}"
 
 

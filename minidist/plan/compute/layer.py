@@ -19,7 +19,8 @@ class Layer:
     """Seconds of one layer and one microbatch: forward and backward without attention's scores, and
     those scores.
 
-    `products` are all products forward, `last` the last of them.
+    `products` are all products forward, `last` the last of them. `parts` are what is cheap: norms, the
+    activation, and what latent channels make.
     """
 
     forward: float
@@ -28,6 +29,7 @@ class Layer:
     attention_back: float
     products: float
     last: float
+    parts: float
 
 
 @cache
@@ -58,6 +60,9 @@ def layer(share: Share) -> Layer:
     for each in model.elements(tokens, tp, share.sp):
         aside += share.streamed(scale * each.forward)
         aside_back += share.streamed(scale * each.backward)
+    cheap = sum(share.streamed(scale * each) for each in model.cheap(tokens, tp, share.sp))
+    if model.latent:  # of what is multiplied, queries, and keys with values
+        cheap += sum(forward[1:3])
     if groups:
         rows = groups * routed[0].m
         moved = share.width * rows * (model.hidden + 2 * model.ffn)
@@ -73,6 +78,7 @@ def layer(share: Share) -> Layer:
         attention_back=attention(share, back=True),
         products=sum(forward),
         last=forward[-1],
+        parts=cheap,
     )
 
 

@@ -25,6 +25,11 @@ Beside layers there are
                   in their place), inputs and gradients of all tokens
     workspaces    of cuBLAS, one of Transformer Engine and one of torch; with experts one more for each of four streams
 
+What is cheap can be computed again, and the rest kept (`recompute` "parts"): what norms return, the product that the
+last linear layer of an MLP reads, and queries, keys and values that latent channels make. Megatron Core calls them
+recompute_modules layernorm, moe_act and mla_up_proj. Software that is `narrow` keeps what an activation reads in 8 bits
+(activation_func_fp8_input_store), and attention's output once, in 12 (DeepSeek-V3, 2024, sections 3.2.3 and 3.3.3).
+
 Nothing here is fitted. (Megatron-LM, core/tensor_parallel/layers.py and core/transformer; Transformer
 Engine 2, pytorch/module/base.py: `get_dummy_wgrad`, layernorm_linear.py, grouped_linear.py and
 cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
@@ -47,6 +52,7 @@ INPUT = {
 }
 """Bytes of an element that a linear layer keeps of its input, with scales of 8 bits."""
 
+NARROW_OUTPUT = 12 / 8  # bytes of an element of attention's output: E5M6
 WORKSPACE = 32 * 2**20
 STREAMS = 4
 OF_EXPERT = 4 + 4 + 1 + 2 * 4
@@ -64,6 +70,28 @@ def kept(run: Setup) -> float:
     of_token += kept_of_experts(run) if model.experts else kept_of_mlp(run)
     if model.dropout:
         of_token += 2 * model.hidden / whole(run)  # two masks
+    return run.share.tokens * of_token
+
+
+def computed_again(run: Setup) -> float:
+    """Return the bytes of these that are cheap to compute again: what norms return, the product that an
+    MLP's last layer reads, and what latent channels make.
+    """
+    model = run.model
+    width = INPUT[run.precision]
+    of_norms = width  # before attention
+    if model.latent and run.bits8:
+        of_norms += width  # two layers read it
+    # the router reads 16 bits; routed rows are kept as they came
+    of_norms += 2 if model.experts else width
+    if model.shared and run.bits8:
+        of_norms += width
+    of_token = of_norms * model.hidden / whole(run)
+    if model.latent:
+        of_token += width * (model.query_latent + model.latent) / whole(run)
+        of_token += 2 * model.heads * (2 * model.key_dim + model.head_dim) / run.tp
+    experts = model.top_k + model.shared if model.experts else 1
+    of_token += width * model.ffn * experts / run.tp
     return run.share.tokens * of_token
 
 
@@ -94,10 +122,14 @@ def kept_of_scores(run: Setup) -> float:
     keys = kv * model.key_dim
     values = kv * model.head_dim
     output = model.heads * model.head_dim
-    kept: float = 2 * (queries + keys + values + output)
+    kept: float = 2 * (queries + keys + values)
     kept += 4 * model.heads
-    if run.bits8:
-        kept += INPUT[run.precision] * output
+    if run.software.narrow:
+        kept += NARROW_OUTPUT * output
+    elif run.bits8:
+        kept += (2 + INPUT[run.precision]) * output
+    else:
+        kept += 2 * output
     if run.cp > 1 and run.cp_comm == "ulysses":
         kept += 2 * output
     return kept / run.tp
@@ -124,8 +156,8 @@ def kept_of_experts(run: Setup) -> float:
 
 def inside(run: Setup) -> float:
     """Return the bytes of a token inside an MLP: gate and up, and what the last product reads."""
-    each = before_activation(run) + INPUT[run.precision]
-    return each * run.model.ffn
+    before = before_activation(run) / (2 if run.software.narrow else 1)
+    return (before + INPUT[run.precision]) * run.model.ffn
 
 
 def before_activation(run: Setup) -> int:

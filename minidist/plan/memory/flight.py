@@ -20,8 +20,7 @@ def in_flight(run: Setup, stage: int) -> float:
         most = 2 * p - 1
         return min(m, most) * layers
     if run.schedule in V_SHAPED:
-        most = 2 * p + (run.schedule == "dualpipe-v")
-        return min(2 * m, most) * longest(run, stage)
+        return in_flight_of_v(run, stage)
     if run.schedule == "zb1p":
         most = p * v - stage
         return min(m * v, most) * longest(run, stage)
@@ -41,6 +40,23 @@ def in_flight(run: Setup, stage: int) -> float:
         in_turn = rounds * p + min(p, max(0, of_round))
         found += in_turn * stages[chunk * p + stage]
     return found
+
+
+def in_flight_of_v(run: Setup, rank: int) -> float:
+    """Return the same for a V: a rank has the longer on its way down, the later that comes back up.
+
+    zb-v lets go of one way's microbatch before it takes the other's.
+    """
+    m = run.microbatches
+    stages = run.stages()
+    on_way_down, on_way_up = stages[rank], stages[-1 - rank]
+    down = 2 * run.pp - rank
+    up = rank + 1
+    if run.schedule == "dualpipe-v":
+        return min(m, down) * on_way_down + min(m, up) * on_way_up
+    before = min(m, down) * on_way_down + min(m, up - 1) * on_way_up
+    after = min(m, down - 1) * on_way_down + min(m, up) * on_way_up
+    return max(before, after)
 
 
 def longest(run: Setup, stage: int) -> float:

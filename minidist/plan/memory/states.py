@@ -12,6 +12,9 @@ handling transposes"; on Blackwell one scale for a whole tensor needs one copy, 
 from minidist.plan.memory.parameters import parts_of, table_parameters
 from minidist.plan.run import Setup
 
+MOMENTS = {"adamw": 8.0, "adamw-16": 4.0}
+"""Bytes a parameter that an optimizer keeps beside masters: two moments, in 32 bits or in 16."""
+
 
 def states(
     run: Setup, layers: int, tables: int, leading: int = 0, others: float = 0.0
@@ -35,30 +38,46 @@ def state_bytes(run: Setup, ranks: int) -> tuple[float, float, float]:
 
     (ZeRO, table 1, and the software's own copies.)
     """
-    software = run.software
+    software, moments = run.software, MOMENTS[run.optimizer]
     whole = software.parameters > 0 or run.autocast
     if run.zero == 3 and not whole:
         # The sharded masters are the parameters. A pipeline keeps the gathered ones in 16 bits, too.
         if run.offload:
             return 2 / ranks, 2 / ranks, 0.0
         pipelined = run.pp > 1
-        return 4 / ranks + 2 * pipelined, 4 / ranks + 4 * pipelined, 8 / ranks
-    weights, optimizer = software.parameters, software.optimizer
+        return 4 / ranks + 2 * pipelined, 4 / ranks + 4 * pipelined, moments / ranks
+    weights = software.parameters
+    optimizer = software.optimizer - MOMENTS["adamw"] + moments
     is_deepspeed = run.zero > 0 and not software.rails
     if run.autocast:
-        weights, optimizer = 4, 8
+        weights, optimizer = 4, moments
     elif is_deepspeed and run.gradients == 4:
         weights += 2  # it keeps parameters in both precisions
     if run.offload:
         optimizer = 0
     of_weights = ranks if run.zero == 3 else 1
-    of_gradients = ranks if run.zero >= 2 and run.reductions == 1 else 1
     of_optimizer = ranks if run.zero else 1
-    return weights / of_weights, run.gradients / of_gradients, optimizer / of_optimizer
+    return weights / of_weights, gradient_bytes(run, ranks), optimizer / of_optimizer
+
+
+def gradient_bytes(run: Setup, ranks: int) -> float:
+    """Return the bytes of a parameter's gradient: whole, or 1/ranks of it where each is reduced when
+    it is there.
+
+    ZeRO 2 in an interleaved pipeline reduces those of a chunk after its microbatches in a row; whole
+    are those of the chunk at work, and of the one being reduced.
+    """
+    if run.zero < 2:
+        return run.gradients
+    if run.reductions == 1:
+        return run.gradients / ranks
+    whole = min(1.0, 2 / run.chunks) if run.zero == 2 and run.chunks > 1 else 1.0
+    return run.gradients * max(whole, 1 / ranks)
 
 
 def gathered(run: Setup) -> float:
-    """Return the bytes that ZeRO 3 gathers: two layers at a time with their gradients, and tables.
+    """Return the bytes that ZeRO 3 gathers: two layers at a time with their gradients, and tables; a
+    compiler gathers the weights of two products at a time.
 
     Experts without copies are never sharded, so they are not gathered either.
     """
@@ -66,6 +85,20 @@ def gathered(run: Setup) -> float:
     for count, same in run.parts:
         if same.ranks > 1 or run.ep == 1:
             parameters += count
+    if run.software.compiler:
+        parameters = min(parameters, largest_product(run))
     inputs = 4 * run.share.tokens * run.model.hidden if run.tp > 1 else 0
     wide = 2 if run.autocast else 1
     return wide * (8 * parameters + 4 * table_parameters(run)) + inputs
+
+
+def largest_product(run: Setup) -> float:
+    """Return the weights on a rank of the largest product of a layer: of all its experts, if it has
+    them.
+    """
+    model = run.model
+    attention = model.heads * model.head_dim / run.tp
+    if model.experts:
+        experts = run.own_experts / model.expert
+        return model.hidden * max(attention, experts * model.ffn)
+    return model.hidden * max(attention, model.ffn / run.tp)

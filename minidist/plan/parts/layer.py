@@ -8,6 +8,7 @@ in its way along each axis.
 """
 
 from functools import cache
+from math import ceil
 from typing import TypeAlias
 
 from minidist.plan.compute.layer import Layer, layer
@@ -45,7 +46,7 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
         "expert": exchanging * (2 if full else 1),
     }
     # The host has to launch it all: a forward, and in backward as much for each of two gradients.
-    launching = run.known["host"]
+    launching = launched(run)
     launching_back = launching * (3 if full else 2)
     seconds = max(sum(forward.values()), launching)
     seconds_back = max(sum(backward.values()), launching_back)
@@ -59,17 +60,32 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     return Pass(forward, seconds), Pass(backward, seconds_back)
 
 
+def launched(run: Setup) -> float:
+    """Return the seconds in which a host launches one pass through a layer; without CUDA graphs those
+    with experts take longer, by each expert that the rank has.
+    """
+    seconds = run.known["host"]
+    software, model = run.software, run.model
+    if model.experts and software.host_expert != "none":
+        seconds += run.known[software.host_experts]
+        seconds += run.known[software.host_expert] * run.own_experts / model.expert
+    return seconds
+
+
 def recomputed(run: Setup, one: Layer) -> float:
     """Return the seconds that a layer's backward spends on what was not kept."""
     forward = one.forward + one.attention
     if run.software.early_stop:
         forward -= one.last
     again = {
+        "parts": one.parts,
         "selective": one.attention,
         "op": one.forward - one.products / 2,
         "half": forward / 2,
         "full": forward,
     }
+    if run.software.compiler:  # which keeps what products return
+        again["none"] = one.attention + one.parts
     return again.get(run.recompute, 0.0)
 
 
@@ -149,11 +165,14 @@ def across_nodes(run: Setup, tokens: float, together: int, nodes: int) -> float:
     """Return the seconds of an exchange that sends a token to a node once, however many of its
     experts are there, and hands it out inside.
 
-    A token that chooses its experts evenly has some on n (1 - (1 - 1/n)^k) of n nodes. Both ways of
-    sending run side by side. (DeepSeek-V3, 2024, section 3.2.2.)
+    A token that chooses its experts evenly has some on n (1 - (1 - 1/n)^k) of n nodes, and if they are
+    limited to some groups, on no more nodes than those are on. Both ways of sending run side by side.
+    (DeepSeek-V3, 2024, sections 2.1.2 and 3.2.2.)
     """
-    top_k = run.model.top_k
+    model, top_k = run.model, run.model.top_k
     reached = nodes * (1 - (1 - 1 / nodes) ** top_k)
+    if model.top_groups:
+        reached = min(reached, ceil(nodes * model.top_groups / model.groups))
     remote = reached * (1 - 1 / nodes)
     across = tokens * remote / run.network.card() + run.known["tree"]
     inside = run.network.exchange(tokens * top_k, Group(together))

@@ -22,7 +22,7 @@ from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
 from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
 from minidist.plan.published.formulas import GIB, formulas
-from minidist.plan.published.room import refused
+from minidist.plan.published.room import inferred, refused
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
@@ -115,17 +115,30 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
 def memory(row: PublishedRow, run: Setup) -> list[tuple[str, float, float]]:
     """Return what a row's meters showed of a GPU's memory, in GB, behind what is predicted.
 
-    The allocator's meters count in GiB.
+    The allocator's meters count in GiB. Nothing if the row did not find its microbatch or what it computes
+    again in its source, because memory is in proportion to them.
     """
     measured = row["measured"]
     gibibytes = "peak_memory_gib" in measured or run.software.measured == "allocated"
     unit = GIB / GB if gibibytes else 1.0
-    found = []
+    found: list[tuple[str, float, float]] = []
+    if inferred(row):
+        return found
     if peak := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
         found.append(("memory", sum(metered(run).values()) / GB, peak * unit))
     if reserved := positive(row, "reserved_gib"):
         planned = sum(metered(run, "reserved").values()) / GB
         found.append(("memory reserved", planned, reserved * GIB / GB))
+    return found
+
+
+def unpublished(rows: Sequence[PublishedRow]) -> list[str]:
+    """Return the rows whose memory was measured and is not compared."""
+    found = []
+    for row in rows:
+        said = row.get("measured") if isinstance(row, dict) else None
+        if isinstance(said, dict) and "peak_memory_gib" in said and inferred(row):
+            found.append(str(row.get("id")))
     return found
 
 
@@ -179,6 +192,7 @@ def check(
         "left_out": left_out,
         "ranking": ranked,
         "room": refused(rows, known),
+        "inferred": unpublished(rows),
     }
 
 

@@ -37,6 +37,11 @@ def text(report: Mapping[str, Any]) -> str:
     parts.append("\n".join(without_room(report["room"])))
     predicted = len({each["id"] for each in report["rows"]})
     lines = [f"{predicted} rows are predicted, {len(report['left_out'])} are left out"]
+    if report["inferred"]:
+        lines.append(
+            f"memory of {len(report['inferred'])} rows is not compared: what it is in proportion to, "
+            "the microbatch or what is computed again, was not published"
+        )
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
     lines += [
         f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())
@@ -103,11 +108,16 @@ def ranked(ranking: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def without_room(room: Mapping[str, Any]) -> list[str]:
-    """Say how many runs that ran would not fit, and those that need most beside what they have."""
+    """Say how many runs that ran would not fit, what would explain it, and which need most beside what
+    they have.
+    """
     refused = sorted(room["refused"], key=lambda each: each["has"] / each["needs"])
     lines = [f"of {room['ran']} runs that ran {len(refused)} are predicted not to fit"]
+    reasons = Counter(each["why"] for each in refused)
+    lines += [f"  {count}: {why}" for why, count in reasons.most_common()]
     for each in refused[:NAMED]:
-        lines.append(f"  {each['id']} needs {each['needs']:.0f} of {each['has']:.0f} GB")
+        needed = f"{each['needs']:.0f} of {each['has']:.0f} GB"
+        lines.append(f"  {each['id']} needs {needed}: {each['why']}")
     if len(refused) > NAMED:
         lines.append(f"  and {len(refused) - NAMED} others: --format json names them")
     return lines

@@ -80,13 +80,14 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     precision = precision_of(config, device)
     with retold(LeftOut, PlanError):
         sizes = model(config, pp)
-    software, zero = software_of(row, config, device), zero_of(config)
+    software = software_of(row, config, device)
+    zero = zero_of(config, software, device)
     microbatch, batch = batches(config, pp, dp)
     recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
     said_precision = text(config, "precision")
     narrow = "fp16" in said_precision or "overlap" in config
-    # recipes of 8 bits reduce gradients in 16 (grad_sync_dtype, grad_reduce_in_fp32)
-    narrow |= release(row) >= 24 and precision != "bf16"
+    # recipes reduce gradients in 16 bits (grad_reduce_in_fp32): first those of 8 bits, from 2025 all
+    narrow |= release(row) >= (25 if precision == "bf16" else 24)
     chunks = chunks_of(config, sizes, pp)
     schedule = "interleaved" if chunks > 1 else schedule_of(config)
     node = config.get("node_size") or 8
@@ -191,9 +192,14 @@ def schedule_of(config: PublishedRow) -> str:
     return name
 
 
-def zero_of(config: PublishedRow) -> int:
-    """Return the stage of ZeRO. FSDP's words for sharding optimizer and gradients mean 2."""
-    said = config.get("zero") or 0
+def zero_of(config: PublishedRow, software: Software, device: Device) -> int:
+    """Return the stage of ZeRO. FSDP's words for sharding optimizer and gradients mean 2; where nothing
+    is said, Megatron Core has its distributed optimizer on Hopper and later, as its examples turn it on.
+    """
+    said = config.get("zero")
+    if said is None:
+        newer = device.generation in ("hopper", "blackwell")
+        said = 1 if software.engine and newer else 0
     if isinstance(said, str) and not said.lower().startswith("fsdp: shard optimizer+grads"):
         raise LeftOut(f"zero {shown(said)} is not known")
     if "distributed_optimizer" in config:
@@ -288,6 +294,8 @@ def software_name(config: PublishedRow, device: Device, year: float) -> str:
     if device.generation == "cdna":
         return "megatron-rocm"
     if hopper and year >= 25:
+        if device.generation == "hopper" and arch_has_experts(config):
+            return "megatron-core-2025-eager"
         return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
     if "sharding" in config:
         return "llm-foundry"
