@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser import BROWSER, Page
-from in_browser import check_page, pale, resize, wait_for
+from browser import BROWSERS, Page, begin
+from in_browser import check_page, pale, wait_for
 from ranks import clean_environment
 
 pytest.importorskip("furo", reason="no furo is installed: pip install -r requirements.txt")
@@ -253,18 +253,18 @@ def test_the_site_builds_from_the_makefile() -> None:
 # ---------------------------------------------------------------- in a browser
 
 
-@pytest.fixture(scope="module")
-def page(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    page = Page(tmp_path_factory.mktemp("browser"))
+@pytest.fixture(scope="module", params=BROWSERS)
+def page(
+    request: pytest.FixtureRequest, site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    page = begin(request.param, tmp_path_factory.mktemp("browser"))
     try:
-        page.attach()
         page.inside = site.as_uri()
         yield page
     finally:
         page.close()
 
 
-@BROWSER
 def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
     """With several players on a page, each of which the keyboard leads to its end."""
     players = {"index": 1, "lessons/02_ring_all_reduce/index": 1, "notebooks/02_ring_all_reduce": 2}
@@ -274,37 +274,34 @@ def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
         assert check_page(page, site / f"{name}.html") == count
         for scheme in ("light", "dark"):
             assert pale(page, scheme) == [], f"{name}, {scheme}"
-        resize(page, 360)
+        page.resize(360)
         assert page.run("document.scrollingElement.scrollWidth") <= 360, name
-        page.ask("Emulation.clearDeviceMetricsOverride")
+        page.resize()
 
 
-@BROWSER
 def test_the_front_page_moves_until_it_is_touched(site: Path, page: Page) -> None:
     page.visit((site / "index.html").as_uri())
     place = "+document.querySelector('.front-player input').value"
     wait_for(page, f"{place} >= 2")
     page.run("document.querySelector('.front-player [data-go=play]').click()")
     assert page.text(".front-player [data-go=play]") == "play"
-    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
-    page.ask("Emulation.setEmulatedMedia", features=features)
+    page.prefer(still=True)
     page.visit((site / "index.html").as_uri())
     assert page.text(".front-player [data-go=play]") == "play" and page.run(place) == 0
-    page.ask("Emulation.setEmulatedMedia", features=[])
+    page.prefer()
 
 
-@BROWSER
 def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
     site: Path, page: Page
 ) -> None:
     drawn = "[...document.querySelectorAll('.minidist-figure svg > *')].map(e => e.tagName)"
     table = "document.querySelector('.minidist-figure table').innerText"
     for name in ("zero", "pipelines"):
-        page.ask("Emulation.setScriptExecutionDisabled", value=True)
+        page.allow_scripts(False)
         page.visit((site / f"figures/{name}.html").as_uri())
         without = page.run(drawn), page.run(table), page.text(".said")
         assert page.run("document.querySelector('.minidist-figure form').hidden")
-        page.ask("Emulation.setScriptExecutionDisabled", value=False)
+        page.allow_scripts(True)
         page.visit((site / f"figures/{name}.html").as_uri())
         found = page.run(drawn), page.run(table), page.text(".said")
         assert found[1:] == without[1:] and len(without[0]) > 10
@@ -317,7 +314,6 @@ def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
         assert page.errors == []
 
 
-@BROWSER
 def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: Path) -> None:
     first, second = (fragment(name) for name in ("zero", "context"))
     page.inside = "file:"
@@ -330,7 +326,6 @@ def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: P
     assert after[0] == before[0] and after[1] != before[1] and page.errors == []
 
 
-@BROWSER
 def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     page.visit((site / "search.html").as_uri() + "?q=reduce_scatter")
     results = "[...document.querySelectorAll('#search-results ul.search a')].map(a => a.href)"
@@ -339,7 +334,6 @@ def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     assert page.errors == []
 
 
-@BROWSER
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
@@ -350,9 +344,9 @@ def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
         players += check_page(page, file)
         for scheme in ("light", "dark"):
             assert pale(page, scheme) == [], f"{file}, {scheme}"
-        resize(page, 360)
+        page.resize(360)
         assert page.run("document.scrollingElement.scrollWidth") <= 360, file
-        page.ask("Emulation.clearDeviceMetricsOverride")
+        page.resize()
     assert players > 30
     for file in few_sources:
         assert check_page(page, file) == 0 and pale(page, "dark") == pale(page, "light") == []

@@ -18,6 +18,8 @@
   if (!mine) return;
 
   for (const row of rows) if (row !== mine) row.remove();
+  for (const link of document.querySelectorAll(".lesson-bar a")) // to lessons before and after in the course
+    if (/^\.\.\/\d\d_/.test(link.getAttribute("href"))) link.closest("li").remove();
   mine.querySelectorAll("a").forEach(follow);
   const title = document.querySelector("article h1"), line = document.createElement("p");
   line.className = "on-path";
