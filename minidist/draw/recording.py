@@ -242,7 +242,8 @@ class _WatchedWire(WireAround):
         )
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        return np.zeros(bytes, np.uint8), []  # as on machines of their own: what travels is a message
+        # as on machines of their own: what travels is a message
+        return np.zeros(bytes, np.uint8), []
 
 
 class _WatchedSpan(Span):
