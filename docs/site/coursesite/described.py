@@ -22,10 +22,8 @@ FOLD = """<details class="key-frames"><summary>Key frames of this run, as a pict
 def describe(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Add the description of a page to its head, and say of a notebook that it is one."""
+    """Add the description of a page to its head."""
     title = context.get("title", "")
-    if page.startswith("notebooks/"):
-        context["title"] = f"{title} (notebook)"
     words = description(doctree) if doctree else f"{title or page} of minidist, a course."
     context["metatags"] = f'<meta name="description" content="{escape(words)}">\n' + (
         context.get("metatags") or ""
