@@ -538,7 +538,7 @@ def small_step(comm):
             comm.advance(1e-6 if forward else 2e-6)
         cell += comm.contribution
         if not forward:
-            weights += comm.contribution
+            weights[:] = comm.contribution  # each microbatch adds to them; the colour stays
         if 0 <= stage + way <= last:
             sending.append(mesh.pp.isend(cell, stage + way))
     for request in sending:

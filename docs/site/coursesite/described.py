@@ -5,6 +5,7 @@ alt texts, and key frames folded away where the player stands below them.
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ FOLD = """<details class="key-frames"><summary>Key frames of this run, as a pict
 def describe(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Add the description of a page to its head, and say of a notebook that it is one."""
+    """Add the description of a page to its head."""
     title = context.get("title", "")
-    if page.startswith("notebooks/"):
-        context["title"] = f"{title} (notebook)"
     words = description(doctree) if doctree else f"{title or page} of minidist, a course."
     context["metatags"] = f'<meta name="description" content="{escape(words)}">\n' + (
         context.get("metatags") or ""
@@ -63,12 +62,13 @@ def fold_key_frames(doctree: nodes.document) -> None:
     """Fold the key frames of each run that has a player: they are for places without scripts, and to
     be read they have to be larger than the page.
     """
-    for player in list(doctree.findall(nodes.raw)):
-        shown = player.parent
-        if "minidist-player" not in player.astext() or shown.get("nb_element") != "mime_bundle":
-            continue
-        around, place = shown.parent, shown.parent.index(shown)
-        frames = around[place - 1]
-        if place and any(frames.findall(nodes.image)):
-            around.insert(place - 1, nodes.raw("", FOLD, format="html"))
-            around.insert(place + 1, nodes.raw("", "</div></details>", format="html"))
+    bundles = [
+        node for node in doctree.findall(nodes.container) if node.get("nb_element") == "mime_bundle"
+    ]
+    for frames, shown in pairwise(bundles):
+        around = shown.parent
+        has_player = any("minidist-player" in raw.astext() for raw in shown.findall(nodes.raw))
+        if has_player and frames.parent is around and any(frames.findall(nodes.image)):
+            place = around.index(frames)
+            around.insert(place, nodes.raw("", FOLD, format="html"))
+            around.insert(place + 2, nodes.raw("", "</div></details>", format="html"))

@@ -29,6 +29,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("map", Map)
     app.connect("builder-inited", keep_files_of_notebooks_aside, priority=900)  # after myst-nb
     app.connect("doctree-read", read)
+    app.connect("doctree-read", name_notebook, priority=900)  # after Sphinx has noted its title
     app.connect("doctree-resolved", resolve_root)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", Navigation().offer, priority=400)  # before the theme asks
@@ -67,6 +68,16 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
     of_package = Path(app.env.doc2path(page)).suffix == ".folder"
     folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
     link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))
+
+
+def name_notebook(app: Sphinx, doctree: nodes.document) -> None:
+    """Say of a notebook that it is one where its title stands alone: in the search, in the head, and
+    where a page before or after leads to it. A lesson has the same title.
+    """
+    page = app.env.docname
+    if page.startswith("notebooks/"):
+        title = nodes.title("", f"{app.env.titles[page].astext()} (notebook)")
+        app.env.titles[page] = app.env.longtitles[page] = title
 
 
 def add_bar(doctree: nodes.document, notebook: str, lesson: str) -> None:

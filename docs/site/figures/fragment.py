@@ -108,7 +108,7 @@ def bar(
     for length, kind, *label in blocks:
         wide = length * scale
         fill = "var(--gap)" if kind == IDLE else kinds[kind]["colour"]
-        stroke = "none" if kind == IDLE else "var(--ink)"
+        stroke = "none" if kind == IDLE or wide < 2 else "var(--ink)"
         place = f'x="{left:.2f}" y="{top}" width="{wide:.2f}" height="{BAR}"'
         parts.append(f'<rect {place} fill="{fill}" stroke="{stroke}" stroke-width="{EDGE}"></rect>')
         if label and len(str(label[0])) * LETTER + 2 < wide:
