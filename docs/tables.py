@@ -14,7 +14,7 @@ from typing import Any
 from minidist.cli.plan.as_published import gpus_of, holding
 from minidist.options import flags_of
 from minidist.parallel.recipe import Recipe
-from minidist.plan.device import machine
+from minidist.plan.device import Device, machine
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
@@ -69,7 +69,8 @@ def home(name: str) -> str:
 # ---------------------------------------------------------------- published models at usual layouts
 
 
-# Models at layouts that people use on GPUs of 80 GB, and a few that do not fit: name, tokens of a
+ROOM = Device.named("a100-80").memory
+# Models at layouts that people use on such GPUs, and a few that do not fit: name, tokens of a
 # sequence, layout.
 USUAL: list[tuple[str, int, dict[str, Any]]] = [
     ("llama-7b", 4096, {"dp": 8, "zero": 0}),
@@ -107,7 +108,7 @@ def setup(name: str, sequence: int, layout: dict[str, Any]) -> Setup:
 
 
 def markdown_table(
-    rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB
+    rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = ROOM
 ) -> str:
     """Return what a GPU holds as a table, in GB; by default of the usual layouts."""
     kinds = (

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from minidist.plan.device import PlanError
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
 from minidist.plan.failures.simulate import simulate
+from minidist.plan.memory import MOMENTS
 from minidist.plan.search import Found
 
 HOUR, DAY = 3600.0, 86400.0
@@ -20,7 +21,7 @@ BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 43
 GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and what belongs to it
 # bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
 WRITTEN = 2.3e12 / 40 / 48
-STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two moments
+STATE = 6  # bytes a parameter in a checkpoint beside its moments: 16-bit weights, masters
 LEAST = 1e-3  # of the time that has to be left for training
 RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
 NOTICED = 30.0  # seconds until ranks that go on have noticed that one is lost, and regrouped
@@ -35,7 +36,8 @@ def job_of(found: Found, mtbf_hours: float = 0.0, repair_hours: float = REPAIR) 
     A peer sends what a checkpoint holds of one replica, all of its GPUs at once.
     """
     run = found.run
-    gpus, state = run.machine.total, run.model.parameters * STATE
+    gpus = run.machine.total
+    state = run.model.parameters * (STATE + MOMENTS[run.optimizer])
     return Job(
         mtbf=(mtbf_hours or GPU_MTBF / gpus) * HOUR,
         step=found.seconds,

@@ -17,9 +17,10 @@ axis, the bubble.
 from dataclasses import replace
 
 from minidist.plan.compute.layer import head
-from minidist.plan.memory import table_parameters
+from minidist.plan.memory import MOMENTS, table_parameters
 from minidist.plan.parts.data import reduction
 from minidist.plan.parts.layer import Seconds, passes
+from minidist.plan.parts.muon import muon
 from minidist.plan.run import Setup
 from minidist.plan.stages import SCHEDULES, Pass, Stage, filling, simulated
 
@@ -131,9 +132,11 @@ def optimizer(run: Setup, stage: Stage) -> float:
     parameters = 0.0
     for count, same in stage.parameters(run, table_parameters(run)):
         parameters += count / same.ranks if run.zero else count
-    seconds = run.share.streamed(known["optimizer_bytes"] * parameters)
+    # a moment that there is not is neither read nor written
+    each = known["optimizer_bytes"] - 2 * (MOMENTS["adamw"] - MOMENTS[run.optimizer])
+    seconds = run.share.streamed(each * parameters) + muon(run, stage)
     if run.offload:
-        moved = run.gradients + 2 + known["optimizer_bytes"]
+        moved = run.gradients + 2 + each
         seconds += parameters * moved / known["host_link"]
     return seconds
 

@@ -11,6 +11,7 @@ count them.
     ep     four exchanges of the rows that tokens send to their experts, if those have equal loads
     dp     gradients, over dp and cp: 2 (P - 1) of each byte. ZeRO 1 and 2 send half of it as parameters. ZeRO 3
            gathers parameters twice a microbatch, but those outside the layers once
+    Muon   with ZeRO slices of matrices go to their owners along dp and back, in 32 bits; blocks are gathered along tp
 
 These are messages of more than 32 KiB: smaller ones take fewer rounds for more bytes
 (`collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
@@ -26,12 +27,32 @@ from minidist.plan.run import Setup
 def bytes_sent(run: Setup) -> dict[str, float]:
     """Return the bytes that the ranks of a run send in a step, by axis."""
     return {
-        "tp": along_tensor(run),
+        "tp": along_tensor(run) + of_muon(run)["tp"],
         "pp": along_pipeline(run),
         "cp": along_context(run),
         "ep": along_experts(run),
-        "dp": along_data(run),
+        "dp": along_data(run) + of_muon(run)["dp"],
     }
+
+
+def of_muon(run: Setup) -> dict[str, float]:
+    """Return the bytes that Muon adds along tp and dp."""
+    if run.optimizer != "muon":
+        return {"tp": 0.0, "dp": 0.0}
+    model = run.model
+    ranks = run.dp * run.cp
+    of_experts = model.experts * model.expert
+    with_experts = model.layers - model.dense_layers
+    dense = with_experts * (model.layer - of_experts)
+    if model.dense_layers:
+        dense += model.dense_layers * model.leading.layer
+    gathered = 4.0 * (run.tp - 1) * dense
+    if not run.zero:  # every replica computes every change
+        return {"tp": ranks * gathered, "dp": 0.0}
+    copies = ranks // run.ep
+    exchanged = dense * (ranks - 1) / ranks
+    exchanged += with_experts * of_experts * (copies - 1) / copies
+    return {"tp": gathered, "dp": 2 * 4 * exchanged}
 
 
 def microbatches_of_all(run: Setup) -> int:

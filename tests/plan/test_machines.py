@@ -108,6 +108,14 @@ def test_a_token_crosses_to_each_node_once(nodes: int, top_k: int) -> None:
     assert across_nodes(run, tokens, 8, nodes) == pytest.approx(max(across, inside), rel=0.02)
 
 
+def test_one_expert_is_a_product_as_any_other() -> None:
+    """AMD's products of several experts in one kernel are slower."""
+    share = run_on("mi300x").share
+    alone = Product(4096, 4096, 2048)
+    assert share.grouped(alone, 1, "bf16", 2) == share.product(alone)
+    assert share.grouped(alone, 2, "bf16", 2) > 2 * 1.5 * share.product(alone)
+
+
 def test_experts_of_a_few_groups_are_on_few_nodes() -> None:
     """DeepSeek-V3's: at most 4 of 8 groups, which are on as many nodes, or on fewer with fewer nodes."""
     free = run_on("h100", model=replace(model("deepseek-v3"), groups=0, top_groups=0))

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
+from minidist.cli.plan import command
+from minidist.cli.plan.runnable import options
 from minidist.plan.device import Constants, Device, PlanError, machine
 from minidist.plan.memory import bytes_held, engine
 from minidist.plan.memory.activations import layer_of
 from minidist.plan.model import Model
 from minidist.plan.parts.layer import launched, passes
+from minidist.plan.parts.muon import operations_of, orthogonal
 from minidist.plan.published.check import check
 from minidist.plan.published.report import text, without_room
 from minidist.plan.published.room import rooms
 from minidist.plan.published.rows import setup as read
 from minidist.plan.run import Setup, Software
+from minidist.plan.step import step
+from minidist.plan.traffic import bytes_sent
 
 KNOWN = Constants.table()
 LLAMA = Model(8, 1024, 8, 32000, kv=4, ffn=3584)
@@ -42,7 +47,10 @@ def test_a_compiler_keeps_what_products_return() -> None:
     assert held.saved == TOKENS * 2 * (3 * 1024 + 1024 + 2 * 512 + 2 * 3584)
     cut = layer_of(setup(LLAMA, "xla", tp=4, dp=2, sp=True))
     assert cut.saved == held.saved / 4
-    assert layer_of(setup(LLAMA, "xla", recompute="full")).saved == TOKENS * 2 * 1024
+    run = setup(LLAMA, "xla")
+    assert layer_of(replace(run, recompute="full")).saved == TOKENS * 2 * 1024
+    some, all = (passes(replace(run, recompute=each))[1].kinds for each in ("none", "full"))
+    assert 0 < some["recomputing"] < all["recomputing"] / 2  # attention, and what is element-wise
 
 
 def test_a_compiler_gathers_the_weights_of_a_product_at_a_time() -> None:
@@ -121,6 +129,49 @@ def test_moments_of_16_bits_take_half() -> None:
     assert narrow / wide == 4 / 8
 
 
+# ---------------------------------------------------------------- Muon
+
+
+def test_muon_keeps_one_moment_of_the_matrices_in_layers() -> None:
+    """Of 4 bytes, where AdamW keeps two; embedding and head have AdamW still."""
+    run = setup(LLAMA, "megatron-core")
+    wide, narrow = (bytes_held(replace(run, optimizer=each)) for each in ("adamw", "muon"))
+    assert wide["optimizer"] - narrow["optimizer"] == 4 * 8 * LLAMA.layer
+    shared = bytes_held(replace(run, optimizer="muon", zero=1))
+    assert shared["optimizer"] == narrow["optimizer"] / 8
+
+
+def test_muon_computes_and_sends_what_its_papers_say() -> None:
+    """Of a matrix of n x m 4 n^2 m + 2 n^3 operations, five times; slices there and back."""
+    run = setup(LLAMA, "megatron-core", optimizer="muon", zero=1)
+    square, keys, inner = (1024, 1024), (1024, 512), (1024, 3584)
+    each = sum(map(orthogonal, (square, keys, keys, square, inner, inner, inner)))
+    assert orthogonal(square) == 5 * 6 * 1024**3 and orthogonal((512, 1024)) == orthogonal(keys)
+    assert operations_of(run) == each / 8  # ranks share out the matrices
+    assert operations_of(replace(run, zero=0)) == each
+    ours, adamw = (bytes_sent(replace(run, optimizer=name)) for name in ("muon", "adamw"))
+    matrices = 4 * 8 * LLAMA.layer
+    assert ours["dp"] - adamw["dp"] == pytest.approx(2 * (7 / 8) * matrices)
+    cut = replace(run, tp=4, dp=2, sp=True)
+    ours, adamw = (bytes_sent(replace(cut, optimizer=name)) for name in ("muon", "adamw"))
+    assert ours["tp"] - adamw["tp"] == pytest.approx(3 * matrices)
+    took = [step(replace(run, optimizer=name))["optimizer"] for name in ("adamw", "muon")]
+    assert took[1] > took[0] > 0
+    mixture = replace(LLAMA, ffn=64, experts=64, top_k=2)
+    ours = operations_of(replace(run, model=mixture, ep=8))
+    of_expert = 3 * orthogonal((1024, 64))
+    others = sum(map(orthogonal, (square, keys, keys, square, (1024, 64))))
+    assert ours == pytest.approx(8 * of_expert + others / 8)  # an expert has one copy
+
+
+def test_the_command_plans_with_muon() -> None:
+    words = ["--model", "llama-8b", "--cluster", "h100:8"]
+    for more, found in (([], "adamw"), (["--optimizer", "muon"], "muon")):
+        run = command.setup(command.parser().parse_args([*words, *more]))
+        assert run.optimizer == found
+        assert options(replace(run, dp=8)).get("optimizer", "adamw") == found
+
+
 # ---------------------------------------------------------------- a host that launches
 
 
@@ -163,7 +214,8 @@ def test_what_recipes_do_is_read_from_their_year() -> None:
     run = read(row(), KNOWN)
     assert (run.gradients, run.zero) == (2, 1)
     assert read(row() | {"source": "container 24.07"}, KNOWN).gradients == 4
-    assert read(row(zero=0), KNOWN).zero == 0
+    eager = read(row(compile=False) | {"source": "nobody"}, KNOWN)
+    assert read(row(zero=0), KNOWN).zero == 0 == eager.zero
     mixture = {"arch": "llama-moe", "experts": 8, "top_k": 2, "zero": 1}
     assert read(row(**mixture), KNOWN).software.name == "megatron-core-2025-eager"
     assert read(row(gpu="B200", **mixture), KNOWN).software.name == "megatron-core-2025"

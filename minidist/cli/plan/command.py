@@ -171,6 +171,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"'
     )
+    found.add_argument(
+        "--optimizer", choices=("adamw", "muon"), default="adamw", help="of matrices in layers"
+    )
     found.add_argument("--precision", choices=CHOICES, default="bf16", help="of products")
     found.add_argument(
         "--software", help="a generation in software.toml; unsaid: the newest that the devices had"
@@ -269,4 +272,4 @@ def setup(asked: argparse.Namespace) -> Setup:
     else:
         start = replace(start, precision=asked.precision)
     software = Software.named(asked.software) if asked.software else newest(where)
-    return replace(start, software=software, fused_loss=True)
+    return replace(start, software=software, optimizer=asked.optimizer, fused_loss=True)

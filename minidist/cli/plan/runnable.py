@@ -86,6 +86,7 @@ def options(run: Setup) -> dict[str, Any]:
     if run.microbatches > 1:
         said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}
     said |= {"zero": run.zero, "hsdp": run.hsdp, "sp": run.sp}
+    said["optimizer"] = "" if run.optimizer == "adamw" else run.optimizer
     said["recompute"] = "" if run.recompute == "none" else run.recompute
     said["offload"] = "memory" if run.offload else ""
     sixteen = "float16" if run.machine.device.generation == "volta" else "bfloat16"

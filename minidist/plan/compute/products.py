@@ -111,8 +111,10 @@ class Share:
 
     def grouped(self, p: Product, groups: int, precision: str, result: int) -> float:
         """Return the seconds of `groups` equal products in one kernel; an element of the result
-        moves `result` bytes.
+        moves `result` bytes. One alone is a product as any other.
         """
+        if groups == 1:
+            return self.product(p, precision=precision)
         slower = "grouped_cdna" if self.device.generation == "cdna" else "grouped"
         rate = speed(self.device, self.known, precision) * self.known[slower]
         operations = work(*p, groups, self.device.units)

@@ -15,10 +15,11 @@ The formulas of the papers themselves are in `equation.py`.
 from minidist.plan.memory.flight import deferred, in_flight
 from minidist.plan.memory.parameters import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.memory.peak import GB, Bytes, bytes_held, metered
-from minidist.plan.memory.states import gathered, states
+from minidist.plan.memory.states import MOMENTS, gathered, states
 
 __all__ = [
     "GB",
+    "MOMENTS",
     "Bytes",
     "Parts",
     "bytes_held",

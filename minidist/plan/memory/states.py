@@ -12,8 +12,10 @@ handling transposes"; on Blackwell one scale for a whole tensor needs one copy, 
 from minidist.plan.memory.parameters import parts_of, table_parameters
 from minidist.plan.run import Setup
 
-MOMENTS = {"adamw": 8.0, "adamw-16": 4.0}
-"""Bytes a parameter that an optimizer keeps beside masters: two moments, in 32 bits or in 16."""
+MOMENTS = {"adamw": 8.0, "adamw-16": 4.0, "muon": 4.0}
+"""Bytes a parameter that an optimizer keeps beside masters: two moments, in 32 bits or in 16, or Muon's
+momentum. Where that is, embedding and head have AdamW's two.
+"""
 
 
 def states(
@@ -29,6 +31,9 @@ def states(
         weights += count * each[0]
         gradients += count * each[1]
         optimizer += count * each[2]
+    if run.optimizer == "muon" and not run.offload:
+        more = ends * (MOMENTS["adamw"] - MOMENTS["muon"])
+        optimizer += more / (run.sharded.ranks if run.zero else 1)
     return weights, gradients, optimizer
 
 
