@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from minidist.plan.equation import layer_activations
 from minidist.plan.memory import engine
-from minidist.plan.run import Setup
+from minidist.plan.run import Setup, once
 
 
 class Layer(NamedTuple):
@@ -25,6 +25,7 @@ class Layer(NamedTuple):
     working: float
 
 
+@once
 def layer_of(run: Setup) -> Layer:
     """Return the bytes of one of the run's layers, and a microbatch."""
     everything, every_other_product = needed(run)

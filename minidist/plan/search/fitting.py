@@ -9,7 +9,8 @@ from minidist.plan.memory import GB, bytes_held
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import options
 from minidist.plan.search.found import Found
-from minidist.plan.search.layouts import Ladder, candidates, orders
+from minidist.plan.search.ladders import Ladder
+from minidist.plan.search.layouts import candidates, orders
 from minidist.plan.step import step
 
 # of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
@@ -32,10 +33,16 @@ class Tried:
 
     def climb(self, ladder: Ladder, room: float, too_much: str, fixed: Mapping[str, Any]) -> None:
         """Try the rungs of a ladder until one fits."""
+        if ladder.least > NEARLY * room and self.holds_less(ladder):
+            self.refused[too_much] += len(ladder)
+            return
         has_two = False
         for rung, run in enumerate(ladder):
             if has_two and run.zero == 2:
                 continue  # the one before it was faster
+            if rung > 0 and ladder.least > room and self.holds_less(ladder):
+                self.refused[too_much] += len(ladder) - rung
+                break
             bytes = bytes_held(run)
             total = sum(bytes.values())
             if not self.smallest or total < sum(self.smallest.values()):
@@ -49,6 +56,10 @@ class Tried:
             has_two = run.zero == 2
             if not has_two:
                 break  # what saves more memory is slower
+
+    def holds_less(self, ladder: Ladder) -> bool:
+        """Tell whether the smallest so far holds no more than any rung of a ladder."""
+        return bool(self.smallest) and sum(self.smallest.values()) <= ladder.least
 
 
 def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float) -> Tried:
