@@ -5,6 +5,7 @@ found.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -190,14 +191,17 @@ def test_what_is_skipped_would_not_have_fitted(
     start = replace(RUN, model=model(name), machine=machine(cluster))
     weighed: list[Setup] = []
 
-    def weigh(run: Setup) -> dict[str, float]:
+    def weigh(run: Setup, room: float) -> dict[str, float]:
         weighed.append(run)
-        return bytes_held(run)
+        return bytes_held(run, room)
 
     monkeypatch.setattr("minidist.plan.search.fitting.bytes_held", weigh)
     some = fitting(start, fixed, RESERVE)
     few = len(weighed)
     monkeypatch.setattr("minidist.plan.search.ladders.Least.of", lambda *_: 0.0)
+    monkeypatch.setattr(
+        "minidist.plan.search.fitting.bytes_held", lambda run, room: weigh(run, math.inf)
+    )
     every = fitting(start, fixed, RESERVE)
     assert len(weighed) - few > 1.2 * few
     assert some == every
