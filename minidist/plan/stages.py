@@ -18,7 +18,8 @@ et al. 2023, "Zero bubble pipeline parallelism"; DeepSeek-AI 2024, section 3.2.1
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from minidist.parallel.pipeline.schedules import V_SHAPED
@@ -44,7 +45,8 @@ class Pass(NamedTuple):
     seconds: float
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True)
+class Stage:
     """What a rank has of a pipeline, and a microbatch: its layers, and the seconds of what stands
     before and after them.
 
@@ -61,7 +63,7 @@ class Stage(NamedTuple):
     last: float
     joined: float
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """All seconds of a microbatch, forward and backward."""
         return self.of_layers + self.ends + self.joined
