@@ -176,8 +176,8 @@ def sites() -> str:
 def trust() -> str:
     """Return how far off rows of each kind were, as `minidist.plan.trust.measure` wrote it."""
     rows = [
-        "| kind | rows | sources | error of seconds | bias | four of five took | rows | error of bytes "
-        "| four of five held |",
+        "| kind | runs timed | sources | error of seconds | bias | took, as a multiple of the plan "
+        "| runs weighed | error of bytes | held, as a multiple of the plan |",
         "|---" * 9 + "|",
     ]
     for kind, quantities in errors()["kinds"].items():
@@ -194,7 +194,21 @@ def trust() -> str:
             else:
                 cells += [f"{each.mean} %", around]
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", how_to_read(*next(iter(errors()["kinds"].items())))])
+
+
+def how_to_read(kind: str, quantities: dict[str, Any]) -> str:
+    """Return what the first row of the table of errors says, in sentences."""
+    time, memory = (Range(**quantities[quantity]) for quantity in ("time", "memory"))
+    return (
+        f"The first row in words: there are {time.rows} published runs of the kind *{kind}*, from "
+        f"{time.sources} sources. Their planned seconds were off by {time.mean} % on average. With "
+        f"their signs the errors mostly cancel; what is left, the bias, says that these plans were "
+        f"{abs(time.bias)} % too {'short' if time.bias < 0 else 'long'}. Four runs in five took "
+        f"between {time.low:.2f} and {time.high:.2f} times the seconds that were planned for them; one "
+        f"in ten took less, and one in ten more. Of {memory.rows} runs it is known what a GPU held: "
+        f"{memory.low:.2f} to {memory.high:.2f} times the plan, again in four of five."
+    )
 
 
 def ranked() -> str:

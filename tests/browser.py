@@ -1,4 +1,7 @@
-"""Pages in a real browser, for tests: headless Chromium, spoken to by the DevTools protocol."""
+"""Pages in a real browser, for tests: headless Chromium, spoken to by the DevTools protocol.
+
+`firefox.py` has the same pages in Firefox: `BROWSERS` are the two, Firefox in the long run only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,8 @@ CHROMIUM = (
 BROWSER = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"
 )
+
+BROWSERS = ("chromium", pytest.param("firefox", marks=pytest.mark.soak))
 
 # What the browser's own fields, such as sliders, know a key by.
 KEYS = {"End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
@@ -86,6 +93,36 @@ class Page:
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)  # type: ignore[no-any-return]
 
+    # ---------------------------------------------------------------- how a reader's browser is set
+
+    def resize(self, width: int = 0, height: int = 900) -> None:
+        """Give the page a window of this size; without one, that of the start."""
+        if not width:
+            self.ask("Emulation.clearDeviceMetricsOverride")
+            return
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, scheme: str = "", still: bool = False) -> None:
+        """Show pages as to a reader who prefers `light` or `dark`, or that nothing moves."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}] if scheme else []
+        if still:
+            features.append({"name": "prefers-reduced-motion", "value": "reduce"})
+        self.ask("Emulation.setEmulatedMedia", features=features)
+
+    def allow_scripts(self, allowed: bool) -> None:
+        """Let the scripts of the next pages run, or not."""
+        self.ask("Emulation.setScriptExecutionDisabled", value=not allowed)
+
+    @contextmanager
+    def before_scripts(self, script: str) -> Iterator[None]:
+        """Run a script in each page before its own."""
+        added = self.ask("Page.addScriptToEvaluateOnNewDocument", source=script)
+        yield
+        self.ask("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+
+    # ---------------------------------------------------------------- what a reader does and sees
+
     def open(self, html: str, file: Path) -> None:
         file.write_text(
             f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8"
@@ -125,13 +162,9 @@ class Page:
         return str(self.run(f"document.querySelector({selector!r}).textContent"))
 
     def screenshot(self, file: Path, scheme: str) -> None:
-        self.ask(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
-        )
-        file.write_bytes(
-            base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-        )
+        self.prefer(scheme)
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         os.close(self.commands)  # at which it ends
@@ -141,3 +174,18 @@ class Page:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def begin(browser: str, folder: Path) -> Page:
+    """Return an empty page of a browser, whose profile is in `folder`; skip the test if it is not
+    installed.
+    """
+    if browser == "firefox":
+        from firefox import FirefoxPage  # which is made of the class above
+
+        return FirefoxPage(folder)
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    page = Page(folder)
+    page.attach()
+    return page

@@ -29,6 +29,7 @@ html_title = "minidist"
 templates_path = [str(HERE / "templates")]
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_js_files = [("paths.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_copyright = False
 html_show_sourcelink = False

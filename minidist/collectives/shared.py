@@ -6,8 +6,9 @@
 No message is sent. The bytes that a rank reads from or writes to another rank's memory count as
 sent. All-reduce: 2 (P - 1)/P n bytes a rank, as in a ring, but in two fences instead of 2(P - 1)
 messages, and without the copies that messages make. Up to `SMALL` bytes every rank adds up
-everything itself: (P - 1) n bytes and a single fence. Two ranks always do so, because it costs them
-no more bytes. (NCCL's user buffer registration and PyTorch's symmetric memory are the same idea.)
+everything itself: (P - 1) n bytes and a single fence. Two ranks do so up to `SMALL_FOR_TWO`, because
+it costs them no more bytes. (NCCL's user buffer registration and PyTorch's symmetric memory are the
+same idea.)
 """
 
 from typing import Any
@@ -21,6 +22,7 @@ from minidist.comm.buffers import Array, Chunks, as_bytes, device_name, view_as
 from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
+SMALL_FOR_TWO = 1 << 17
 # bytes that are published at a time: they stay in a core's cache until another core reads them
 BLOCK = 1 << 19
 HALF = 2 * BLOCK  # room for a block and one more piece
@@ -44,14 +46,13 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array.dtype) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL:
+    elif array.nbytes <= (SMALL_FOR_TWO if comm.size == 2 else SMALL):
         copies = _half(array, len(array), comm)
         comm.copy(copies[comm.rank], array)
         comm.fence()
         _add_up(copies, array, comm, combine)
     elif comm.size == 2:
-        for block in blocks(array, BLOCK):
-            _add_up(_publish(block, comm), block, comm, combine)
+        _between_two(array, comm, combine)
     else:
         chunks = Chunks(array, cut(len(array), comm.size))
         for pieces in segments(chunks, BLOCK // (comm.size - 1)):
@@ -123,6 +124,33 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
             comm.copy(halves[root], block)
         comm.fence()
         _read(halves[root], block, root, comm)
+
+
+def _between_two(array: Array, comm: Communicator, combine: Combine) -> None:
+    """Reduce one half on each rank, where the other rank has published it: there the answer is at
+    home.
+
+        rank 0   publish h1 ── fence ── h0 of rank 1 += own h0 ── fence ── copy h1 back
+        rank 1   publish h0 ── fence ── h1 of rank 0 += own h1 ── fence ── copy h0 back
+
+    As many bytes cross as if each rank added up everything, but through half as much shared memory,
+    which stays in the cache: that saves a fifth of the time. The second fence of a segment is the
+    first one of the next.
+    """
+    mine, other = comm.rank, 1 - comm.rank
+    back: tuple[Array, Array] | None = None
+    for pieces in segments(Chunks(array, cut(len(array), 2)), BLOCK // 2):
+        everyones = _publish_pieces(pieces, comm)
+        if back is not None:
+            comm.copy(*back)
+        answer = everyones[other][mine]
+        _add_others(pieces[mine], everyones, answer, comm, combine)
+        comm.copy(pieces[mine], answer)
+        comm.reach(answer.nbytes, other)
+        back = pieces[other], everyones[mine][other]
+    comm.fence()
+    if back is not None:
+        comm.copy(*back)
 
 
 def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine) -> None:

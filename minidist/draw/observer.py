@@ -205,7 +205,8 @@ class Observer:
         return {name: tuple(cells) for name, cells in found.items()}
 
     def _words(self, array: Array) -> str:
-        return words(self._overlapping(array), self._read(), self.ranks) or f"{array.nbytes} bytes"
+        bytes = f"{array.nbytes} byte{'s' * (array.nbytes != 1)}"
+        return words(self._overlapping(array), self._read(), self.ranks) or bytes
 
 
 # ---------------------------------------------------------------- source lines

@@ -37,7 +37,7 @@ STEP = {
     "context": Look("#F0E442"),
     "expert": Look("#CC79A7", "xx"),
     "sharding": Look("#D55E00"),
-    "host": Look("#000000"),
+    "host": Look("#AA4499", "oo"),
     "pipeline": Look("#882255", "--"),
     "bubble": Look("#BBBBBB"),
     "data": Look("#009E73", "||"),

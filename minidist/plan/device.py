@@ -11,7 +11,7 @@ All values are in SI units: FLOP/s, bytes, bytes/s, seconds, watts. Bandwidths c
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -148,12 +148,12 @@ class Machine:
     slower: "Machine | None" = None
     thin: float = 0.0
 
-    @property
+    @cached_property
     def sites(self) -> tuple["Machine", ...]:
         """This site, and the slower one if there is one."""
         return (self, self.slower) if self.slower else (self,)
 
-    @property
+    @cached_property
     def total(self) -> int:
         """All GPUs, of both sites."""
         return sum(site.gpus for site in self.sites)

@@ -12,6 +12,7 @@ fused kernels: a norm reads and writes (4 an element; backward 8), a sum with dr
 import json
 import tomllib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,19 +131,24 @@ class Model:
                 "attention: give latent, or leave them out"
             )
 
-    @property
+    @cached_property
     def leading(self) -> "Model":
         """The model whose layers are all as its leading dense ones."""
         return replace(
             self, experts=0, top_k=0, shared=0, ffn=self.dense_ffn, dense_layers=0, dense_ffn=0
         )
 
+    @cached_property
+    def without_window(self) -> "Model":
+        """The model whose layers all attend to everything."""
+        return replace(self, window=0, unwindowed=0)
+
     @property
     def key_dim(self) -> int:
         """Channels of a head's query or key; its value has `head_dim`."""
         return self.head_dim + self.rotary
 
-    @property
+    @cached_property
     def projections(self) -> int:
         """Parameters of attention in a layer: queries, keys, values and output."""
         if self.latent:
@@ -150,12 +156,12 @@ class Model:
             return self.hidden * into + self.latent_up + out
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv)
 
-    @property
+    @cached_property
     def latent_down(self) -> int:
         """Channels that latent attention makes of a token, on every rank along tp."""
         return self.query_latent + self.latent + self.rotary
 
-    @property
+    @cached_property
     def latent_up(self) -> int:
         """Parameters that make queries, keys and values out of latent channels."""
         queries = (self.query_latent or self.hidden) * self.heads * self.key_dim
@@ -166,7 +172,7 @@ class Model:
         """Parameters of one expert, or of the MLP where there are none."""
         return (3 if self.gated else 2) * self.hidden * self.ffn
 
-    @property
+    @cached_property
     def layer(self) -> int:
         """Parameters of a layer, with all its experts."""
         experts = max(1, self.experts + self.shared)
@@ -178,14 +184,14 @@ class Model:
         """Parameters of the embedding, and of the head unless it is the same."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Parameters of the model, without norms and biases, and without what predicts further."""
         alike = (self.layers - self.dense_layers) * self.layer
         leading = self.dense_layers * self.leading.layer if self.dense_layers else 0
         return alike + leading + self.ends
 
-    @property
+    @cached_property
     def active(self) -> int:
         """Parameters that a token is multiplied with: those of the head, not of the embedding, and of
         `top_k` and shared experts.

@@ -6,8 +6,10 @@
 `software.toml` says what each generation does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property, wraps
+from typing import TypeVar
 
 from minidist.parallel.context.options import ContextParallelOptions
 from minidist.parallel.data.options import ShardingOptions
@@ -19,6 +21,23 @@ from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
 from minidist.plan.links import Group, Network
 from minidist.plan.model import Model
+
+Answer = TypeVar("Answer")
+
+
+def once(of: Callable[["Setup"], Answer]) -> Callable[["Setup"], Answer]:
+    """Have a function of a run remember its answer, in the run itself: a run never changes."""
+    place = f"{of.__module__}.{of.__qualname__}"
+
+    @wraps(of)
+    def remembered(run: "Setup") -> Answer:
+        kept = vars(run)
+        if place not in kept:
+            kept[place] = of(run)
+        answer: Answer = kept[place]
+        return answer
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -110,7 +129,7 @@ class Setup:
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         """Microbatches of a step."""
         return max(1, round(self.batch / (self.dp * self.microbatch)))
@@ -132,7 +151,7 @@ class Setup:
         """Whether products have 8 bits, or fewer."""
         return self.precision != "bf16"
 
-    @property
+    @cached_property
     def gradients(self) -> int:
         """Bytes of a gradient that is sent: 2, or 4 if the software keeps gradients in 32 bits."""
         return 4 if self.autocast else self.gradient_bytes or self.software.gradients
@@ -142,7 +161,7 @@ class Setup:
         """Bytes of a weight that ZeRO gathers, and of an element of the residual stream."""
         return 4 if self.autocast else self.software.width
 
-    @property
+    @cached_property
     def share(self) -> Share:
         """What a rank computes of a layer."""
         return Share(
@@ -151,7 +170,7 @@ class Setup:
             self.known["routing"],
         )  # fmt: skip
 
-    @property
+    @cached_property
     def entry(self) -> int:
         """Bytes of a microbatch's activations between two layers, not yet divided by tp."""
         return self.share.tokens * self.model.hidden * self.kept_width
@@ -164,7 +183,7 @@ class Setup:
         """
         return self.entry * (0.75 if self.autocast else 1.0)
 
-    @property
+    @cached_property
     def network(self) -> Network:
         """The links of the machine."""
         return Network(self.machine, self.known)
@@ -174,7 +193,7 @@ class Setup:
         sizes = tuple([getattr(self, axis) for axis in self.order])
         return group_along(axes, self.order, sizes, self.machine.node)
 
-    @property
+    @cached_property
     def sharded(self) -> Group:
         """The ranks over which ZeRO shards: dp x cp, or `hsdp` of them.
 
@@ -187,7 +206,7 @@ class Setup:
             self.software.rails or self.zero < 3,
         )
 
-    @property
+    @cached_property
     def copies(self) -> Group:
         """The ranks over which ZeRO shards experts, because they have the same ones: every `ep`-th
         of `sharded`.
@@ -195,7 +214,7 @@ class Setup:
         same = self.sharded
         return Group(max(1, same.ranks // self.ep), same.stride * self.ep, same.rails)
 
-    @property
+    @cached_property
     def dense_layer(self) -> float:
         """Parameters of a layer on this rank without its routed experts.
 
@@ -206,13 +225,13 @@ class Setup:
         cut = model.layer - model.experts * model.expert - everywhere
         return cut / self.tp + everywhere
 
-    @property
+    @cached_property
     def own_experts(self) -> float:
         """Parameters of a layer's routed experts on this rank: ep x tp ranks share out the experts."""
         count = -(-self.model.experts // (self.ep * self.tp))
         return float(count * self.model.expert)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[tuple[float, Group], ...]:
         """Parameters of a layer on this rank, each part with the ranks that have the same ones.
 
@@ -222,7 +241,7 @@ class Setup:
             return ((self.dense_layer + self.own_experts, self.sharded),)
         return ((self.dense_layer, self.sharded), (self.own_experts, self.copies))
 
-    @property
+    @cached_property
     def leading(self) -> "Setup":
         """The run whose layers are all as the leading dense ones of its model."""
         return replace(self, model=self.model.leading)
@@ -246,16 +265,17 @@ class Setup:
         stages_of_fast = fast.gpus * self.pp // fast.total
         return fast.slower if fast.slower and stage >= stages_of_fast else fast
 
-    @property
+    @cached_property
     def stages_a_rank(self) -> int:
         """Stages of the schedule's plan that each rank has: its chunks, or both ways of a V."""
         return 2 if self.schedule in V_SHAPED and self.pp > 1 else self.chunks
 
-    @property
+    @cached_property
     def rank_of(self) -> tuple[int, ...]:
         """The rank of each stage of the plan, in order."""
         return ranks_of(self.pp, self.stages_a_rank, self.schedule in V_SHAPED)
 
+    @once
     def stages(self) -> tuple[float, ...]:
         """Return the layers of each stage of the plan, in order.
 
@@ -268,6 +288,7 @@ class Setup:
             found = (*found[:-1], found[-1] + self.model.predicted)
         return found
 
+    @once
     def layers(self) -> tuple[float, ...]:
         """Return the layers of each rank along pp."""
         return gathered_by(self.rank_of, self.stages())

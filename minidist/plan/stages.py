@@ -18,17 +18,20 @@ et al. 2023, "Zero bubble pipeline parallelism"; DeepSeek-AI 2024, section 3.2.1
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from minidist.parallel.pipeline.schedules import V_SHAPED
 from minidist.parallel.pipeline.schedules import plan as pipeline_plan
-from minidist.parallel.pipeline.simulate import simulate
+from minidist.parallel.pipeline.simulate import Course, course, simulate
 from minidist.plan.memory import Parts, parts_of
 from minidist.plan.run import Setup
 
 # of the package; others are known in closed form alone
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb1p", *V_SHAPED)
 SPLIT = ("zb-h1", "zb-1p", "zb1p", *V_SHAPED)  # they put weight gradients off
+COURSES = 64  # plans that are kept: finalists often have the same one, and other costs
 FORWARD_OF_HEAD = 1 / 3  # of three products; another third are weight gradients
 
 
@@ -42,7 +45,8 @@ class Pass(NamedTuple):
     seconds: float
 
 
-class Stage(NamedTuple):
+@dataclass(frozen=True)
+class Stage:
     """What a rank has of a pipeline, and a microbatch: its layers, and the seconds of what stands
     before and after them.
 
@@ -59,7 +63,7 @@ class Stage(NamedTuple):
     last: float
     joined: float
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """All seconds of a microbatch, forward and backward."""
         return self.of_layers + self.ends + self.joined
@@ -114,7 +118,8 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
     The steady part of a plan repeats itself, so a plan of two microbatches a rank is enough.
     """
     m = clocked_microbatches(run)
-    plan = pipeline_plan(run.schedule, run.pp, m, run.chunks)
+    ready = course_of(run.schedule, run.pp, m, run.chunks)
+    plan = ready.plan
     forward, inputs, weights = [], [], []
     for place, layers in enumerate(run.stages()):
         rank = ranks[plan.rank_of[place]]
@@ -130,8 +135,14 @@ def simulated(run: Setup, ranks: Sequence[Stage], sending: float, waits: float) 
         weights.append(of_weights * of_layers + FORWARD_OF_HEAD * ends)
         inputs.append(both - forward[-1] - weights[-1])
     backward = [sum(halves) for halves in zip(inputs, weights, strict=True)]
-    clock = simulate(plan, forward, backward, inputs, weights, latency=sending)
+    clock = simulate(ready, forward, backward, inputs, weights, latency=sending)
     return clock.length - m * max(stage.seconds + waits for stage in ranks)
+
+
+@lru_cache(maxsize=COURSES)
+def course_of(schedule: str, ranks: int, microbatches: int, chunks: int) -> Course:
+    """Return a schedule's plan, ready for the clock."""
+    return course(pipeline_plan(schedule, ranks, microbatches, chunks))
 
 
 def clocked_microbatches(run: Setup) -> int:

@@ -15,13 +15,14 @@ axis, the bubble.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from minidist.plan.compute.layer import head
 from minidist.plan.memory import MOMENTS, table_parameters
 from minidist.plan.parts.data import reduction
 from minidist.plan.parts.layer import Seconds, passes
 from minidist.plan.parts.muon import muon
-from minidist.plan.run import Setup
+from minidist.plan.run import Setup, once
 from minidist.plan.stages import SCHEDULES, Pass, Stage, filling, simulated
 
 
@@ -73,46 +74,56 @@ def step(run: Setup, exact: bool = False) -> Seconds:
 
 def stages_of(run: Setup) -> list[Stage]:
     """Return the stages of a run, in order."""
-    share, last_rank = run.share, run.rank_of[-1]
-    embedding = share.streamed(4 * share.tokens * run.model.hidden)
+    last = run.rank_of[-1]
     joining = run.network.all_reduce(run.entry, run.group("tp"))
-    of_fast = passes_of(run)
+    alike: dict[Any, Stage] = {}  # most stages of a long pipeline are
     found = []
     for rank, layers in enumerate(run.layers()):
-        site = run.site(rank)
-        there = replace(run, machine=site) if run.machine.slower else run
-        forward, backward = passes_of(there) if run.machine.slower else of_fast
         leading = run.leading_layers(rank)
-        if leading:
-            forward_leading, backward_leading = passes_of(there.leading)
-            forward = mean_of(forward_leading, forward, leading / layers)
-            backward = mean_of(backward_leading, backward, leading / layers)
-        first = last = 0.0
-        if rank == 0:
-            first = embedding
-        if rank == last_rank:
-            of_last = replace(share, device=site.device)
-            last = (1 + run.model.predicted) * head(of_last, run.software.loss)
-        ends_here = (rank == 0) + (rank == last_rank)
-        stage = Stage(
-            layers=layers,
-            leading=leading,
-            forward=forward,
-            backward=backward,
-            first=first,
-            last=last,
-            joined=ends_here * joining,
-        )
-        found.append(stage)
+        there = run
+        if run.machine.slower:
+            there = replace(run, machine=run.site(rank))
+        kind = there.machine.name, layers, leading, rank == 0, rank == last
+        if kind not in alike:
+            alike[kind] = stage_of(there, rank, layers, leading, joining)
+        found.append(alike[kind])
     return found
 
 
+def stage_of(run: Setup, rank: int, layers: float, leading: float, joining: float) -> Stage:
+    """Return the stage of a rank along pp, whose site the run has for all.
+
+    `joining` are the seconds of an all-reduce along tp, of which each end has one.
+    """
+    forward, backward = passes_of(run)
+    if leading:
+        forward_leading, backward_leading = passes_of(run.leading)
+        forward = mean_of(forward_leading, forward, leading / layers)
+        backward = mean_of(backward_leading, backward, leading / layers)
+    is_first, is_last = rank == 0, rank == run.rank_of[-1]
+    first = last = 0.0
+    if is_first:
+        first = run.share.streamed(4 * run.share.tokens * run.model.hidden)
+    if is_last:
+        last = (1 + run.model.predicted) * head(run.share, run.software.loss)
+    return Stage(
+        layers=layers,
+        leading=leading,
+        forward=forward,
+        backward=backward,
+        first=first,
+        last=last,
+        joined=(is_first + is_last) * joining,
+    )
+
+
+@once
 def passes_of(run: Setup) -> tuple[Pass, Pass]:
     """Return the passes of a run's mean layer, of which some may have no window."""
     forward, backward = passes(run)
     if not run.model.unwindowed:
         return forward, backward
-    everything = replace(run, model=replace(run.model, window=0, unwindowed=0))
+    everything = replace(run, model=run.model.without_window)
     forward_of_all, backward_of_all = passes(everything)
     share = run.model.unwindowed / run.model.layers
     return mean_of(forward_of_all, forward, share), mean_of(backward_of_all, backward, share)

@@ -284,4 +284,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/01_ranks`, where you write five such programs yourself.
+# Next: [lesson 01](../lessons/01_ranks/README.md), where you write five such programs yourself.

@@ -132,4 +132,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/02_ring_all_reduce`, where you write it yourself.
+# Next: [lesson 02](../lessons/02_ring_all_reduce/README.md), where you write it yourself.

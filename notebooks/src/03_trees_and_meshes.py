@@ -305,4 +305,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/03_trees_and_meshes`, where you write them yourself.
+# Next: [lesson 03](../lessons/03_trees_and_meshes/README.md), where you write them yourself.

@@ -17,7 +17,8 @@ from torch import nn
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.parallel import DDP, NaiveDataParallel
 from minidist.parallel.data.sampler import share
 
@@ -83,6 +84,49 @@ picture(
 
 # %% [markdown]
 # Only the last bucket is left at the end, because it is complete only when backward is over.
+#
+# ## Which bucket leaves when?
+#
+# DDP again, event by event, on two ranks, with four layers and two layers in a bucket. The gradient of
+# every weight is its rank's colour. **Predict:** which layers are in the first bucket? When it has
+# been summed, which gradients do not exist yet?
+
+
+# %%
+class Adds(nn.Module):
+    """A layer whose weights all have the same gradient."""
+
+    def __init__(self, gradient):
+        super().__init__()
+        self.gradient, self.weight = gradient, nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, x):
+        return x + self.gradient * self.weight.sum()
+
+
+def two_buckets(comm):
+    layers = nn.Sequential(*(Adds(float(comm.contribution)) for _ in range(4)))
+    model = DDP(layers, comm, op="sum", bucket_bytes=32, first_bucket_bytes=32, equal=True)
+    for name, bucket in zip(
+        ("layers 4 and 3", "layers 2 and 1"), model.reducer.buckets, strict=True
+    ):
+        comm.watch(name, bucket.flat, cells=2)
+    model(torch.zeros(1, dtype=torch.float64)).sum().backward()
+
+
+show(
+    record(two_buckets, ranks=2, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 1/2 · 64 = 64"}),
+    frames=4,
+)
+
+# %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Backward reaches the last layers first, so the first bucket has layers 4 and 3. It is summed while
+# layers 2 and 1 have no gradients. (A recording follows one thread of each rank, so a bucket is summed
+# as soon as it is launched. Otherwise a second thread sums it beside backward, as in the picture.)
+#
+# </details>
 #
 # ## A part of the batch
 #
@@ -326,4 +370,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/04_data_parallel`, where you write it yourself.
+# Next: [lesson 04](../lessons/04_data_parallel/README.md), where you write it yourself.

@@ -307,4 +307,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/05_zero`, where you write it yourself.
+# Next: [lesson 05](../lessons/05_zero/README.md), where you write it yourself.

@@ -324,4 +324,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/06_fsdp`, where you write it yourself.
+# Next: [lesson 06](../lessons/06_fsdp/README.md), where you write it yourself.

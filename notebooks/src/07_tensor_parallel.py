@@ -309,4 +309,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/07_tensor_parallel`, where you write it yourself.
+# Next: [lesson 07](../lessons/07_tensor_parallel/README.md), where you write it yourself.

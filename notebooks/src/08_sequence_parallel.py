@@ -243,5 +243,5 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/08_sequence_parallel`, where you write it yourself. Attention over split tokens is
-# lesson 18.
+# Next: [lesson 08](../lessons/08_sequence_parallel/README.md), where you write it yourself.
+# Attention over split tokens is lesson 18.

@@ -221,4 +221,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/09_pipeline`, where you write the schedules, and the code that runs them.
+# Next: [lesson 09](../lessons/09_pipeline/README.md), where you write the schedules, and the code that runs them.

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.memory.account import Account
 from minidist.memory.recompute import best_interval, checkpoint, measure_block, recompute
 from minidist.memory.recompute.chain import Chain, Stage, tradeoff
@@ -244,6 +245,36 @@ for policy in ("store", "recompute the block", "recompute inside"):
 #
 # </details>
 #
+# Here are the three all-reduces of a recomputed block, on two ranks. A colour shows whose term a cell
+# holds. The output is there after the first. The second makes the same sum again, in backward; only
+# the third makes something new, the gradient of the input.
+
+
+# %%
+def recomputed(comm):
+    def block(x):
+        return after * reduce_from(weight * copy_to(x, comm), comm)
+
+    after, x = (torch.ones(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight = torch.full_like(x, float(comm.contribution), requires_grad=True)
+    comm.watch("a sum over ranks", torch.zeros(4, dtype=torch.float64), cells=2, variable="total")
+    comm.watch("output", torch.zeros(4, dtype=torch.float64), cells=2, variable="y")
+    gradient = comm.watch("gradient of the input", torch.zeros(4, dtype=torch.float64), cells=2)
+    y = checkpoint(block, x)
+    y.sum().backward()
+    gradient[:] = x.grad
+
+
+show(
+    record(
+        recomputed,
+        ranks=2,
+        formulas={"messages sent": "3 all-reduces; 2 if the sum is not in the segment"},
+    ),
+    frames=4,
+)
+
+# %% [markdown]
 # ## Break it: other random numbers
 #
 # **Predict:** this dropout draws from its own generator, and nothing sets the generator back. Is
@@ -328,4 +359,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
-# Next: `lessons/11_recompute`, where you write it yourself.
+# Next: [lesson 11](../lessons/11_recompute/README.md), where you write it yourself.

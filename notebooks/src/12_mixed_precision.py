@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.memory.precision import (
     E4M3,
     E5M2,
@@ -205,6 +206,30 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, t
 #
 # </details>
 #
+# Here are two steps under a loss scale, event by event. Each of three ranks has a gradient of its own,
+# as under ZeRO. In the first step that of rank 2 is too large for float16. Ranks 0 and 1 see nothing
+# wrong with theirs, and learn of it from one byte.
+
+
+# %%
+def two_steps(comm):
+    scaler = LossScaler(comm, scale=2.0**12)
+    held = comm.watch("gradient · scale", np.zeros(1))
+    inverse = comm.watch("1 / scale", np.full(1, 1 / scaler.scale))
+    weight = comm.watch("weight", np.full(1, 0.5))
+    for size in (40.1 if comm.rank == 2 else 0.1, 0.1):
+        gradient = torch.tensor([size * scaler.scale]).half()
+        held[:] = gradient.double().numpy()
+        overflow = scaler.overflowed(gradient.float().norm())
+        if not overflow:
+            weight -= 0.1 * held / scaler.scale
+        scaler.update(overflow)
+        inverse[:] = 1 / scaler.scale
+
+
+show(record(two_steps, ranks=3), frames=4)
+
+# %% [markdown]
 # ## Eight bits
 #
 # **Predict:** a tensor of normal numbers around 0.001. How large is the relative error of E4M3
@@ -339,4 +364,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/12_mixed_precision`, where you write it yourself.
+# Next: [lesson 12](../lessons/12_mixed_precision/README.md), where you write it yourself.

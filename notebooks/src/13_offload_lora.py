@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.memory.account import Account
 from minidist.memory.adapters import (
     EVERY_MATRIX,
@@ -166,6 +167,35 @@ for rank in (0, 1, 4, 16):
 #
 # </details>
 #
+# Here is DDP with a single matrix W of 4 times 4 numbers and an adapter of rank 1, on two ranks. A and
+# B are set so that each of their gradients is its rank's colour. W has no gradient, and nobody sends it.
+
+
+# %%
+def adapters_alone(comm):
+    base = torch.nn.Linear(4, 4, bias=False, dtype=torch.float64).requires_grad_(False)
+    layer = LoRALinear(base, base.weight, rank=1, alpha=1)
+    with torch.no_grad():
+        base.weight.zero_()
+        layer.A.fill_(0.25)
+        layer.B.fill_(0.25)
+    model = DDP(layer, comm, op="sum", equal=True)
+    comm.watch("W, frozen", base.weight.detach(), cells=4)
+    comm.watch("gradients of B, A", model.reducer.buckets[0].flat, cells=4)
+    loss = model(torch.ones(4, dtype=torch.float64)).sum() * float(comm.contribution)
+    loss.backward()
+
+
+show(
+    record(
+        adapters_alone,
+        ranks=2,
+        formulas={"bytes sent": "2 (P − 1)/P · 8 r (in + out) = 2 · 1/2 · 64; W would add 128"},
+    ),
+    frames=3,
+)
+
+# %% [markdown]
 # ## Sixteen values for a weight
 #
 # Below are some 130,000 weights, each divided by the largest of its block of 64, and the sixteen
@@ -400,4 +430,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
-# Next: `lessons/13_offload_lora`, where you write it yourself.
+# Next: [lesson 13](../lessons/13_offload_lora/README.md), where you write it yourself.

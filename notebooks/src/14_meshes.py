@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 import minidist
 from minidist import Cluster, Layout, Mesh, Trace
 from minidist.collectives import all_reduce
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
 from minidist.trace.events import messages
@@ -111,6 +112,31 @@ picture(
 # Every rank exchanges messages with three others, one along each axis: no other cell has a colour.
 # A mesh is an array of ranks, and its groups are slices.
 #
+# ## One message along each axis
+#
+# Eight ranks are two replicas (dp) of two stages (pp) of two halves (tp). The ranks of a
+# tensor group add up their terms. The second stage receives the sum. At the end each rank adds its
+# gradient to that of its twin in the other replica. A colour shows whose numbers a cell holds.
+
+
+# %%
+def one_of_each(comm):
+    mesh = Mesh(comm, Layout(dp=2, pp=2, tp=2))
+    term = comm.watch("summed along tp", np.full(1, comm.contribution))
+    came = comm.watch("sent along pp", np.zeros(1, int))
+    gradient = comm.watch("summed along dp", np.zeros(1, int))
+    all_reduce(term, mesh.tp)
+    if mesh.pp.rank == 0:
+        mesh.pp.send(term, 1)
+    else:
+        mesh.pp.recv(came, 0)
+    gradient[:] = comm.contribution
+    all_reduce(gradient, mesh.dp)
+
+
+show(record(one_of_each, ranks=8), frames=3)
+
+# %% [markdown]
 # ## Where is a rank?
 #
 # **Predict:** 12 ranks as dp=3, pp=2, tp=2. Which coordinates has rank 9, and with whom does it
@@ -313,4 +339,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/14_meshes`, where you build the mesh, and choose one for 64 GPUs.
+# Next: [lesson 14](../lessons/14_meshes/README.md), where you build the mesh, and choose one for 64 GPUs.

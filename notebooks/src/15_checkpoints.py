@@ -18,11 +18,12 @@ import torch
 import minidist
 from minidist import Layout, Mesh
 from minidist.collectives import all_reduce
-from minidist.draw.notebook import picture
+from minidist.draw.notebook import picture, show
+from minidist.draw.recording import record
 from minidist.memory.precision import MasterWeights
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trainer.checkpoint import index, restore, saving, store
+from minidist.trainer.checkpoint import index, plain, restore, saving, store
 from minidist.trainer.checkpoint.cadence import daly, shares, young
 from minidist.trainer.checkpoint.pieces import Extent, Piece, put
 
@@ -211,6 +212,36 @@ with TemporaryDirectory() as name:
 print("\n".join(lines))
 
 # %% [markdown]
+# Here is the package's plain page, `minidist/trainer/checkpoint/plain.py`, on four ranks. Each saves its
+# quarter of a tensor, and then the same ranks load it as two replicas of two halves. A colour shows
+# whose numbers a cell holds. The messages are those of two barriers, and empty: one before anybody
+# writes, one before anybody may believe that there is a checkpoint. The numbers go by the disk.
+
+
+# %%
+def part(number, of):
+    """Return the extent of one of `of` equal parts of 8 elements."""
+    return Extent((8,), None, 0, 0, 8 * number // of, 8 * (number + 1) // of)
+
+
+def save_and_load(comm, folder):
+    quarter = torch.full((2,), float(comm.contribution), dtype=torch.float64)
+    comm.watch("its quarter", quarter)
+    half = comm.watch("its half, loaded", torch.zeros(4, dtype=torch.float64), cells=2)
+    path = plain.save(folder, 5, [Piece("w", part(comm.rank, 4), quarter)], {}, comm)
+    mesh = Mesh(comm, Layout(dp=2, tp=2))
+    plain.load(path, [Piece("w", part(mesh.tp.rank, 2), half)])
+
+
+with TemporaryDirectory() as name:
+    recording = record(
+        lambda comm: save_and_load(comm, Path(name)),
+        ranks=4,
+        formulas={"bytes sent": "0: each rank writes and reads files"},
+    )
+show(recording, frames=3)
+
+# %% [markdown]
 # ## Break it: a disk that is damaged
 #
 # **Predict:** one byte of one file is changed. When does the run notice it, and what does it do?
@@ -358,4 +389,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 2 {file} {folder}/run 1
 
 # %% [markdown]
-# Next: `lessons/15_checkpoints`, where the grader looks into your folder after every call.
+# Next: [lesson 15](../lessons/15_checkpoints/README.md), where the grader looks into your folder after every call.

@@ -336,4 +336,4 @@ with TemporaryDirectory() as folder:
 # !{sys.executable} -m minidist doctor | sed '/^$/,$d; s/, whose mpirun.*//'
 
 # %% [markdown]
-# Next: `lessons/16_when_it_goes_wrong`, where you write such tools yourself.
+# Next: [lesson 16](../lessons/16_when_it_goes_wrong/README.md), where you write such tools yourself.

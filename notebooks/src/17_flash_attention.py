@@ -282,4 +282,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
-# Next: `lessons/17_flash_attention`, where you write it yourself.
+# Next: [lesson 17](../lessons/17_flash_attention/README.md), where you write it yourself.

@@ -411,4 +411,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/18_context_parallel`, where you write it yourself.
+# Next: [lesson 18](../lessons/18_context_parallel/README.md), where you write it yourself.

@@ -419,4 +419,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/19_experts`, where you write it yourself.
+# Next: [lesson 19](../lessons/19_experts/README.md), where you write it yourself.

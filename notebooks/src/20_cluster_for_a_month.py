@@ -17,8 +17,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from matplotlib.figure import Figure
 
-from minidist.draw.notebook import picture, schedules
+from minidist import Cluster, Layout, Mesh
+from minidist.collectives import all_reduce
+from minidist.draw.notebook import picture, schedules, show
 from minidist.draw.plan import draw_plan
+from minidist.draw.recording import record
 from minidist.parallel.pipeline import plan, simulate
 from minidist.plan import layer_activations, model_states
 from minidist.plan.cost import GPU_MTBF, RESTART, cost
@@ -505,6 +508,57 @@ schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 #
 # </details>
 #
+# The planner sends no message: it predicts. So here is a step small enough to run, of which the
+# planner's terms are the parts: two replicas (dp) of two stages (pp), and four microbatches. On the
+# virtual clock a forward takes a microsecond, a backward two. A rank adds its colour to what passes
+# through it. At the end replicas sum their gradients, and all ranks sum one number, the norm: so each
+# waits for the last. The counter says how much of its time each rank was idle.
+
+
+# %%
+def small_step(comm):
+    mesh = Mesh(comm, Layout(dp=2, pp=2))
+    stage, last = mesh.pp.rank, mesh.pp.size - 1
+    # a stage holds two microbatches at most
+    outputs = comm.watch("outputs", np.zeros(2), cells=2)
+    back = comm.watch("their gradients", np.zeros(2), cells=2)
+    weights = comm.watch("of weights", np.zeros(1))
+    norm = comm.watch("norm", np.zeros(1))
+    sending = []
+    for action in plan("1f1b", mesh.pp.size, 4).actions[stage]:
+        forward = action.kind == "F"
+        way = 1 if forward else -1
+        place = action.microbatch % 2
+        cell = (outputs if forward else back)[place : place + 1]
+        if 0 <= stage - way <= last:
+            mesh.pp.recv(cell, stage - way)
+        else:
+            cell[:] = 0  # nothing comes from outside of the pipeline
+        with comm.span(str(action)):
+            comm.advance(1e-6 if forward else 2e-6)
+        cell += comm.contribution
+        if not forward:
+            weights[:] = comm.contribution  # each microbatch adds to them; the colour stays
+        if 0 <= stage + way <= last:
+            sending.append(mesh.pp.isend(cell, stage + way))
+    for request in sending:
+        request.wait()
+    all_reduce(weights, mesh.dp)
+    norm += comm.contribution
+    all_reduce(norm, comm)
+
+
+show(
+    record(
+        small_step,
+        ranks=4,
+        cluster=Cluster.uniform(latency=0, bandwidth=1e15),
+        formulas={"bubble": "(p − 1)/(m + p − 1) = 1/5"},
+    ),
+    frames=2,
+)
+
+# %% [markdown]
 # ## The network
 #
 # > "EFA gives **400 GB/s** between nodes."
@@ -835,4 +889,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file} {folder}/run
 
 # %% [markdown]
-# Next: `lessons/20_cluster_for_a_month`, where you write it yourself, for another machine.
+# Next: [lesson 20](../lessons/20_cluster_for_a_month/README.md), where you write it yourself, for another machine.

@@ -407,4 +407,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 3 --replace --max-restarts 2 {file}
 
 # %% [markdown]
-# Next: `lessons/21_machines_fail`, where you write down who goes on, and with what.
+# Next: [lesson 21](../lessons/21_machines_fail/README.md), where you write down who goes on, and with what.

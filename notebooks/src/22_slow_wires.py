@@ -341,4 +341,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
-# Next: `lessons/22_slow_wires`, where you write the three ways down.
+# Next: [lesson 22](../lessons/22_slow_wires/README.md), where you write the three ways down.

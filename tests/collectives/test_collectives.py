@@ -40,6 +40,7 @@ from minidist.collectives import (
     broadcast,
     explain,
     gather,
+    prepare,
     reduce,
     reduce_scatter,
     scatter,
@@ -249,6 +250,34 @@ def test_what_a_slow_rank_still_reads_is_not_written_again(monkeypatch: pytest.M
             assert (buffer == 2 * 10.0**step).all()
 
     monkeypatch.setattr(shared, "_add_up", late)
+    run(program, 2)
+
+
+def test_two_ranks_share_out_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = shared._add_others
+
+    def late(mine: Any, everyones: Any, out: Any, comm: Communicator, combine: Any) -> None:
+        time.sleep(0.01 * comm.rank)  # the other rank is done with its half by then
+        add(mine, everyones, out, comm, combine)
+
+    def program(comm: Communicator) -> None:
+        handle_of = np.zeros(33_001, np.float32)
+        handle = prepare("all_reduce", handle_of, comm, algorithm="shared")
+        for dtype, length in ((np.float32, 33_001), (np.int64, 100_003), (torch.bfloat16, 300_000)):
+            count = np.arange(length) % 100
+            buffer: Any = torch.tensor(count, dtype=dtype) if dtype is torch.bfloat16 else None
+            buffer = count.astype(dtype) if buffer is None else buffer
+            buffer += comm.rank
+            before = comm.traffic.bytes_sent
+            all_reduce(buffer, comm, algorithm="shared")
+            assert (np.asarray(buffer.tolist()) == 2 * count + 1).all()
+            half = length // 2 if comm.rank else length - length // 2
+            assert comm.traffic.bytes_sent - before == 2 * half * buffer.itemsize  # read, written
+            handle_of[:] = comm.rank + 1
+            handle()
+            assert (handle_of == 3).all()
+
+    monkeypatch.setattr(shared, "_add_others", late)
     run(program, 2)
 
 

@@ -259,10 +259,21 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         record(lambda comm: comm.fork(), 2)
     with pytest.raises(ValueError, match="shows no overlap"):
         record(lambda comm: comm.stream(), 2, Cluster.uniform(0, 1e30))
-    with pytest.raises(ValueError, match="without comm"):
-        record(lambda comm: comm.allocate(4, "int64"), 2)
     with pytest.raises(ZeroDivisionError):
         record(lambda comm: 1 // 0, 2)
+
+
+def test_registered_memory_is_recorded_as_if_each_rank_had_a_machine_of_its_own() -> None:
+    """Nobody reads another's memory: what travels is a message, and the cells show it."""
+
+    def program(comm: Watching) -> None:
+        buffer = comm.watch("buffer", comm.allocate(4, "int64"))
+        buffer[:] = comm.contribution
+        all_reduce(buffer, comm)
+
+    recording = record(program, 2)
+    assert [step.buffers["buffer"] for step in recording.at(100)] == [((1, 1),)] * 2
+    assert [step.counters[:2] for step in recording.at(100)] == [(1, 32)] * 2
 
 
 # ---------------------------------------------------------------- attention

@@ -5,6 +5,7 @@ found.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,8 +23,9 @@ from minidist.plan.memory import GB, bytes_held, in_flight
 from minidist.plan.memory.peak import bytes_of_stage
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
-from minidist.plan.search import search
-from minidist.plan.step import stages_of, step
+from minidist.plan.search import RESERVE, search
+from minidist.plan.search.fitting import fitting
+from minidist.plan.step import passes_of, stages_of, step
 from minidist.plan.traffic import bytes_sent
 
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024, fused_loss=True)
@@ -170,6 +172,49 @@ def test_attention_is_recomputed_alone_where_its_scores_are_kept() -> None:
     ways = {each.run.recompute for each in search(old, fixed).found}
     assert "selective" in ways
     assert "selective" not in {each.run.recompute for each in search(RUN, fixed).found}
+
+
+# ---------------------------------------------------------------- what is skipped
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "fixed"),
+    [
+        ("llama-70b", "h100:64", {"tp": 4}),
+        ("llama-70b", "h100:8", {"schedule": "1f1b"}),  # nothing fits
+        ("deepseek-v3", "h800:512", {"pp": 8, "tp": 1, "schedule": "interleaved"}),
+        ("mixtral-8x7b", "a100:16", {"zero": 3}),
+    ],
+)
+def test_what_is_skipped_would_not_have_fitted(
+    name: str, cluster: str, fixed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer changes where every layout is weighed, but many more are."""
+    start = replace(RUN, model=model(name), machine=machine(cluster))
+    weighed: list[Setup] = []
+
+    def weigh(run: Setup, room: float) -> dict[str, float]:
+        weighed.append(run)
+        return bytes_held(run, room)
+
+    monkeypatch.setattr("minidist.plan.search.fitting.bytes_held", weigh)
+    some = fitting(start, fixed, RESERVE)
+    few = len(weighed)
+    monkeypatch.setattr("minidist.plan.search.ladders.Least.of", lambda *_: 0.0)
+    monkeypatch.setattr(
+        "minidist.plan.search.fitting.bytes_held", lambda run, room: weigh(run, math.inf)
+    )
+    every = fitting(start, fixed, RESERVE)
+    assert len(weighed) - few > 1.2 * few
+    assert some == every
+
+
+def test_a_run_remembers_answers_and_its_copies_do_not() -> None:
+    run = on_pipeline("1f1b", 1)
+    assert run.layers() is run.layers() and passes_of(run) is passes_of(run)
+    other = replace(run, pp=2, dp=4)
+    assert other.layers() == (7, 7) != run.layers()
+    assert other == on_pipeline("1f1b", 1, pp=2, dp=4)
 
 
 # ---------------------------------------------------------------- batches

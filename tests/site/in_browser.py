@@ -80,25 +80,8 @@ def step_to_the_end(page: Page, number: int) -> None:
 
 def pale(page: Page, scheme: str) -> list[str]:
     """Return the texts of the page that is open which are too pale to be read, in light or dark."""
-    choose_scheme(page, scheme)
+    page.prefer(scheme)
     return list(page.run(PALE))
-
-
-def choose_scheme(page: Page, scheme: str) -> None:
-    """Show the page as a reader sees it who prefers light or dark."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    page.ask("Emulation.setEmulatedMedia", features=features)
-
-
-def resize(page: Page, width: int, height: int = 900) -> None:
-    """Give the page a window of this size."""
-    page.ask(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=height,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
 
 
 def wait_for(page: Page, script: str) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser import BROWSER, Page
-from in_browser import check_page, pale, resize, wait_for
+from browser import BROWSERS, Page, begin
+from in_browser import check_page, pale, wait_for
 from ranks import clean_environment
 
 pytest.importorskip("furo", reason="no furo is installed: pip install -r requirements.txt")
@@ -164,7 +164,6 @@ def test_the_reference_says_what_the_docstrings_say(site: Path) -> None:
 
 
 def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(site: Path) -> None:
-    with_player = 0
     for place, folder in enumerate(LESSONS):
         text = text_of(site / "lessons" / folder / "index.html")
         for file in (f"lessons/{folder}/exercise.py", f"notebooks/{folder}.ipynb"):
@@ -175,9 +174,44 @@ def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(sit
         bar = text.partition("lesson-bar")[2].partition("</ul>")[0]
         around = [other for other in LESSONS[max(0, place - 1) : place + 2] if other != folder]
         assert re.findall(r'href="\.\./(\w+)/index\.html"', bar) == around
-        with_player += "minidist-player" in text
-        assert "minidist-player" in text or "picture" in text.partition("look-at-it")[2]
-    assert with_player >= 14
+        step_through = text.partition('id="step-through-it"')[2]
+        assert step_through.count('class="minidist-player"') == 1, folder
+        before, _, player = step_through.partition('class="minidist-player"')
+        assert len(re.sub("<[^>]+>", "", before)) > 200, f"{folder}: what is there to be seen?"
+        assert int(re.search(r'type="range" min="0"\s+max="(\d+)"', player)[1]) >= 10  # type: ignore[index]
+
+
+def test_a_notebook_has_its_key_frames_folded_and_ends_with_its_lesson(site: Path) -> None:
+    for folder in LESSONS:
+        text = text_of(site / "notebooks" / f"{folder}.html")
+        assert text.count('<details class="key-frames">') == text.count('class="minidist-player"')
+        end = text.rpartition("<p>Next: ")[2].partition("</p>")[0]
+        assert f'href="../lessons/{folder}/index.html"' in end
+
+
+def test_the_reference_begins_with_what_a_folder_offers_and_names_lessons(site: Path) -> None:
+    text = text_of(site / "reference/collectives.html")
+    files = re.findall(r'<section id="([a-z-]+)">\s*<h2><code[^>]*><span[^>]*>(\w+)\.py', text)
+    names = [name for _, name in files]
+    assert names[:2] == ["operations", "choose"] and names[3:] == sorted(names[3:])
+    for file, lessons in (
+        ("ring", ["02_ring_all_reduce"]),
+        ("operations", ["02_ring_all_reduce"]),
+        ("hierarchical", ["03_trees_and_meshes"]),
+    ):
+        section = text.partition(f'<section id="{file}">')[2].partition("<section")[0]
+        line = section.partition('class="taught-in"')[2].partition("</p>")[0]
+        assert re.findall(r"lessons/(\w+)/index", line) == lessons
+
+
+def test_pages_are_listed_by_their_titles(site: Path) -> None:
+    page = ROOT / "docs/README.md"
+    listed = re.findall(r"\[([^]]+)\]\(([\w-]+)\.md\)", page.read_text())
+    assert {f"{name}.md" for _, name in listed} == {
+        file.name for file in page.parent.glob("*.md")
+    } - {"README.md"}
+    for title, name in listed:
+        assert (page.parent / f"{name}.md").read_text().startswith(f"# {title}\n")
 
 
 def test_a_number_of_a_text_leads_to_what_was_printed(site: Path) -> None:
@@ -207,6 +241,31 @@ def test_the_paths_name_the_lessons_that_the_course_names(site: Path) -> None:
     assert sorted(lessons("semester.html")) == [folder[:2] for folder in LESSONS]
     assert sorted(lessons("index.html"))[-1] == LESSONS[-1][:2]
     assert set(lessons("index.html")) == {folder[:2] for folder in LESSONS}, "the map has them all"
+
+
+PATHS = {"weekend": 7, "fsdp": 8, "semester": len(LESSONS)}
+
+
+def path_lines(page: Path) -> dict[str, list[str]]:
+    """The lessons to which a page's lines of paths lead, by the path's page: next, then before."""
+    lines = text_of(page).partition('class="path-stops')[2].partition("</ul>")[0].split("<li>")
+    found = {}
+    for line in lines[1:]:
+        (name,) = re.findall(r'class="path[^>]*href="(?:\.\./)+(\w+)\.html"', line)
+        found[name] = re.findall(r"lessons/(\w+)/index", line)
+    return found
+
+
+def test_a_path_leads_on_from_each_of_its_stops(site: Path) -> None:
+    """With scripts off, too: below the lesson and below its notebook."""
+    for path, count in PATHS.items():
+        article = text_of(site / f"{path}.html").partition('role="main"')[2]
+        stops = list(dict.fromkeys(re.findall(r"lessons/(\d\d_\w+)/index", article)))[:count]
+        for place, folder in enumerate(stops):
+            after, before = stops[place + 1 : place + 2], stops[place - 1 : place] * (place > 0)
+            for page in (f"lessons/{folder}/index.html", f"notebooks/{folder}.html"):
+                assert path_lines(site / page)[path] == after + before, (path, page)
+    assert "weekend" not in path_lines(site / "lessons/03_trees_and_meshes/index.html")
 
 
 def test_the_page_that_runs_the_package_has_what_it_loads(site: Path) -> None:
@@ -253,18 +312,18 @@ def test_the_site_builds_from_the_makefile() -> None:
 # ---------------------------------------------------------------- in a browser
 
 
-@pytest.fixture(scope="module")
-def page(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    page = Page(tmp_path_factory.mktemp("browser"))
+@pytest.fixture(scope="module", params=BROWSERS)
+def page(
+    request: pytest.FixtureRequest, site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    page = begin(request.param, tmp_path_factory.mktemp("browser"))
     try:
-        page.attach()
         page.inside = site.as_uri()
         yield page
     finally:
         page.close()
 
 
-@BROWSER
 def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
     """With several players on a page, each of which the keyboard leads to its end."""
     players = {"index": 1, "lessons/02_ring_all_reduce/index": 1, "notebooks/02_ring_all_reduce": 2}
@@ -274,37 +333,60 @@ def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
         assert check_page(page, site / f"{name}.html") == count
         for scheme in ("light", "dark"):
             assert pale(page, scheme) == [], f"{name}, {scheme}"
-        resize(page, 360)
+        page.resize(360)
         assert page.run("document.scrollingElement.scrollWidth") <= 360, name
-        page.ask("Emulation.clearDeviceMetricsOverride")
+        page.resize()
 
 
-@BROWSER
 def test_the_front_page_moves_until_it_is_touched(site: Path, page: Page) -> None:
     page.visit((site / "index.html").as_uri())
     place = "+document.querySelector('.front-player input').value"
     wait_for(page, f"{place} >= 2")
     page.run("document.querySelector('.front-player [data-go=play]').click()")
     assert page.text(".front-player [data-go=play]") == "play"
-    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
-    page.ask("Emulation.setEmulatedMedia", features=features)
+    page.prefer(still=True)
     page.visit((site / "index.html").as_uri())
     assert page.text(".front-player [data-go=play]") == "play" and page.run(place) == 0
-    page.ask("Emulation.setEmulatedMedia", features=[])
+    page.prefer()
 
 
-@BROWSER
+@pytest.mark.parametrize("path", ("weekend", "fsdp"))
+def test_whoever_follows_a_path_is_led_to_its_end_and_back(
+    site: Path, page: Page, path: str
+) -> None:
+    """From its page by "Begin", and then by each page's own "Next"."""
+    start = (site / f"{path}.html").as_uri()
+    page.visit(start)
+    address, visited = (
+        str(page.run("[...document.querySelectorAll('.path-table a')].pop().href")),
+        [],
+    )
+    while address != start:
+        assert len(visited) < 20 and address.endswith(f"index.html?path={path}")
+        page.visit(address)
+        visited.append(address.split("/")[-2])
+        assert page.run("document.querySelectorAll('.path-stops li').length") == 1
+        assert f"stop {len(visited)} of {PATHS[path]}" in page.text(".on-path")
+        notebook = page.run("document.querySelector('.lesson-bar a').href")
+        assert notebook.endswith(f"/notebooks/{visited[-1]}.html?path={path}")
+        address = str(page.run("document.querySelector('.next-page').href"))
+    assert len(visited) == PATHS[path] and page.errors == []
+    page.visit(notebook)
+    assert page.run("document.querySelector('.next-page').href") == start
+    assert page.run("document.querySelector('.lesson-bar a').href").endswith(f"?path={path}")
+
+
 def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
     site: Path, page: Page
 ) -> None:
     drawn = "[...document.querySelectorAll('.minidist-figure svg > *')].map(e => e.tagName)"
     table = "document.querySelector('.minidist-figure table').innerText"
     for name in ("zero", "pipelines"):
-        page.ask("Emulation.setScriptExecutionDisabled", value=True)
+        page.allow_scripts(False)
         page.visit((site / f"figures/{name}.html").as_uri())
         without = page.run(drawn), page.run(table), page.text(".said")
         assert page.run("document.querySelector('.minidist-figure form').hidden")
-        page.ask("Emulation.setScriptExecutionDisabled", value=False)
+        page.allow_scripts(True)
         page.visit((site / f"figures/{name}.html").as_uri())
         found = page.run(drawn), page.run(table), page.text(".said")
         assert found[1:] == without[1:] and len(without[0]) > 10
@@ -317,7 +399,6 @@ def test_a_figure_changes_by_keyboard_and_draws_what_it_drew_without_scripts(
         assert page.errors == []
 
 
-@BROWSER
 def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: Path) -> None:
     first, second = (fragment(name) for name in ("zero", "context"))
     page.inside = "file:"
@@ -330,7 +411,6 @@ def test_two_figures_on_a_page_do_not_disturb_each_other(page: Page, tmp_path: P
     assert after[0] == before[0] and after[1] != before[1] and page.errors == []
 
 
-@BROWSER
 def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     page.visit((site / "search.html").as_uri() + "?q=reduce_scatter")
     results = "[...document.querySelectorAll('#search-results ul.search a')].map(a => a.href)"
@@ -339,7 +419,6 @@ def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     assert page.errors == []
 
 
-@BROWSER
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
@@ -350,9 +429,9 @@ def test_every_page_works_in_a_browser(site: Path, page: Page) -> None:
         players += check_page(page, file)
         for scheme in ("light", "dark"):
             assert pale(page, scheme) == [], f"{file}, {scheme}"
-        resize(page, 360)
+        page.resize(360)
         assert page.run("document.scrollingElement.scrollWidth") <= 360, file
-        page.ask("Emulation.clearDeviceMetricsOverride")
+        page.resize()
     assert players > 30
     for file in few_sources:
         assert check_page(page, file) == 0 and pale(page, "dark") == pale(page, "light") == []

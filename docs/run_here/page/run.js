@@ -33,7 +33,7 @@
     worker = new Worker(assets + "worker.js");
     const mine = worker;
     const ready = new Promise((resolve, reject) => waiting.set("ready", { resolve, reject }));
-    worker.onerror = (event) => broken(event.message || "its worker could not be loaded");
+    worker.onerror = (event) => mine === worker && broken(event.message || "its worker could not be loaded");
     worker.onmessage = ({ data }) => {
       if (mine !== worker) return;
       if (data.printed !== undefined) return print(data.printed);

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from coursesite.described import add_alt_texts, describe
+from coursesite.described import add_alt_texts, describe, fold_key_frames
 from coursesite.fragments import REPOSITORY, Interactive, Map, Player
 from coursesite.lessons import lesson_folders, programs_page
 from coursesite.links import ROOT
@@ -17,6 +17,7 @@ from coursesite.named import link_named_files
 from coursesite.navigation import Navigation
 from coursesite.printed import link_printed_numbers
 from coursesite.reference import FolderParser
+from coursesite.stops import stops
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
@@ -28,6 +29,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("map", Map)
     app.connect("builder-inited", keep_files_of_notebooks_aside, priority=900)  # after myst-nb
     app.connect("doctree-read", read)
+    app.connect("doctree-read", name_notebook, priority=900)  # after Sphinx has noted its title
     app.connect("doctree-resolved", resolve_root)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", Navigation().offer, priority=400)  # before the theme asks
@@ -53,18 +55,29 @@ def version() -> int:
 def read(app: Sphinx, doctree: nodes.document) -> None:
     """Finish a page that has been read."""
     page = app.env.docname
+    folder = page.removeprefix("notebooks/").removeprefix("lessons/").removesuffix("/index")
+    lesson = folder if folder in lesson_folders(REPOSITORY) else ""
     if page.startswith("notebooks/"):
         add_alt_texts(doctree, REPOSITORY / f"{page}.ipynb")
-        name = page.removeprefix("notebooks/")
-        lesson = name if name in lesson_folders(REPOSITORY) else ""
+        fold_key_frames(doctree)
         add_bar(doctree, f"{ROOT}{page}.ipynb", f"{ROOT}lessons/{lesson}/index.html")
     elif page.startswith(("lessons/", "docs/", "readme")):
-        folder = page.removesuffix("/index").removeprefix("lessons/")
-        is_lesson = folder in lesson_folders(REPOSITORY)
-        link_printed_numbers(doctree, f"{ROOT}{programs_page(folder)}" if is_lesson else "")
+        link_printed_numbers(doctree, f"{ROOT}{programs_page(lesson)}" if lesson else "")
+    if lesson and (lines := stops(lesson, REPOSITORY)):
+        doctree[0] += lines
     of_package = Path(app.env.doc2path(page)).suffix == ".folder"
     folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
     link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))
+
+
+def name_notebook(app: Sphinx, doctree: nodes.document) -> None:
+    """Say of a notebook that it is one where its title stands alone: in the search, in the head, and
+    where a page before or after leads to it. A lesson has the same title.
+    """
+    page = app.env.docname
+    if page.startswith("notebooks/"):
+        title = nodes.title("", f"{app.env.titles[page].astext()} (notebook)")
+        app.env.titles[page] = app.env.longtitles[page] = title
 
 
 def add_bar(doctree: nodes.document, notebook: str, lesson: str) -> None:

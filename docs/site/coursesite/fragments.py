@@ -17,11 +17,14 @@ from figures.fragment import DATA, fragment
 from sphinx.util.docutils import SphinxDirective
 
 from coursesite.drawing import as_svg
-from coursesite.lessons import first_to_see, lesson_folders
+from coursesite.lessons import first_player, lesson_folders
 from coursesite.paths import drawing_of
 
 REPOSITORY = Path(__file__).parents[3]
 ROW = 52  # pixels of a rank's row
+HERE, THERE = '"file":"this notebook"', '"file":"the notebook"'  # where a line of a run is
+STILL = """<noscript><p>Scripts are off here: <a href="{notebook}">the notebook</a> has key frames of this run
+as a picture.</p></noscript>"""
 PLAY = """
 if (!matchMedia("(prefers-reduced-motion: reduce)").matches)
   document.querySelector(".front-player [data-go=play]").click();
@@ -38,8 +41,10 @@ class Player(SphinxDirective):
         """Return its HTML."""
         file = REPOSITORY / "notebooks" / f"{self.arguments[0]}.ipynb"
         self.env.note_dependency(str(file))
-        page = first_to_see(file).html
-        return [html(at_play(page) if "front" in self.options else page)]
+        page = first_player(file).html.replace(HERE, THERE)
+        up = "../" * self.env.docname.count("/")
+        still = STILL.format(notebook=f"{up}notebooks/{file.stem}.html")
+        return [html((at_play(page) if "front" in self.options else page) + still)]
 
 
 class Interactive(SphinxDirective):

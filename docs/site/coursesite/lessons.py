@@ -5,8 +5,9 @@
     ...
     Step through it                                               before "Where it goes wrong"
 
-The player is the first one of the lesson's notebook, as it was committed. A lesson whose notebook
-has none shows the first picture there. Some lessons have an interactive figure as well.
+The player is the first one of the lesson's notebook, as it was committed, with the words that stand
+before it there. A notebook that opens with a picture shows that as well, and some lessons have an
+interactive figure.
 """
 
 from __future__ import annotations
@@ -38,15 +39,22 @@ PLAYER = (
     "This is a run of the package's own code, event by event. It comes from the notebook, "
     "where you can change it."
 )
-PICTURE = "A picture from the notebook, of a run of the package's own code; change it there."
+PICTURE = "The notebook opens with this picture:"
+BEFORE_WORDS = re.compile(r"</details>|^#+ .*$", re.M)  # a title, or the answer to a question
 
 
-class Piece(NamedTuple):
-    """Something of a notebook to look at: a player's HTML, or a picture and the words for it."""
+class Player(NamedTuple):
+    """A player's HTML, and the words that a notebook has before it."""
 
-    html: str = ""
-    picture: bytes = b""
-    words: str = ""
+    html: str
+    words: str
+
+
+class Picture(NamedTuple):
+    """A picture, and the words for it."""
+
+    data: bytes
+    words: str
 
 
 @cache
@@ -73,18 +81,17 @@ def lesson(folder: str, text: str, repository: Path) -> Iterator[tuple[str, str 
     before, found, after = rest.partition(BEFORE)
     if not found:
         raise ValueError(f"lessons/{folder}/README.md has no heading {BEFORE!r}: it is put there")
-    piece = first_to_see(repository / "notebooks" / f"{folder}.ipynb")
-    if piece.html:
-        shown = f"## Step through it\n\n{PLAYER}\n\n```{{player}} {folder}\n```\n"
-    else:
-        yield f"lessons/{folder}/picture.png", piece.picture
-        words = " ".join(piece.words.split())
-        shown = f"## Look at it\n\n{PICTURE}\n\n```{{image}} picture.png\n:alt: {words}\n```\n"
+    notebook = repository / "notebooks" / f"{folder}.ipynb"
+    words = first_player(notebook).words
+    shown = f"## Step through it\n\n{words}\n\n{PLAYER}\n\n```{{player}} {folder}\n```\n"
+    if picture := opening_picture(notebook):
+        yield f"lessons/{folder}/picture.png", picture.data
+        shown += f"\n{PICTURE}\n\n```{{image}} picture.png\n:alt: {picture.words}\n```\n"
     if folder[:2] in FIGURES:
         shown += f"\n```{{interactive}} {FIGURES[folder[:2]]}\n```\n"
     page = [title, "", bar(folder, repository), before, shown, BEFORE + after]
-    notebook = f"Notebook {folder[:2]} <../../notebooks/{folder}>"
-    yield f"lessons/{folder}/index.md", "\n".join(page) + toctree(notebook)
+    below = f"Notebook {folder[:2]} <../../notebooks/{folder}>"
+    yield f"lessons/{folder}/index.md", "\n".join(page) + toctree(below)
 
 
 def bar(folder: str, repository: Path) -> str:
@@ -109,28 +116,58 @@ def short(folder: str) -> str:
     return folder.replace("_", " ")
 
 
-def first_to_see(notebook: Path) -> Piece:
-    """Return the first player of a notebook, or its first picture if it has none."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    pictures = []
-    for output in outputs:
-        data: dict[str, Any] = output.get("data", {})
-        html = "".join(data.get("text/html", ""))
+def cells_of(notebook: Path) -> list[dict[str, Any]]:
+    """Return the cells of a notebook."""
+    cells: list[dict[str, Any]] = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return cells
+
+
+def first_player(notebook: Path) -> Player:
+    """Return the first player of a notebook, and the words before it.
+
+    Raises
+    ------
+    ValueError
+        If it has none.
+    """
+    words = ""
+    for cell in cells_of(notebook):
+        if cell["cell_type"] == "markdown":
+            words = BEFORE_WORDS.split("".join(cell["source"]))[-1].strip()
+        elif html := player_in(cell):
+            return Player(html, words)
+    raise ValueError(
+        f"{notebook} has no player, so its lesson has nothing to step through: add a cell with "
+        "show(record(...)) to its source"
+    )
+
+
+def player_in(cell: dict[str, Any]) -> str:
+    """Return the HTML of a player that a cell has shown, or nothing."""
+    for output in cell["outputs"]:
+        html = "".join(output.get("data", {}).get("text/html", ""))
         if "minidist-player" in html:
-            return Piece(html=html)
+            return html
+    return ""
+
+
+def opening_picture(notebook: Path) -> Picture | None:
+    """Return the picture with which a notebook opens, unless it opens with a player."""
+    first = next(cell for cell in cells_of(notebook) if cell["cell_type"] == "code")
+    if player_in(first):
+        return None
+    for output in first["outputs"]:
+        data = output.get("data", {})
         if "image/png" in data:
             words = "".join(output["metadata"]["image/png"]["alt"])
-            drawn = base64.b64decode("".join(data["image/png"]))
-            pictures.append(Piece(picture=drawn, words=words))
-    return pictures[0]
+            return Picture(base64.b64decode("".join(data["image/png"])), " ".join(words.split()))
+    return None
 
 
 def words_of_pictures(notebook: Path) -> list[str]:
     """Return what a notebook says in words of each of its pictures, in their order."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     found = []
-    for output in (output for cell in cells for output in cell.get("outputs", ())):
+    for output in (output for cell in cells_of(notebook) for output in cell.get("outputs", ())):
         for kind in {"image/png", "image/svg+xml"} & set(output.get("data", {})):
             found.append(" ".join("".join(output["metadata"][kind]["alt"]).split()))
     return found

@@ -48,6 +48,16 @@ def defined_in(tree: ast.Module) -> Iterator[Defined]:
             yield class_of(node) if isinstance(node, ast.ClassDef) else function_of(node)
 
 
+def offered_by(init: ast.Module, folder: str) -> dict[str, int]:
+    """Return how many names a folder's `__init__` takes from each of its files, to offer them."""
+    package, found = folder.replace("/", "."), dict[str, int]()
+    for node in ast.walk(init):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+            file = str(node.module).removeprefix(f"{package}.")
+            found[file] = found.get(file, 0) + len(node.names)
+    return found
+
+
 def function_of(node: Function, kind: str = "function") -> Defined:
     """Return a function or a method."""
     returns = f" → {ast.unparse(node.returns)}" if node.returns else ""

@@ -23,7 +23,23 @@ def with_paths(text: str, repository: Path) -> str:
 
 
 def path(name: str, course: str) -> str:
-    """Return the words of a path and the table of its lessons.
+    """Return the words of a path and the table of its lessons."""
+    words = words_about(name, course)
+    rows = {number: row for number, *row in ROW.findall(course)}
+    numbers = lessons_in(words)
+    table = [HEAD]
+    for place, number in enumerate(numbers, start=1):
+        title, folder, hours, able = rows[number]
+        lesson = f"[{number} · {title}](lessons/{folder}/index.md)"
+        notebook = f"[{number}](notebooks/{folder}.ipynb)"
+        table.append(f"| {place} | {lesson} | {notebook} | {hours} | {able} |")
+    first = rows[numbers[0]]
+    onwards = f"[Begin with {numbers[0]} · {first[0]} →](lessons/{first[1]}/index.md)"
+    return "\n".join([words, "", ":::{container} path-table", *table, "", onwards, ":::"])
+
+
+def words_about(name: str, course: str) -> str:
+    """Return what the course says of a path.
 
     Raises
     ------
@@ -33,23 +49,22 @@ def path(name: str, course: str) -> str:
     found = re.search(rf'^\*\*"?{re.escape(name)}"?\*\*.*?(?=^\*\*|^## )', course, re.M | re.S)
     if not found:
         raise ValueError(f"lessons/README.md has no path {name!r}")
-    rows = {number: row for number, *row in ROW.findall(course)}
-    numbers = lessons_in(found[0])
-    table = [HEAD]
-    for place, number in enumerate(numbers, start=1):
-        title, folder, hours, able = rows[number]
-        lesson = f"[{number} · {title}](lessons/{folder}/index.md)"
-        notebook = f"[{number}](notebooks/{folder}.ipynb)"
-        table.append(f"| {place} | {lesson} | {notebook} | {hours} | {able} |")
-    first = rows[numbers[0]]
-    onwards = f"[Begin with {numbers[0]} · {first[0]} →](lessons/{first[1]}/index.md)"
-    return f"{found[0].strip()}\n\n" + "\n".join(table) + f"\n\n{onwards}"
+    return found[0].strip()
+
+
+def lessons_of(name: str, course: str) -> list[str]:
+    """Return the numbers of a path's lessons, in the order in which it leads through them."""
+    return lessons_in(words_about(name, course))
 
 
 def lessons_in(words: str) -> list[str]:
-    """Return the numbers of the lessons that a path names, each once, in order."""
+    """Return the numbers of the lessons that a path names, each once: in the order of its weeks if
+    it has a table of them, else in the course's.
+    """
     table = re.search(r"^\| lesson \|(.*)\|$", words, re.M)
-    said = table[1] if table else words.partition(", with the exercises")[0]
+    if table:
+        return list(dict.fromkeys(re.findall(r"\b\d\d\b", table[1])))
+    said = words.partition(", with the exercises")[0]
     return sorted(set(re.findall(r"\b\d\d\b", said)))
 
 

@@ -1,7 +1,8 @@
 """The reference: a page for each folder of the package, a section for each of its files.
 
 A page is made of the docstrings, which give shapes, units, errors, cost and source, and each name
-leads to its line of source. Sphinx reads such a page from a file that holds the folder's name.
+leads to its line of source, and each file to the lessons that teach it. What the folder itself
+offers stands first. Sphinx reads such a page from a file that holds the folder's name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sphinx.parsers import Parser
 
 from coursesite.docstrings import rendered
 from coursesite.links import ROOT, reference_page, source_page
-from coursesite.objects import Defined, defined_in, docstring_of, parsed
+from coursesite.objects import Defined, defined_in, docstring_of, offered_by, parsed
+from coursesite.taught import Taught, lessons_by_file
 
 REPOSITORY = Path(__file__).parents[3]
 TOP = "minidist"
@@ -44,7 +46,8 @@ class FolderParser(Parser):
                 page += nodes.rubric("", floor)
             if folders:
                 page += contents(folders)
-        for file in sorted(path.glob("*.py")):
+        offered = offered_by(parsed(init), folder) if init.exists() else {}
+        for file in sorted(path.glob("*.py"), key=lambda file: (-offered.get(file.stem, 0), file)):
             if file.name != "__init__.py":
                 page += self.file_section(file, document)
         document += page
@@ -61,6 +64,8 @@ class FolderParser(Parser):
             section += node
         address = f"{ROOT}{source_page(name)}"
         section += nodes.paragraph("", "", nodes.reference("", f"All of {name}", refuri=address))
+        if lessons := lessons_by_file(REPOSITORY).get(name):
+            section += taught_in(lessons)
         module = name.removesuffix(".py").replace("/", ".")
         for found in defined_in(tree):
             section += self.description(found, module, address)
@@ -84,6 +89,15 @@ class FolderParser(Parser):
         for member in found.members:
             content += self.description(member, full, address)
         return addnodes.desc("", signature, content, domain="py", objtype=found.kind)
+
+
+def taught_in(lessons: tuple[Taught, ...]) -> nodes.paragraph:
+    """Return the line that says which lessons teach a file."""
+    line = nodes.paragraph("", "Taught in ", classes=["taught-in"])
+    for place, lesson in enumerate(lessons):
+        line += [nodes.Text(", ")] * (place > 0)
+        line += nodes.reference("", lesson.title, refuri=f"{ROOT}{lesson.page}", internal=True)
+    return line
 
 
 def folders_below(folder: str) -> list[str]:

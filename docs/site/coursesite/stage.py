@@ -14,6 +14,7 @@ Sphinx reads only what has changed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,16 @@ def dressed(name: str, text: str, repository: Path) -> Iterator[tuple[str, str |
         pages = [f"{each}/index" for each in lesson_folders(repository)]
         yield name, text + toctree(*pages, "../notebooks/your_program", "NCCL")
     elif name == "docs/index.md":
-        others = sorted(path.stem for path in (repository / "docs").glob("*.md"))
-        yield name, text + toctree(*(page for page in others if page != "README"))
+        yield name, text + toctree(*named_pages(text))
     elif folder in lesson_folders(repository):
         yield from lesson(folder, text, repository)
     else:
         yield name, text
+
+
+def named_pages(text: str) -> list[str]:
+    """Return the pages beside this one that a text links to, in its order."""
+    return list(dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", text)))
 
 
 def notebook(text: str, source: str, staged: dict[str, str], repository: Path) -> str:

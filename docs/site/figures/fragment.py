@@ -17,6 +17,7 @@ IDLE = -1
 # pixels, as in the script
 WIDTH, STEP, NAME, BAR, LETTER = 640, 48, 17, 22, 7
 OF_TEXT = 6.6  # pixels a letter, on average
+EDGE = 0.7  # pixels of ink around a block, so that a dark one shows on a dark ground
 
 
 def data_of(name: str) -> dict[str, Any]:
@@ -107,9 +108,9 @@ def bar(
     for length, kind, *label in blocks:
         wide = length * scale
         fill = "var(--gap)" if kind == IDLE else kinds[kind]["colour"]
-        stroke = "none" if kind == IDLE else "var(--ground)"
+        stroke = "none" if kind == IDLE or wide < 2 else "var(--ink)"
         place = f'x="{left:.2f}" y="{top}" width="{wide:.2f}" height="{BAR}"'
-        parts.append(f'<rect {place} fill="{fill}" stroke="{stroke}"></rect>')
+        parts.append(f'<rect {place} fill="{fill}" stroke="{stroke}" stroke-width="{EDGE}"></rect>')
         if label and len(str(label[0])) * LETTER + 2 < wide:
             place = f'x="{left + wide / 2:.2f}" y="{top + 15}" text-anchor="middle"'
             parts.append(

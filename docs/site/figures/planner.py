@@ -44,13 +44,18 @@ def draw(model: str, cluster: str, what: str) -> State:
     room = found[0].run.machine.device.memory / GB
     run = found[0].run
     said = (
-        f"{run.batch:,} sequences of {run.sequence:,} tokens a step, products of {run.precision}: "
-        f"{name_of(run)} takes {found[0].seconds:,.2f} s ({range_words(found[0])}), "
-        f"{mfu(found[0]):.1%} MFU. {trusted(found)}"
-    ).rstrip(".")
+        f"{name_of(run)} takes {found[0].seconds:,.2f} s a step ({range_words(found[0])}), "
+        f"{mfu(found[0]):.1%} MFU. {run.batch:,} sequences of {run.sequence:,} tokens, products of "
+        f"{run.precision}. {in_sentences(trusted(found))}"
+    )
     if what == MEMORY:
-        return State(f"{said}. ({command})", rows, max(room, length), (room, f"{room:g} GB"))
-    return State(f"{said}. ({command})", rows, length)
+        return State(f"{said} ({command})", rows, max(room, length), (room, f"{room:g} GB"))
+    return State(f"{said} ({command})", rows, length)
+
+
+def in_sentences(lines: str) -> str:
+    """Return lines as sentences of one paragraph."""
+    return " ".join(f"{line[0].upper()}{line[1:].rstrip('.')}." for line in lines.splitlines())
 
 
 def row_of(found: Found, what: str) -> Row:

@@ -42,18 +42,21 @@ def row_of(stages: Mapping[str, int], microbatches: int, *parts: tuple[int, str]
     row: Row = []
     owed: deque[Action] = deque()  # the W of each I, oldest first
     taken: Counter[Action] = Counter()  # forwards and backwards of each stage so far
+    read: dict[str, Action] = {}  # the first action of each step
     for times, steps in parts:
         for step in steps.split(", ") * times:
             if step == Kind.WEIGHTS:
                 row.append(owed.popleft())
                 continue
-            kind, stage = step.split()
-            first = Action(Kind(kind), stages[stage])
-            action = first._replace(microbatch=taken[first.key])
-            taken[first.key] += 1
-            row.append(action)
-            if action.kind == Kind.INPUTS:
-                owed.append(action._replace(kind=Kind.WEIGHTS))
+            if step not in read:
+                kind, stage = step.split()
+                read[step] = Action(Kind(kind), stages[stage])
+            first = read[step]
+            number = taken[first.key]
+            taken[first.key] = number + 1
+            row.append(Action(first.kind, first.stage, number))
+            if first.kind == Kind.INPUTS:
+                owed.append(Action(Kind.WEIGHTS, first.stage, number))
     return [action for action in (*row, *owed) if action.microbatch < microbatches]
 
 

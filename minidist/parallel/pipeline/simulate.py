@@ -29,9 +29,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from minidist.parallel.pipeline.actions import COMPUTING, TRANSFERS, Action, Kind, Plan
-from minidist.parallel.pipeline.order import execution_order, needs
+from minidist.parallel.pipeline.order import Key, in_order
 
 Cost = float | Sequence[float]  # of every stage, or of each
 Span = tuple[Action, float, float]  # with its start and its end
@@ -97,8 +98,43 @@ class Timeline:
         return sum(self.idle) / sum(self.busy) if self.length else 0.0
 
 
+class Course(NamedTuple):
+    """A plan that is ready for the clock, again and again: without its messages, and its actions in an
+    order in which they can happen.
+
+    Each step is a rank, its action, and for what that waits: numbers of steps before it, and whether
+    those are on the same rank.
+    """
+
+    plan: Plan
+    steps: list[tuple[int, Action, list[tuple[int, bool]]]]
+
+
+def course(plan: Plan) -> Course:
+    """Return a plan that is ready for the clock.
+
+    Raises
+    ------
+    ScheduleError
+        If the plan gets stuck.
+    """
+    plan = plan.compute_only()
+    steps = []
+    numbers: dict[
+        Key, tuple[int, int]
+    ] = {}  # of the steps so far, by key: its number, and its rank
+    for number, (rank, action, needed) in enumerate(in_order(plan)):
+        waits = []
+        for key in needed:
+            step, on = numbers[key]
+            waits.append((step, on == rank))
+        steps.append((rank, action, waits))
+        numbers[action.key] = number, rank
+    return Course(plan, steps)
+
+
 def simulate(
-    plan: Plan,
+    plan: Plan | Course,
     forward: Cost = 1.0,
     backward: Cost = 2.0,
     input: Cost = 1.0,
@@ -108,7 +144,7 @@ def simulate(
     update: Cost = 0.0,
     transfer: Cost = 0.0,
 ) -> Timeline:
-    """Run the plan on a clock.
+    """Run the plan on a clock: a plan, or a course of one, which is faster if it is run often.
 
     `forward`, `backward`, `input`, `weight`, `reduce` and `update` are the times of F, B, I, W, R
     and U.
@@ -128,7 +164,7 @@ def simulate(
     ScheduleError
         If the plan gets stuck.
     """
-    plan = plan.compute_only()
+    plan, steps = plan if isinstance(plan, Course) else course(plan)
     given = {
         Kind.FORWARD: ("forward", forward),
         Kind.BACKWARD: ("backward", backward),
@@ -143,18 +179,15 @@ def simulate(
     times_of("latency", latency, 1)
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
-    done: dict[Action, float] = {}
+    done: list[float] = []  # when each step ended
     clock = [0.0] * plan.ranks  # when a rank has done what it has computed so far
     port = [0.0] * plan.ranks  # the same of its port to the host
     back = [0.0] * plan.stages  # when the weights of a stage were last brought back
-    for rank, position in execution_order(plan):
-        action = plan.actions[rank][position]
-        kind, stage, number = action
+    for rank, (kind, stage, number), waits in steps:
         cost = costs[kind][stage]
         moment = clock[rank]
-        for key in needs(action, plan):
-            here = plan.rank_of[key.stage] == rank
-            moment = max(moment, done[key] + (0.0 if here else latency))
+        for step, here in waits:
+            moment = max(moment, done[step] + (0.0 if here else latency))
         if kind in TRANSFERS:
             moment = max(moment, port[rank])
             end = moment + cost
@@ -170,7 +203,7 @@ def simulate(
             clock[rank] = end
         starts[rank].append(moment)
         ends[rank].append(end)
-        done[action.key] = end
+        done.append(end)
     return Timeline(plan, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from minidist.plan.device import PlanError
 from minidist.plan.equation import layer_activations
 from minidist.plan.memory import engine
-from minidist.plan.run import Setup
+from minidist.plan.run import Setup, once
 
 
 class Layer(NamedTuple):
@@ -28,6 +28,7 @@ class Layer(NamedTuple):
     working: float
 
 
+@once
 def layer_of(run: Setup) -> Layer:
     """Return the bytes of one of the run's layers, and a microbatch."""
     everything, every_other_product = needed(run)

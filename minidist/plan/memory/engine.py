@@ -38,7 +38,7 @@ cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
 from typing import TypeAlias
 
 from minidist.plan.memory.parameters import table_parameters
-from minidist.plan.run import Setup
+from minidist.plan.run import Setup, once
 
 Shape: TypeAlias = tuple[float, float]
 """Rows and columns of a weight on a rank."""
@@ -173,6 +173,7 @@ def whole(run: Setup) -> int:
 # ---------------------------------------------------------------- what is there for a moment
 
 
+@once
 def of_backward(run: Setup) -> float:
     """Return the bytes of gradients in a layer's backward, while all that it kept is still there.
 

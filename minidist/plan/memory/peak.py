@@ -25,14 +25,21 @@ GB = 1e9
 Bytes = dict[str, float]
 
 
-def bytes_held(run: Setup) -> Bytes:
-    """Return the bytes by category of the fullest GPU at its peak."""
+def bytes_held(run: Setup, room: float = math.inf) -> Bytes:
+    """Return the bytes by category of the fullest GPU at its peak; or of any that holds more than
+    `room`, if all that is asked is whether one does.
+    """
     # The first stage has the embedding and most microbatches, the last one the head. The second
     # can hold more than the first, whose embedding may count as a layer; so can the longest.
     last = run.pp - 1
     layers = run.layers()
     stages = {0, min(1, last), last, layers.index(max(layers))}
-    found = [bytes_of_stage(run, stage) for stage in sorted(stages)]
+    found = []
+    for stage in sorted(stages):
+        bytes = bytes_of_stage(run, stage)
+        if sum(bytes.values()) > room:
+            return bytes
+        found.append(bytes)
     return max(found, key=lambda bytes: sum(bytes.values()))
 
 

@@ -7,21 +7,20 @@ in its way along each axis.
     sharding     ZeRO-3: gathers hide behind the layer before; computing beside them takes `stolen` of them longer
 """
 
-from functools import cache
 from math import ceil
 from typing import TypeAlias
 
 from minidist.plan.compute.layer import Layer, layer
 from minidist.plan.links import Group
 from minidist.plan.memory import Parts
-from minidist.plan.run import Setup
+from minidist.plan.run import Setup, once
 from minidist.plan.stages import Pass
 from minidist.plan.traffic import tokens_seen
 
 Seconds: TypeAlias = dict[str, float]
 
 
-@cache
+@once
 def passes(run: Setup) -> tuple[Pass, Pass]:
     """Return a layer's forward and its backward."""
     one = layer(run.share)

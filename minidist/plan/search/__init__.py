@@ -1,8 +1,9 @@
 """The search for a layout: all of them are tried, and the fastest that fit are kept.
 
-Read `best.py`, the search as a whole; then `layouts.py`, which makes layouts of `choices.py`,
-`cuts.py`, which deals out their layers, and `fitting.py`, which asks of each whether it fits and how
-long it takes. `batches.py` looks for a batch that more layouts divide. `found.py` is what comes out.
+Read `best.py`, the search as a whole; then `layouts.py`, which makes layouts of `choices.py`, with
+`cuts.py`, which deals out their layers, and `ladders.py`, which saves memory; and `fitting.py`, which
+asks of each whether it fits and how long it takes. `batches.py` looks for a batch that more layouts
+divide. `found.py` is what comes out.
 """
 
 from minidist.plan.search.best import search

@@ -17,8 +17,9 @@ from minidist.plan.run import Setup
 from minidist.plan.step import stages_of
 
 
-def cuts(run: Setup) -> list[Setup]:
-    """Return a layout with each way to deal out its layers, the fastest first.
+def cuts(run: Setup, head: float) -> list[Setup]:
+    """Return a layout with each way to deal out its layers, the fastest first, if the head takes as
+    long as `head` layers.
 
     The others may hold less where memory is short.
     """
@@ -31,12 +32,11 @@ def cuts(run: Setup) -> list[Setup]:
     found = [replace(run, ends_less=True)]
     if layers >= stages:
         found.insert(0, run)
-    head = layers_of_head(run)
     return sorted(found, key=lambda each: longest(each, head))
 
 
 def layers_of_head(run: Setup) -> float:
-    """Return how many layers take as long as the head."""
+    """Return how many layers take as long as the head, whatever the schedule."""
     one_a_rank = replace(run, schedule="1f1b", chunks=1)
     last = stages_of(one_a_rank)[-1]
     of_layer = last.of_layers / last.layers

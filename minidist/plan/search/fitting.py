@@ -1,5 +1,6 @@
 """Which layouts fit: what each holds, and for those that fit how long they take, in closed form."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from minidist.plan.memory import GB, bytes_held
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import options
 from minidist.plan.search.found import Found
-from minidist.plan.search.layouts import Ladder, candidates, orders
+from minidist.plan.search.ladders import Ladder
+from minidist.plan.search.layouts import candidates, orders
 from minidist.plan.step import step
 
 # of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
@@ -32,13 +34,22 @@ class Tried:
 
     def climb(self, ladder: Ladder, room: float, too_much: str, fixed: Mapping[str, Any]) -> None:
         """Try the rungs of a ladder until one fits."""
+        if ladder.least > NEARLY * room and ladder.least >= self.least:
+            self.refused[too_much] += len(ladder)
+            return
         has_two = False
         for rung, run in enumerate(ladder):
             if has_two and run.zero == 2:
                 continue  # the one before it was faster
-            bytes = bytes_held(run)
+            if rung > 0 and ladder.least > room and ladder.least >= self.least:
+                self.refused[too_much] += len(ladder) - rung
+                break
+            # What is larger than that is of no interest, however much larger it is.
+            limit = NEARLY * room if rung == 0 else room
+            limit = max(limit, self.least)
+            bytes = bytes_held(run, limit)
             total = sum(bytes.values())
-            if not self.smallest or total < sum(self.smallest.values()):
+            if total < self.least:
                 self.smallest = bytes
             if total > room:
                 self.refused[too_much] += 1
@@ -49,6 +60,11 @@ class Tried:
             has_two = run.zero == 2
             if not has_two:
                 break  # what saves more memory is slower
+
+    @property
+    def least(self) -> float:
+        """The bytes that the smallest of all holds so far."""
+        return sum(self.smallest.values()) if self.smallest else math.inf
 
 
 def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float) -> Tried:

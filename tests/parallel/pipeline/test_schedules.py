@@ -31,6 +31,7 @@ from minidist.parallel.pipeline import (
 from minidist.parallel.pipeline.errors import grid
 from minidist.parallel.pipeline.order import execution_order
 from minidist.parallel.pipeline.schedules import CHUNKED
+from minidist.parallel.pipeline.simulate import course
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
 SIZES = [
@@ -280,6 +281,16 @@ def test_latency_lies_between_ranks_only() -> None:
     assert simulate(plan("zb-v", 1, 3), latency=5).idle == (0,)
     plain, late = (simulate(plan("1f1b", 3, 4), latency=latency).length for latency in (0.0, 0.25))
     assert late >= plain + 4 * 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_course_is_run_again_with_other_costs(name: str) -> None:
+    whole = with_communication(plan(name, 3, 6))
+    ready = course(whole)
+    first = simulate(ready)
+    other = simulate(ready, forward=0.7, backward=1.9, input=0.5, latency=0.1)
+    assert other == simulate(whole, forward=0.7, backward=1.9, input=0.5, latency=0.1) != first
+    assert simulate(ready) == first == simulate(whole)
 
 
 @pytest.mark.parametrize(
