@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 if "torch" in sys.argv:
     import torch
@@ -28,7 +29,17 @@ from mpi4py import MPI
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, broadcast, explain, reduce_scatter
+from minidist.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    explain,
+    gather,
+    prepare,
+    reduce,
+    reduce_scatter,
+)
 from minidist.comm import MismatchError
 
 
@@ -185,11 +196,24 @@ def mismatches(comm: Communicator) -> None:
 
 
 def refused(comm: Communicator) -> None:
-    if "torch" in sys.argv:
+    if "torch" not in sys.argv or comm.size == 1:
+        return
+    nowhere = torch.ones(3 * comm.size, device="meta")
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: comm.send(nowhere, (comm.rank + 1) % comm.size),
+        "all_to_all": lambda: all_to_all(nowhere, comm, "native"),
+        "gather": lambda: gather(nowhere, comm, 0, "native", [3 * comm.size] * comm.size),
+    }
+    for operation in (all_reduce, reduce_scatter, all_gather, broadcast, reduce):
+        calls[operation.__name__] = partial(operation, nowhere, comm, algorithm="native")
+    calls["prepared"] = partial(prepare, "all_reduce", nowhere, comm, algorithm="native")
+    for name, call in calls.items():
         try:
-            comm.send(torch.ones(3, device="meta"), (comm.rank + 1) % comm.size)
+            call()
         except ValueError as error:
-            assert "the mpi wire carries CPU buffers, not meta" in str(error) or comm.size == 1
+            assert "the mpi wire carries CPU buffers, not meta: only simulated" in str(error), name
+        else:
+            raise AssertionError(f"{name} has sent what has no memory")
 
 
 def wrapping(comm: Communicator) -> None:

@@ -34,9 +34,10 @@ def reduce_pieces(chunks: list[Array], out: Array, comm: Communicator, reduce: C
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     longest = max(map(len, chunks))
     leaving = chunks[left]  # holds this rank's own part only
+    rooms = [temporary(comm, leaving, longest, slot) for slot in range(min(2, comm.size - 1))]
     for step in range(1, comm.size):
         own = chunks[(comm.rank - step - 1) % comm.size]
-        arriving = temporary(comm, own, longest, step % 2)
+        arriving = rooms[step % len(rooms)]
         if len(own) < longest:
             arriving = arriving[: len(own)]
         comm.exchange(leaving, right, arriving, left)

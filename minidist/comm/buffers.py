@@ -70,15 +70,17 @@ class Nowhere:
     """The flat array of a tensor on `meta`: so many elements of a dtype, and no memory.
 
     To cut a tensor takes torch two microseconds, whether it has memory or not. Where ranks are
-    simulated that is a large part of what a message costs.
+    simulated that is a large part of what a message costs. Equal pieces, cut one after the other, are
+    one object: a thousand ranks cut a buffer into a million chunks.
     """
 
-    __slots__ = ("dtype", "itemsize", "length", "nbytes")
+    __slots__ = ("dtype", "itemsize", "length", "nbytes", "piece")
     device, is_meta = "meta", True
 
     def __init__(self, dtype: Any, itemsize: int, length: int) -> None:
         self.dtype, self.itemsize, self.length = dtype, itemsize, length
         self.nbytes = itemsize * length
+        self.piece: Self | None = None  # the last one that was cut
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +91,10 @@ class Nowhere:
         return self.length
 
     def __getitem__(self, part: slice, /) -> Self:
-        return self.new_empty(len(range(*part.indices(self.length))))
+        length, piece = len(range(*part.indices(self.length))), self.piece
+        if piece is None or piece.length != length:
+            piece = self.piece = self.new_empty(length)
+        return piece
 
     def new_empty(self, length: int) -> Self:
         """Return another one, of so many elements."""

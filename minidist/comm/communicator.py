@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Array, Buffer, copy, dtype_of, flatten, shaped
+from minidist.comm.buffers import Array, Buffer, Nowhere, copy, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
@@ -374,7 +374,7 @@ class Communicator:
     ) -> tuple[Array, Array]:
         leaving = self._checked(outgoing, to, tag, "to")
         arriving = self._checked(incoming, source, tag, "source")
-        if outgoing is incoming:
+        if outgoing is incoming and type(outgoing) is not Nowhere:
             raise ValueError(
                 "exchange needs two buffers: what leaves must not be overwritten by what arrives"
             )

@@ -319,6 +319,35 @@ def test_groups_in_cycles_are_found_before_there_are_many() -> None:
     assert max(minidist.run(program, 2)) <= 2 * MANY
 
 
+SUBGROUPS = """
+    import numpy as np
+    import minidist
+    from minidist import collectives
+
+    comm = minidist.init(limit=60)
+    ranks = [2, 0]
+    if comm.rank in ranks:
+        pool = comm.wire.group.pool
+        kept = comm.subgroup(ranks, "kept")
+        for number in range(50):
+            group = comm.subgroup(ranks, f"number {number}")
+            assert group.wire.mpi.handle != kept.wire.mpi.handle and group.members == (2, 0)
+            total = np.full(3, group.rank + number)
+            collectives.all_reduce(total, group, algorithm="ring")
+            assert (total == 1 + 2 * number).all()
+        made = len(pool.among[2, 0].pool.made)  # one is kept, one is held while the next is made
+        assert made == 3 and list(pool.among) == [(2, 0)], (made, pool.among)
+        assert comm.subgroup([0, 2], "in another order").members == (0, 2)
+        print("made 52")
+"""
+
+
+def test_a_subgroup_is_taken_again_over_mpi_without_asking_the_other_ranks() -> None:
+    outcome = mpirun(3, SUBGROUPS, timeout=60)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("made 52") == 2
+
+
 WRAPS = """
     import os, sys, threading
     import torch

@@ -24,13 +24,14 @@ MANY = 16
 
 class Pool:
     """The groups derived from one group; `free` has the numbers of those that this rank has
-    forgotten.
+    forgotten, `among` the first group of each choice of ranks that was made without the others.
     """
 
     def __init__(self) -> None:
         # ranks, handle, and what is derived from it
         self.made: dict[int, tuple[list[int], Any, Pool]] = {}
         self.free: set[int] = set()
+        self.among: dict[tuple[int, ...], Group] = {}
         self.many = MANY
 
 

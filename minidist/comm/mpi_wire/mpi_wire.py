@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from minidist.comm.buffers import Array, as_bytes, device_name
+from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
 from minidist.comm.errors import LaunchError, MismatchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
+from minidist.comm.mpi_wire.memory import bytes_of
 from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import TAGS, label, marked_traceback
@@ -121,25 +122,25 @@ class MpiWire(Wire):
         self.idle = False
 
     def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, False, self)
+        return MpiRequest(self.mpi.Isend([bytes_of(array), MPI.BYTE], to, tag), array, False, self)
 
     def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
         return MpiRequest(
-            self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self
+            self.mpi.Irecv([bytes_of(array), MPI.BYTE], source, tag), array, True, self
         )
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if self.patient:
             super().exchange(leaving, to, arriving, source, tag)
             return
-        out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
+        out, into = [bytes_of(leaving), MPI.BYTE], [bytes_of(arriving), MPI.BYTE]
         _complete(self.mpi.Sendrecv, self._status, arriving, True, out, to, tag, into, source, tag)
 
     def prepare_exchange(
         self, leaving: Array, to: int, arriving: Array, source: int, tag: int
     ) -> PersistentExchange:
-        receive = self.mpi.Recv_init([_memory(arriving), MPI.BYTE], source, tag)
-        send = self.mpi.Send_init([_memory(leaving), MPI.BYTE], to, tag)
+        receive = self.mpi.Recv_init([bytes_of(arriving), MPI.BYTE], source, tag)
+        send = self.mpi.Send_init([bytes_of(leaving), MPI.BYTE], to, tag)
         return PersistentExchange(
             MpiRequest(receive, arriving, True, self), MpiRequest(send, leaving, False, self)
         )
@@ -171,11 +172,16 @@ class MpiWire(Wire):
         return MpiWire(group, members, self.homes, name, self if for_thread else None)
 
     def among(self, mine: list[int], name: str) -> MpiWire:
-        chosen = self.mpi.Get_group().Incl(mine)
-        # the tag keeps apart what two threads make at once
-        handle = self.mpi.Create_group(chosen, zlib.crc32(name.encode()) % TAGS)
+        # The first group of these ranks stays: on it they agree which of the others they take again.
+        first = self.group.pool.among.get(tuple(mine))
+        if first is None:
+            chosen = self.mpi.Get_group().Incl(mine)
+            # the tag keeps apart what two threads make at once
+            handle = self.mpi.Create_group(chosen, zlib.crc32(name.encode()) % TAGS)
+            first = self.group.pool.among[tuple(mine)] = Group(handle)
         members = tuple(self.members[rank] for rank in mine)
-        return MpiWire(Group(handle), members, self.homes, name)
+        everyone = list(range(len(mine)))
+        return MpiWire(first, members, self.homes, name).derive([everyone], everyone, name)
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
@@ -214,14 +220,6 @@ class MpiWire(Wire):
                 # more ranks than cores: the one we wait for may need this one
                 os.sched_yield()
         status.waiting = None
-
-
-def _memory(array: Array) -> Any:
-    if device_name(array) != "cpu":
-        raise ValueError(
-            f"the mpi wire carries CPU buffers, not {device_name(array)}: use .cpu(), or torchrun"
-        )
-    return as_bytes(array)
 
 
 def _complete(

@@ -7,9 +7,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from minidist.comm.buffers import Array, Chunks, as_bytes
+from minidist.comm.buffers import Array, Chunks
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
+from minidist.comm.mpi_wire.memory import bytes_of, check_on_cpu
 
 OPERATIONS = {
     "sum": MPI.SUM,
@@ -52,7 +53,7 @@ class NativeMpi:
 
     def broadcast(self, array: Array, comm: Ranks, root: int) -> Any:
         """MPI_Bcast."""
-        return self.mpi.Bcast(as_bytes(array), root)
+        return self.mpi.Bcast(bytes_of(array), root)
 
     def reduce_scatter(
         self,
@@ -77,13 +78,13 @@ class NativeMpi:
         self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]
     ) -> Any:
         """MPI_Gatherv."""
-        return self.mpi.Gatherv(as_bytes(shard), None if chunks is None else _pieces(chunks), root)
+        return self.mpi.Gatherv(bytes_of(shard), None if chunks is None else _pieces(chunks), root)
 
     def scatter(
         self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]
     ) -> Any:
         """MPI_Scatterv."""
-        return self.mpi.Scatterv(None if chunks is None else _pieces(chunks), as_bytes(shard), root)
+        return self.mpi.Scatterv(None if chunks is None else _pieces(chunks), bytes_of(shard), root)
 
     def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> Any:
         """MPI_Alltoallv."""
@@ -129,10 +130,11 @@ def persistent(mpi: MPI.Intracomm, what: str, arguments: tuple[Any, ...]) -> Per
 
 
 def _operation(combine: Operation, array: Array) -> MPI.Op:
+    check_on_cpu(array)
     check_reducible("MPI", array, UNKNOWN)
     return OPERATIONS[combine.op]
 
 
 def _pieces(chunks: Chunks) -> list[Any]:
     """Return the whole array as bytes, and how many of them belong to each rank."""
-    return [as_bytes(chunks.whole), [length * chunks.whole.itemsize for length in chunks.lengths]]
+    return [bytes_of(chunks.whole), [length * chunks.whole.itemsize for length in chunks.lengths]]

@@ -110,8 +110,10 @@ class Operation:
         """Block until this end is complete."""
         if not self.done or self.world.fine:
             self.world.wait(self.lane, self)
-        self.lane.polls = 0
-        self.lane.time = max(self.lane.time, self.arrival())
+        lane, arrival = self.lane, self.arrival()
+        lane.polls = 0
+        if arrival > lane.time:
+            lane.time = arrival
 
     def test(self) -> bool:
         """Tell whether this end is complete by now.

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minidist.comm.agree import debug_mode
-from minidist.comm.buffers import Array, device_name
+from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.limit import time_limit
@@ -36,7 +36,7 @@ from minidist.comm.threads_wire.lanes import Lane, Operation, Until
 from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
-from minidist.trace.events import RECEIVE, SEND, EventKind
+from minidist.trace.events import RECEIVE, SEND
 
 Result = TypeVar("Result")
 
@@ -54,19 +54,12 @@ class ThreadsWire(Wire):
         self._roll_calls = itertools.count()
 
     def isend(self, array: Array, to: int, tag: int) -> Operation:
-        key = (self.name, self.members[self.rank], self.members[to], tag)
-        return self._post(SEND, array, key)
+        key = (self.name, self.lane.rank, self.members[to], tag)
+        return self.world.post(self.lane, SEND, array, key)
 
     def irecv(self, array: Array, source: int, tag: int) -> Operation:
-        key = (self.name, self.members[source], self.members[self.rank], tag)
-        return self._post(RECEIVE, array, key)
-
-    def _post(self, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
-        if device_name(array) == "cuda":
-            raise ValueError(
-                "simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun"
-            )
-        return self.world.post(self.lane, kind, array, key)
+        key = (self.name, self.members[source], self.lane.rank, tag)
+        return self.world.post(self.lane, RECEIVE, array, key)
 
     def derive(
         self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False

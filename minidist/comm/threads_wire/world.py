@@ -13,13 +13,12 @@ rank may wait for another one longer than a limit, on this machine's clock.
 
 import math
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from minidist.comm.buffers import Array, copy, empty
+from minidist.comm.buffers import Array, Nowhere, copy, device_name, empty
 from minidist.comm.errors import (
     CommunicationError,
     DeadlockError,
@@ -59,7 +58,8 @@ class World:
             WeakValueDictionary() for _ in range(ranks)
         ]
         self.made = 0
-        self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
+        # lists, which are made faster than deques: hardly one ever holds a second message
+        self.unmatched: dict[tuple[str, int, int, int], list[Operation]] = {}
         self.roll_calls: dict[tuple[str, int], RollCall] = {}
         self.groups: dict[
             tuple[str, int], Group
@@ -98,6 +98,10 @@ class World:
         self, lane: Lane, kind: EventKind, array: Array, key: tuple[str, int, int, int]
     ) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
+        if type(array) is not Nowhere and device_name(array) == "cuda":
+            raise ValueError(
+                "simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun"
+            )
         if self.fine:
             self.pause()
         bytes = array.nbytes
@@ -109,19 +113,23 @@ class World:
                 link = operation.link = self.cluster.link(key[1], key[2])
                 lane.outgoing_free = operation.departs + link.seconds(bytes)
         with self.lock:
-            self.raise_failure()
+            if self.failure is not None or self.closed:
+                self.raise_failure()
             self.progress += 1
             lane.polls, here = 0, self.carrier.here()
             if lane.awaits is None:  # or another thread, which waits, is in the middle of using it
                 lane.thread = here
-            queue = self.unmatched[key]
-            if not queue or queue[0].kind is kind:
+            queue = self.unmatched.get(key)
+            if queue is None or queue[0].kind is kind:
                 if kind is SEND and eager:
                     operation.array = _snapshot(array)
                     operation.done = True
-                queue.append(operation)
+                if queue is None:
+                    self.unmatched[key] = [operation]
+                else:
+                    queue.append(operation)
                 return operation
-            partner = queue.popleft()
+            partner = queue.pop(0)
             if not queue:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
@@ -198,7 +206,8 @@ class World:
             try:
                 while not event.ready():
                     carrier.stands(lane)
-                    self.raise_failure()
+                    if self.failure is not None or self.closed:
+                        self.raise_failure()
                     self._prove_progress()
                     if not event.ready():
                         if carrier.comes_back:

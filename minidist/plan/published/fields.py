@@ -79,7 +79,7 @@ BESIDE: dict[str, tuple[Any, ...]] = {  # empty: whatever it says
     "model": (),  # a name
     "system": (),
     "from_config": (),
-    "inferred": (),
+    "inferred": (),  # says whether memory can be compared: room.py
     "params": (),  # follow from sizes
     "first_last_stage": (),
     "batch_per_dp": (),  # follow from batches

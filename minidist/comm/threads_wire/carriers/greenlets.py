@@ -71,8 +71,13 @@ class Greenlets:
         self.following = task
 
     def stand(self, task: Task) -> None:
-        """Switch to the hub."""
-        self.hub.switch()
+        """Switch to whoever was let go on; to the hub if that task has yet to begin."""
+        following = self.following
+        if following is None or following.stack is None:
+            self.hub.switch()
+        else:
+            self.following = None
+            following.stack.switch()
 
     def check(self, task: Task) -> None:
         """Refuse if torch is in a mode that belongs to the thread."""
