@@ -17,7 +17,7 @@ from coursesite.named import link_named_files
 from coursesite.navigation import Navigation
 from coursesite.printed import link_printed_numbers
 from coursesite.reference import FolderParser
-from coursesite.stops import stops
+from coursesite.stops import COURSE, stops
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
@@ -63,8 +63,10 @@ def read(app: Sphinx, doctree: nodes.document) -> None:
         add_bar(doctree, f"{ROOT}{page}.ipynb", f"{ROOT}lessons/{lesson}/index.html")
     elif page.startswith(("lessons/", "docs/", "readme")):
         link_printed_numbers(doctree, f"{ROOT}{programs_page(lesson)}" if lesson else "")
-    if lesson and (lines := stops(lesson, REPOSITORY)):
-        doctree[0] += lines
+    if lesson:
+        app.env.note_dependency(str(REPOSITORY / COURSE))
+        if lines := stops(lesson, REPOSITORY):
+            doctree[0] += lines
     of_package = Path(app.env.doc2path(page)).suffix == ".folder"
     folder = page.removeprefix("reference/").replace(".", "/") if of_package else ""
     link_named_files(doctree, REPOSITORY, f"minidist/{folder}".removesuffix("/minidist"))

@@ -13,7 +13,8 @@ ROW = re.compile(
     r"^\| \[(\d\d) · ([^]]+)\]\((\d\d_\w+)/README\.md\) \| \S+ \| (\S+) \| (.*) \|$", re.M
 )
 PATH = re.compile(r"<!-- path: (.+?) -->")
-HEAD = "| | lesson | notebook | hours | afterwards you can |\n|---|---|---|---|---|"
+HEAD = "| {} | lesson | notebook | hours | afterwards you can |\n|---|---|---|---|---|"
+WEEKS = re.compile(r"^\| week \|(.*)\|\n.*\n\| lesson \|(.*)\|$", re.M)
 
 
 def with_paths(text: str, repository: Path) -> str:
@@ -26,13 +27,14 @@ def path(name: str, course: str) -> str:
     """Return the words of a path and the table of its lessons."""
     words = words_about(name, course)
     rows = {number: row for number, *row in ROW.findall(course)}
-    numbers = lessons_in(words)
-    table = [HEAD]
+    numbers, weeks = lessons_in(words), weeks_in(words)
+    table = [HEAD.format("week" if weeks else "")]
     for place, number in enumerate(numbers, start=1):
         title, folder, hours, able = rows[number]
+        when = weeks.get(number, place)
         lesson = f"[{number} · {title}](lessons/{folder}/index.md)"
         notebook = f"[{number}](notebooks/{folder}.ipynb)"
-        table.append(f"| {place} | {lesson} | {notebook} | {hours} | {able} |")
+        table.append(f"| {when} | {lesson} | {notebook} | {hours} | {able} |")
     first = rows[numbers[0]]
     onwards = f"[Begin with {numbers[0]} · {first[0]} →](lessons/{first[1]}/index.md)"
     return "\n".join([words, "", ":::{container} path-table", *table, "", onwards, ":::"])
@@ -61,11 +63,19 @@ def lessons_in(words: str) -> list[str]:
     """Return the numbers of the lessons that a path names, each once: in the order of its weeks if
     it has a table of them, else in the course's.
     """
-    table = re.search(r"^\| lesson \|(.*)\|$", words, re.M)
-    if table:
-        return list(dict.fromkeys(re.findall(r"\b\d\d\b", table[1])))
+    if weeks := weeks_in(words):
+        return list(weeks)
     said = words.partition(", with the exercises")[0]
     return sorted(set(re.findall(r"\b\d\d\b", said)))
+
+
+def weeks_in(words: str) -> dict[str, str]:
+    """Return the week of each lesson, in their order, if a path has a table of weeks."""
+    found = dict[str, str]()
+    for table in WEEKS.finditer(words):
+        for week, numbers in zip(table[1].split("|"), table[2].split("|"), strict=True):
+            found |= dict.fromkeys(re.findall(r"\d\d", numbers), week.strip())
+    return found
 
 
 def drawing_of(repository: Path) -> str:

@@ -33,6 +33,8 @@ class FolderParser(Parser):
         """Fill in the page of a folder."""
         folder = inputstring.strip()
         path = REPOSITORY / folder
+        for text in (REPOSITORY / "lessons").glob("*/README.md"):
+            self._env.note_dependency(str(text))  # which says what it teaches
         page = nodes.section(ids=["top"], names=["top"])
         page += nodes.title("", "The package, floor by floor" if folder == TOP else folder)
         init = path / "__init__.py"

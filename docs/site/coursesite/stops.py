@@ -21,6 +21,7 @@ from docutils import nodes
 from coursesite.links import ROOT
 from coursesite.paths import PATH, ROW, lessons_of
 
+COURSE = "lessons/README.md"  # which says what the paths are
 PAGES = "docs/site/pages"
 
 
@@ -43,7 +44,7 @@ class Route(NamedTuple):
 @cache
 def routes(repository: Path) -> tuple[Route, ...]:
     """Return the paths that have a page."""
-    course = (repository / "lessons/README.md").read_text(encoding="utf-8")
+    course = (repository / COURSE).read_text(encoding="utf-8")
     known = {
         number: Lesson(number, title, folder) for number, title, folder, *_ in ROW.findall(course)
     }
