@@ -67,13 +67,27 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
 
 
 def reduce_scatter(
-    chunks: list[Array],
+    chunks: Chunks,
     out: Array,
     comm: Communicator,
     combine: Combine,
 ) -> None:
-    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
+    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`. In registered memory,
+    chunks are read where they are.
+    """
     _memory(out)
+    peers = comm.registered.peers(_memory(chunks.whole))
+    if comm.ledger.debug:
+        kind = "ordinary" if peers is None else "registered"
+        agree(comm, "reduce_scatter in shared memory", kind)
+    if peers is not None:
+        wholes = [view_as(peer, out.dtype) for peer in peers]
+        own = [Chunks(whole, chunks.lengths)[comm.rank] for whole in wholes]
+        comm.fence()
+        for *pieces, target in segments([*own, out], BLOCK):
+            _add_pieces(pieces, target, comm, combine)
+        comm.fence()
+        return
     for pieces in segments(chunks, BLOCK // (comm.size - 1)):
         mine = pieces[comm.rank]
         everyones = _publish_pieces(pieces, comm)
@@ -178,9 +192,17 @@ def _add_others(
     """Leave in `out` the reduction of this rank's own piece and those that the others have
     published for it.
     """
-    for rank in range(comm.size):
+    pieces = [chunks[comm.rank] for chunks in everyones]
+    pieces[comm.rank] = mine
+    _add_pieces(pieces, out, comm, combine)
+
+
+def _add_pieces(pieces: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+    """Leave in `out` the reduction of this rank's own piece and those of the others."""
+    mine = pieces[comm.rank]
+    for rank, piece in enumerate(pieces):
         if rank != comm.rank:
-            combine(mine, everyones[rank][comm.rank], out)
+            combine(mine, piece, out)
             comm.reach(out.nbytes, rank)
             mine = out
 

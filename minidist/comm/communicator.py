@@ -277,7 +277,7 @@ class Communicator:
         Collective.
 
         A tensor for a torch dtype, else a numpy array. All ranks allocate the same bytes, and give
-        a collective registered buffers on every rank or on none.
+        a collective the same part of a registered buffer on every rank, or of none on any.
         """
         known = dtype_of(dtype)
         bytes = int(np.prod(shape, dtype=np.int64)) * known.itemsize

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,6 +296,34 @@ def test_registered_buffers_are_reduced_in_place() -> None:
             assert (memory[length + 3 :] == 1000).all()
 
     for ranks in (1, 2, 3, 4):
+        run(program, ranks)
+
+
+def test_registered_buffers_are_scattered_from_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add = shared._add_pieces
+
+    def late(pieces: list[Any], out: Any, comm: Communicator, combine: Any) -> None:
+        time.sleep(0.005 * comm.rank)  # the others would go on, and write, by then
+        add(pieces, out, comm, combine)
+
+    def program(comm: Communicator) -> None:
+        for dtype, length in itertools.product((np.float32, torch.bfloat16), (5, 300_001)):
+            memory = comm.allocate(length, dtype)
+            handle = prepare("reduce_scatter", memory, comm, algorithm="shared")
+            for scatter_again in (partial(reduce_scatter, memory, comm, "sum", "shared"), handle):
+                memory[:] = comm.rank + 1
+                before = comm.traffic.bytes_sent
+                shard: Any = scatter_again()
+                memory[:] = 1000
+                assert (shard == comm.size * (comm.size + 1) // 2).all()
+                read = (comm.size - 1) * shard.nbytes
+                assert comm.traffic.bytes_sent - before == read
+        assert shared.Staging not in comm.internal.kept, "nothing was copied into other memory"
+
+    monkeypatch.setattr(shared, "_add_pieces", late)
+    for ranks in (2, 3):
         run(program, ranks)
 
 

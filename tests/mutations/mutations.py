@@ -476,6 +476,23 @@ COLLECTIVES = [
         ),
     ),
     Mutation(
+        "one of two ranks copies its half back before the other one has added to it",
+        "minidist/collectives/shared.py",
+        old="    comm.fence()\n    if back is not None:",
+        new="    if back is not None:",
+        tests=("tests/collectives/test_collectives.py::test_two_ranks_share_out_what_is_large",),
+    ),
+    Mutation(
+        "a reduce-scatter reads registered memory before the others have filled it",
+        "minidist/collectives/shared.py",
+        old="        comm.fence()\n        for *pieces, target in",
+        new="        for *pieces, target in",
+        tests=(
+            "tests/collectives/test_collectives.py::"
+            "test_registered_buffers_are_scattered_from_where_they_are",
+        ),
+    ),
+    Mutation(
         "shared memory is written again into the half that is still read",
         "minidist/collectives/shared.py",
         old="half = self.turns % 2",

@@ -8,6 +8,11 @@ its use, and so are the gradients that it reduces. The next time the allocator p
 of the units of an FSDP model on two CPUs, one in ten came back to one of the last four places. To
 prepare a call again takes longer than to make it.
 
+Nor can the place be chosen. What autograd has saved of a weight is a view of its storage, and torch
+lets nobody put other memory under a storage. A unit could keep its memory: then a handle gathers 16
+KiB in 10 microseconds, not 45. The step was 9 % shorter with units of 130 kB, and no shorter with 2
+MB; and nothing was freed between uses, which is what sharding the parameters is for.
+
 On `meta`, where ranks are simulated, nothing has a place, and there the time that Python takes is
 all that counts. A handle takes half of a call's: a seventh of an FSDP step on 8 to 32 ranks.
 """
