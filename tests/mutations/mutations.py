@@ -1492,8 +1492,8 @@ MEMORY = [
     Mutation(
         "a float8 scale goes by the last step alone",
         "minidist/memory/precision/fp8.py",
-        old="past = self.history.max()",
-        new="past = self.history[0]",
+        old="past = history.amax(-1)",
+        new="past = history[..., 0]",
         tests=(
             f"{FP8}::test_a_scale_goes_by_the_largest_of_its_history_and_what_outgrows_it_saturates",
         ),
