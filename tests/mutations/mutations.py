@@ -2019,6 +2019,16 @@ FEW_BITS = [
         tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
     ),
     Mutation(
+        "a rank's experts take the scales of the first ones",
+        "minidist/memory/precision/fp8_experts.py",
+        old="self.mine = slice(experts.numbers.start, experts.numbers.stop)",
+        new="self.mine = slice(0, len(experts.numbers))",
+        tests=(
+            "tests/parallel/expert/test_experts_in_8_bits.py::"
+            "test_whoever_has_an_expert_its_scales_are_those_of_the_serial_layer",
+        ),
+    ),
+    Mutation(
         "a pipeline takes products in 8 bits for its own",
         "minidist/parallel/pipeline/weight_gradients.py",
         old="if any(isinstance(part, Float8Multiply) for part in layer.children()):",

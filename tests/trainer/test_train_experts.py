@@ -96,6 +96,22 @@ def test_a_checkpoint_moves_between_any_ep(
         ), name
 
 
+def test_scales_of_experts_in_8_bits_move_between_any_ep(text: Path, tmp_path: Path) -> None:
+    """With the histories of all experts in a checkpoint, of which each rank has some."""
+    options = f"{EXPERTS} --top-k 6 --precision fp8 --save-every 1 --keep 9 --text {text}"
+    folder = tmp_path / "run"
+    assert train_on(4, options, f"--ep 2 --tp 2 --steps 2 --save {folder}") == 0
+    before = tensors(complete(folder)[-1])
+    names = [name for name in before if name.startswith("scales/") and "experts" in name]
+    assert len(names) == 2 * 3
+    assert train_on(3, options, f"--ep 3 --steps 3 --save {folder} --resume") == 0
+    after = tensors(complete(folder)[-1])
+    for name in names:
+        assert before[name].shape == (3, 6, 16) and (before[name][..., :2] > 0).all()
+        assert torch.equal(after[name][..., 1:], before[name][..., :-1])
+        assert (after[name][..., 0] > 0).all()
+
+
 def test_a_mixtral_is_exported_and_trained_on(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
