@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import minidist
 from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
+from minidist.memory.precision.fp8_experts import experts_to_fp8
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.moe.balance import rebalance
@@ -112,6 +113,7 @@ def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
     adapt(model, case.recipe)
     if case.recipe.fp8:
         to_fp8(model)
+        experts_to_fp8(model)
     optimizer = kind(model.parameters())
     for step in range(case.steps):
         optimizer.zero_grad()

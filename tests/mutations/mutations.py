@@ -1509,8 +1509,8 @@ MEMORY = [
     Mutation(
         "a float8 scale goes by the last step alone",
         "minidist/memory/precision/fp8.py",
-        old="past = self.history.max()",
-        new="past = self.history[0]",
+        old="past = history.amax(-1)",
+        new="past = history[..., 0]",
         tests=(
             f"{FP8}::test_a_scale_goes_by_the_largest_of_its_history_and_what_outgrows_it_saturates",
         ),
@@ -2034,6 +2034,16 @@ FEW_BITS = [
         old="update_scales(parallel.model, parallel.mesh.data, parallel.mesh.tp)",
         new="update_scales(parallel.model, parallel.mesh.data)",
         tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
+    ),
+    Mutation(
+        "a rank's experts take the scales of the first ones",
+        "minidist/memory/precision/fp8_experts.py",
+        old="self.mine = slice(experts.numbers.start, experts.numbers.stop)",
+        new="self.mine = slice(0, len(experts.numbers))",
+        tests=(
+            "tests/parallel/expert/test_experts_in_8_bits.py::"
+            "test_whoever_has_an_expert_its_scales_are_those_of_the_serial_layer",
+        ),
     ),
     Mutation(
         "a pipeline takes products in 8 bits for its own",

@@ -64,7 +64,7 @@ def layouts(ranks: int) -> list[Layout]:
 
 def with_experts(case: Case, random: Random) -> Case:
     """Return the case with experts, in one of three; those are shared out mostly."""
-    if random.random() < 0.6:
+    if random.random() < 0.6 or case.recipe.fp8:  # with 8 bits, another file has experts
         return case
     data, tp = case.layout.dp * case.layout.cp, case.layout.tp
     ep = random.choice([ep for ep in range(1, data + 1) if data % ep == 0])

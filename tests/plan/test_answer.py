@@ -124,7 +124,7 @@ def test_what_is_planned_can_be_trained(
             norms = (2 * planned.layers + 1) * planned.hidden
             assert built == planned.parameters + norms, (seed, layout["command"])
             taken += 1
-    assert taken > least and refused > 0
+    assert taken > least and not refused
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_what_is_planned_can_be_trained(
         ("--cluster h100:16+a100:16@12.5e9", "it has no two sites with other numbers of layers"),
         ("--cluster tpu-v5p:64", "it has no TPUs"),
         (
-            "--model mixtral-8x7b --precision fp8",
-            'it says: "--precision fp8 quantises linear layers, and',
+            "--model mixtral-8x7b --optimizer muon",
+            'it says: "--experts 8 are stacks, and --optimizer muon is for single matrices',
         ),
     ),
 )

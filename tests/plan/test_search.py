@@ -270,6 +270,22 @@ def test_a_batch_is_changed_for_what_it_saves_and_no_further() -> None:
         search(replace(run, batch=40), {"tp": 1, "pp": 1})
 
 
+@pytest.mark.usefixtures("unasked")
+def test_who_shares_experts_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention on tp=4 dp=2, whole experts on all eight: Megatron's parallel folding."""
+    words = "--model mixtral-8x7b --cluster h100:8 --batch 1M --precision fp8"
+    fixed = " --fixed tp=4 --fixed pp=1 --fixed ep=2"
+    assert main((words + fixed).split()) == 0
+    said = capsys.readouterr().out
+    assert "with ep=2 tp=4 among 8 ranks, as Megatron does" in said
+    assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in said
+    assert "--tp 4 --ep 2" in said and "--precision fp8" in said
+    run = replace(RUN, model=model("mixtral-8x7b"), machine=machine("h100:8"), tp=4, dp=2, ep=2)
+    assert run.own_experts == run.model.expert
+    assert main([*words.split(), "--fixed", "tp=1"]) == 0
+    assert "expert-tensor-parallel-size" not in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- Llama 3
 
 

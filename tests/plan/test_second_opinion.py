@@ -380,6 +380,22 @@ def test_products_of_8_bits_leave_states_as_they_are(how: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name != "ep 2, zero 3")) for name in MIXTURES],
+)
+def test_experts_of_8_bits_have_states_as_any_others_have(name: str) -> None:
+    """To the byte, on ten layouts, beside what the same program holds in 16 bits."""
+    run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    lower = replace(run, precision="fp8")
+    states = ("parameters", "gradients", "optimizer")
+    planned, counted = bytes_held(lower), really_held(lower)
+    same, usual = bytes_held(run), really_held(run)
+    assert all(planned[state] == same[state] for state in states)
+    assert all(counted[state] == usual[state] for state in states)
+
+
+@pytest.mark.parametrize(
     "name", (pytest.param("ep 2, zero 1", marks=pytest.mark.soak), "ep 2, zero 3", "along tp, too")
 )
 def test_gradients_of_experts_go_to_their_copies(name: str) -> None:

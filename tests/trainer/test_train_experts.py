@@ -33,6 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (4, "--ep 4 --cp 2 --scores sigmoid --raw-weights --top-k 1 --recompute full"),
         (2, "--ep 2 --precision float16 --balance aux --balance-rate 0.1"),
         (2, "--ep 2 --by-length --accumulate 2"),
+        (4, "--ep 2 --tp 2 --top-k 6 --precision fp8"),
     ],
 )
 def test_every_layout_trains_the_parameters_of_the_serial_run(
@@ -95,6 +96,22 @@ def test_a_checkpoint_moves_between_any_ep(
         ), name
 
 
+def test_scales_of_experts_in_8_bits_move_between_any_ep(text: Path, tmp_path: Path) -> None:
+    """With the histories of all experts in a checkpoint, of which each rank has some."""
+    options = f"{EXPERTS} --top-k 6 --precision fp8 --save-every 1 --keep 9 --text {text}"
+    folder = tmp_path / "run"
+    assert train_on(4, options, f"--ep 2 --tp 2 --steps 2 --save {folder}") == 0
+    before = tensors(complete(folder)[-1])
+    names = [name for name in before if name.startswith("scales/") and "experts" in name]
+    assert len(names) == 2 * 3
+    assert train_on(3, options, f"--ep 3 --steps 3 --save {folder} --resume") == 0
+    after = tensors(complete(folder)[-1])
+    for name in names:
+        assert before[name].shape == (3, 6, 16) and (before[name][..., :2] > 0).all()
+        assert torch.equal(after[name][..., 1:], before[name][..., :-1])
+        assert (after[name][..., 0] > 0).all()
+
+
 def test_a_mixtral_is_exported_and_trained_on(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,11 +164,6 @@ def test_a_mixtral_is_exported_and_trained_on(
             2,
             "--experts 4 --ep 2 --ep-comm hierarchical",
             "needs several nodes of as many ranks each",
-        ),
-        (
-            1,
-            "--experts 4 --precision fp8",
-            "--precision fp8 quantises linear layers, and this model's experts are not linear layers: leave it out",
         ),
     ],
 )

@@ -273,7 +273,19 @@ def meanings(offers: Iterable[Offer]) -> list[str]:
     shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
     found = [RESIDENT] if any(each.bytes["resident"] for each in shown) else []
     found += [LIGHT] if any(each.run.ends_less for each in shown) else []
+    folded = [each.run for each in shown if each.run.model.experts and each.run.tp > 1]
+    found += [whole_experts(folded[0])] if folded else []
     return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
+
+
+def whole_experts(run: Setup) -> str:
+    """Say among which ranks experts are shared out, and what Megatron calls that."""
+    ranks = run.ep * run.tp
+    return (
+        f"experts: whole ones are shared out along ep and tp together, so with ep={run.ep} tp={run.tp} "
+        f"among {ranks} ranks, as Megatron does with --expert-model-parallel-size {ranks} "
+        "--expert-tensor-parallel-size 1"
+    )
 
 
 def mfu(found: Found) -> float:

@@ -1,6 +1,7 @@
 """Fewer bits: compute in 16 or 8 bits, and keep master weights in 32.
 
-Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, then `fp8.py`.
+Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, then `fp8.py`,
+and `fp8_experts.py`.
 `blocks.py` packs numbers for the wire; `adamw.py` is AdamW in one pass over each parameter.
 """
 

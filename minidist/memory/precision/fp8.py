@@ -44,7 +44,8 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
     """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their
     names.
 
-    Layers that tensor parallelism has cut stay, and get another product.
+    Layers that tensor parallelism has cut stay, and get another product. Experts are no linear
+    layers: `experts_to_fp8` is for them.
 
     Parameters
     ----------
@@ -101,12 +102,13 @@ def update_scales(model: nn.Module, *comms: Communicator) -> None:
     scales = scales_of(model)
     if not scales:
         return
-    amaxes = torch.stack([scale.amax for scale in scales])
+    amaxes = torch.cat([scale.amax.view(-1) for scale in scales])
     amaxes = torch.where(amaxes.isfinite(), amaxes, 0)  # an overflow says nothing about later sizes
     for comm in comms:
         all_reduce(amaxes, comm, op="max")
-    for scale, amax in zip(scales, amaxes, strict=True):
-        scale.remember(amax)
+    counts = [scale.amax.numel() for scale in scales]
+    for scale, amax in zip(scales, torch.split(amaxes, counts), strict=True):
+        scale.remember(amax.view_as(scale.amax))
 
 
 def scales_of(model: nn.Module) -> list[DelayedScale]:
@@ -133,10 +135,18 @@ class Float8Multiply(nn.Module):
         writes to its row.
     """
 
-    def __init__(self, history: int, device: torch.device) -> None:
+    def __init__(self, history: int, device: torch.device, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.scales = tuple(DelayedScale(dtype, history, device) for dtype in (E4M3, E4M3, E5M2))
-        self.histories = torch.zeros(3, history, device=device)
+        self.scales = tuple(
+            DelayedScale(
+                dtype,
+                history,
+                device,
+                shape,
+            )
+            for dtype in (E4M3, E4M3, E5M2)
+        )
+        self.histories = torch.zeros(3, *shape, history, device=device)
         for scale, row in zip(self.scales, self.histories, strict=True):
             scale.history = row
 
@@ -144,7 +154,12 @@ class Float8Multiply(nn.Module):
         """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training
         only.
         """
-        product: Tensor = Float8Product.apply(x, weight, self.scales, self.training)  # type: ignore[no-untyped-call]
+        product: Tensor = Float8Product.apply(  # type: ignore[no-untyped-call]
+            x,
+            weight,
+            self.scales,
+            self.training,
+        )
         return product
 
 
@@ -173,9 +188,10 @@ class DelayedScale:
     Attributes
     ----------
     amax : Tensor
-        The largest magnitude on this rank since the last `update_scales`; a scalar.
+        The largest magnitude on this rank since the last `update_scales`; a scalar, or with experts
+        one for each.
     history : Tensor
-        The amaxes of the last steps over all ranks [history], newest first; 0 where nothing is
+        The amaxes of the last steps over all ranks [..., history], newest first; 0 where nothing is
         known.
     """
 
@@ -184,10 +200,11 @@ class DelayedScale:
         dtype: torch.dtype,
         history: int,
         device: torch.device,
+        shape: tuple[int, ...] = (),
     ) -> None:
         self.dtype = dtype
-        self.amax = torch.zeros((), device=device)
-        self.history = torch.zeros(history, device=device)
+        self.amax = torch.zeros(shape, device=device)
+        self.history = torch.zeros(*shape, history, device=device)
 
     def cast(self, x: Tensor, learn: bool) -> tuple[Tensor, Tensor]:
         """Return `x` in float8, and its scale.
@@ -200,15 +217,21 @@ class DelayedScale:
             amax = torch.linalg.vector_norm(x, torch.inf).float()
         if learn:
             self.amax = torch.maximum(self.amax, amax)
-        past = self.history.max()
+        scale = self.of(self.history, amax)
+        return quantize(x, self.dtype, scale), scale
+
+    def of(self, history: Tensor, amax: Tensor) -> Tensor:
+        """Return the scale of a tensor with this history [..., history] and this amax now [...]."""
+        past = history.amax(-1)
         # the first step has no past
         scale = scale_for(torch.where(past > 0, past, amax), self.dtype)
-        scale = torch.where(amax.isfinite(), scale, torch.nan)
-        return quantize(x, self.dtype, scale), scale
+        return torch.where(amax.isfinite(), scale, torch.nan)
 
     def remember(self, amax: Tensor) -> None:
         """Enter the amax of a step, over all ranks, into the history."""
-        self.history.copy_(torch.cat((amax.view(1), self.history[:-1])))
+        newest = amax.unsqueeze(-1)
+        older = self.history[..., :-1]
+        self.history.copy_(torch.cat((newest, older), dim=-1))
         self.amax = torch.zeros_like(self.amax)
 
 
@@ -231,7 +254,13 @@ class Float8Product(torch.autograd.Function):
             weight8,
             weight_scale,
         )
-        product = scaled_matmul(x8, weight8.t(), x_scale, weight_scale, x.dtype)  # [M, N]
+        product = scaled_matmul(
+            x8,
+            weight8.t(),
+            x_scale,
+            weight_scale,
+            x.dtype,
+        )  # [M, N]
         return product.view(*x.shape[:-1], len(weight))
 
     @staticmethod

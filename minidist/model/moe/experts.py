@@ -9,6 +9,7 @@ parameter. The products are called *grouped*. On GPUs that have one, a single ke
 them; elsewhere a loop does, which writes each product where it belongs.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -20,13 +21,22 @@ from minidist.model.attention import at_autocast
 Counts: TypeAlias = list[int]
 """How many rows each expert has."""
 
+GroupedProduct: TypeAlias = Callable[[Tensor, nn.Parameter, Counts], Tensor]
+"""What `grouped` is."""
+
 KERNEL_DEVICES = ("cuda",)  # where torch's grouped kernel is worth asking for
 
 
 class Experts(nn.Module):
     """SwiGLU of E experts; a rank may hold some of them.
 
-    `product` is a plain function. A pipeline that puts weight gradients off replaces it.
+    Attributes
+    ----------
+    products : dict
+        The function that multiplies by each matrix. A pipeline that puts weight gradients off
+        replaces them, and so do products in 8 bits.
+    numbers : range
+        Which of all `count` experts these are.
     """
 
     def __init__(self, experts: int, hidden: int, intermediate: int) -> None:
@@ -34,15 +44,17 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(experts, intermediate, hidden))
         self.up = nn.Parameter(torch.empty(experts, intermediate, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, intermediate))
-        self.product = grouped
+        self.products: dict[str, GroupedProduct] = dict.fromkeys(("gate", "up", "down"), grouped)
+        self.count, self.numbers = experts, range(experts)
 
     def forward(self, rows: Tensor, counts: Counts) -> Tensor:
         """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add
         up to M.
         """
-        gate = self.product(rows, self.gate, counts)
-        up = self.product(rows, self.up, counts)
-        return self.product(Gated.apply(gate, up), self.down, counts)  # type: ignore[no-untyped-call]
+        gate = self.products["gate"](rows, self.gate, counts)
+        up = self.products["up"](rows, self.up, counts)
+        inside: Tensor = Gated.apply(gate, up)  # type: ignore[no-untyped-call]
+        return self.products["down"](inside, self.down, counts)
 
 
 class Gated(torch.autograd.Function):

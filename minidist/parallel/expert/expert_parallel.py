@@ -161,6 +161,7 @@ def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
                     Block(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm),
                 )
                 record(parameter, experts=groups)
+            layer.experts.numbers = range(*bounds[comm.rank])
             plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
             layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
 

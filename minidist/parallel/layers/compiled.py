@@ -32,6 +32,7 @@ AS_THEY_ARE = (
     "minidist.collectives",
     "minidist.memory.adapters.nf4",
     "minidist.memory.precision.fp8",
+    "minidist.memory.precision.fp8_experts",
     "minidist.memory.recompute",
     "minidist.model.moe",
     "minidist.model.seen",

@@ -1,29 +1,21 @@
 """Products in 8 bits, as a strategy."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply, to_fp8, update_scales
+from minidist.memory.precision.fp8_experts import experts_to_fp8
 from minidist.mesh import Layout
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
 class Float8(Strategy):
-    """Multiplies in 8 bits in the linear layers of the blocks.
+    """Multiplies in 8 bits in the linear layers of the blocks, and in their experts.
 
     A checkpoint keeps the scales.
     """
-
-    def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
-        """Experts are multiplied in their own dtype."""
-        if recipe.fp8 and facts.experts:
-            yield (
-                "fp8=True quantises linear layers, and this model's experts are not linear layers: "
-                "leave it out"
-            )
 
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:
         """A recipe says so."""
@@ -32,6 +24,7 @@ class Float8(Strategy):
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Replace the products of the layers that this rank has."""
         to_fp8(parallel.model)
+        experts_to_fp8(parallel.model)
 
     def after_step(self, parallel: Parallel) -> None:
         """Let scales follow what all ranks saw: parts of one tensor lie on ranks of two axes."""

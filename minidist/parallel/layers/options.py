@@ -49,7 +49,7 @@ class Float8Options:
     Attributes
     ----------
     fp8 : bool
-        Multiply in 8 bits in the linear layers of the blocks; see `to_fp8`. On the command line
+        Multiply in 8 bits in the linear layers of the blocks, and in experts; see `to_fp8`. On the command line
         this is a precision.
     """
 

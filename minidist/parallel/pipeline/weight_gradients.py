@@ -98,7 +98,7 @@ class WeightGradients:
             if any(isinstance(part, Float8Multiply) for part in layer.children()):
                 continue  # its weight gradient is a product in 8 bits, too
             if isinstance(layer, Experts):
-                layer.product = partial(multiply_grouped, self)
+                layer.products = dict.fromkeys(layer.products, partial(multiply_grouped, self))
             elif isinstance(layer, PartOfLinear):
                 layer.product = partial(multiply, self, layer, None)  # type: ignore[method-assign]
             elif type(layer) is nn.Linear:

@@ -407,7 +407,6 @@ def test_the_auxiliary_loss_alone_is_one_number(
         (MOE, Layout(dp=2, ep=2), Recipe(zero=3, hsdp=1), "ep=2: experts have fewer copies than all else"),
         (MOE, Layout(dp=2, ep=2), Recipe(zero=3, zeropp=True), "which ZeRO[+][+] does not know"),
         (MOE, Layout(dp=8, ep=8), Recipe(), "ep=8: 7 experts are fewer than the 8 ranks of ep and tp: use at most 7"),
-        (MOE, Layout(dp=2), Recipe(fp8=True), "experts are not linear layers: leave it out"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="star"), "there is no way 'star' to reach experts: choose"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="hierarchical"), "ranks 0, 1 lie on nodes of 2: use the way 'direct'"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="plain", ep_fp8=True), "sends nothing in 8 bits"),
