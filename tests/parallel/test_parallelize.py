@@ -95,9 +95,27 @@ def test_the_ends_count_as_layers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "change"),
+    [
+        (Layout(pp=5), {"microbatches": 5, "zero": 1}),
+        (PP2, {"schedule": "interleaved", "chunks": 3, "microbatches": 4}),
+        (Layout(pp=3), {"schedule": "zb-v", "microbatches": 6}),
+        (Layout(pp=3, tp=2), {"schedule": "dualpipe-v", "microbatches": 6, "sp": True}),
+    ],
+    ids=str,
+)
+def test_the_ends_may_have_no_layer(layout: Layout, change: dict[str, Any]) -> None:
+    """4 layers on 5 or 6 stages, of which the first is the embedding, and with 6 the last the
+    head.
+    """
+    recipe = Recipe(light_ends=True, recompute="selective", **change)
+    assert worst(Case(layout, recipe, replace(SMALL, tied=layout.pp == 3))) <= 1e-9
+
+
+@pytest.mark.parametrize(
     ("layout", "change", "message"),
     (
-        (Layout(pp=4), {}, "no layer of 4: use fewer stages, at most 3, or leave it out"),
+        (Layout(pp=7), {}, "7 stages need at least 5 layers, but the model has 4: use fewer ranks"),
         (PP2, {"costs": (1.0,) * 4}, "light_ends says what the ends cost, and costs= what each"),
         (Layout(dp=2), {}, "light_ends is for a pipeline, and pp=1: leave it out"),
     ),

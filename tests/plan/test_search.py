@@ -317,7 +317,7 @@ def test_llama_3s_layout_is_named_with_the_memory_that_it_lacks(
     assert missed["layout"] == layout and figures[2] > 0.95 * Device.named("h100").memory / GB
     mfu = best["mfu"] * best["seconds"] / missed["seconds"]
     assert mfu == pytest.approx(0.41, rel=0.2)  # of a machine on which nothing ever goes wrong
-    # Its last chunk has the head alone, and its first the embedding: `train` has no such stages.
+    # its first chunk has the embedding alone, and its last the head
     assert "light-ends: embedding and head count as a layer each" in said
     layers = re.search(r"layers of the ranks along pp: ([\d ]+)", said)
     assert layers and sum(map(int, layers[1].split())) == 126

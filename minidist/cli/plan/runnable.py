@@ -143,8 +143,6 @@ def refusal(run: Setup) -> str:
     """
     if lacks := unsaid(run):
         return lacks
-    if 0 in run.stages():
-        return "each of its stages has a layer, and these have the embedding or the head alone"
     if not train_can_be_asked():
         return ""
     from minidist.cli.plan.dry_run import complaint  # here, because it needs torch

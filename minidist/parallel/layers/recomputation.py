@@ -31,10 +31,12 @@ class Recomputation(Strategy):
         return recipe.recompute != "none"
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
-        """Apply the policy to each stage. A stage may have fewer layers than a segment."""
+        """Apply the policy to each stage. A stage may have fewer layers than a segment, or none."""
         kind, _, length = parallel.recipe.recompute.partition(" ")
         for stage in parallel.stages.values():
+            if not (layers := len(blocks_of(stage))):
+                continue
             policy = kind
             if kind == "every":
-                policy = f"every {min(int(length), len(blocks_of(stage)))}"
+                policy = f"every {min(int(length), layers)}"
             recompute(stage, policy)

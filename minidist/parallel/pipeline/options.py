@@ -35,7 +35,7 @@ class PipelineOptions:
         `balance`.
     light_ends : bool
         Count the embedding and the head as a layer each when the pipeline is cut, so that the first
-        and the last stage have a layer less, as Llama 3 405B had.
+        and the last stage have a layer less, as Llama 3 405B had, or none.
     """
 
     schedule: str | Plan = option(

@@ -10,7 +10,7 @@ the serial model.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -59,21 +59,17 @@ class PipelineParallelism(Strategy):
             yield f"the plan is for {own.ranks} ranks, but pp={layout.pp}: use pp={own.ranks}"
         # asked before planning, which takes a time for each
         stages = own.stages if own else layout.pp * recipe.settled(layout).chunks
-        if layout.pp > 1 and stages > facts.layers:
+        ends = 2 if recipe.light_ends else 0  # may have no layer
+        if layout.pp > 1 and stages > facts.layers + ends:
             yield (
-                f"{stages} stages need at least as many layers, but the model has {facts.layers}: "
-                f"use fewer ranks in the pipeline, or {stages} layers"
+                f"{stages} stages need at least {f'{stages - ends}' if ends else 'as many'} layers, but "
+                f"the model has {facts.layers}: use fewer ranks in the pipeline, or {stages - ends} layers"
             )
         yield from self._faults_of_offload(recipe, layout)
         if recipe.light_ends and layout.pp == 1:
             yield "light_ends is for a pipeline, and pp=1: leave it out"
         if recipe.light_ends and recipe.costs is not None:
             yield "light_ends says what the ends cost, and costs= what each layer does: leave one out"
-        elif recipe.light_ends and stages <= facts.layers < 2 * stages - 2:
-            yield (
-                f"light_ends would leave the first of {stages} stages no layer of {facts.layers}: use "
-                f"fewer stages, at most {facts.layers // 2 + 1}, or leave it out"
-            )
         if recipe.costs is not None and len(recipe.costs) != facts.layers:
             yield (
                 f"costs= names {len(recipe.costs)} costs, but the model has {facts.layers} layers: give "
@@ -264,8 +260,8 @@ def take_stages(
         raise ValueError(
             f"{type(model).__name__} is to be cut into {needed} layers, but has {found}"
         )
-    stages = {stage: _keep(_view(model), parts[stage], needed) for stage in mine}
-    _keep(model, [layer for stage in mine for layer in parts[stage]], needed)
+    stages = {stage: _keep(_view(model), parts, [stage]) for stage in mine}
+    _keep(model, parts, mine)
     return stages if len(mine) > 1 else {mine[0]: model}
 
 
@@ -277,14 +273,15 @@ def _view(model: nn.Module) -> nn.Module:
     return view
 
 
-def _keep(model: nn.Module, layers: Collection[int], count: int) -> nn.Module:
-    """Keep these of `count` layers, under their numbers, and the ends of the model that belong to
-    them.
+def _keep(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -> nn.Module:
+    """Keep the layers of these stages, under their numbers, and the ends of the model that are
+    theirs.
     """
+    layers = [layer for stage in mine for layer in parts[stage]]
     kept = nn.ModuleList()
     kept._modules = {str(index): model.get_submodule(f"layers.{index}") for index in layers}
-    ends = {"embedding": 0, "norm": count - 1, "head": count - 1}  # beside which layer
-    gone = {name: nn.Identity() for name, layer in ends.items() if layer not in layers}
+    ends = {"embedding": 0, "norm": len(parts) - 1, "head": len(parts) - 1}  # of which stage
+    gone = {name: nn.Identity() for name, stage in ends.items() if stage not in mine}
     model._modules = {**model._modules, "layers": kept, **gone}
     return model
 
