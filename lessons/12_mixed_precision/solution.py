@@ -91,4 +91,4 @@ class DelayedScale:
         """Let the history know the amax of this step."""
         amax = self.scale.amax.view(1).clone()
         all_reduce(amax, self.comm, op="max")
-        self.scale.remember(amax)
+        self.scale.remember(amax[0])

@@ -55,6 +55,15 @@ def with_few_bits(case: Case, random: Random) -> Case:
     return replace(case, recipe=recipe)
 
 
+def with_light_ends(case: Case, random: Random) -> Case:
+    """Return the case with ends that count as layers, in half of the pipelines: they may have none."""
+    if case.layout.pp == 1 or case.costs or random.random() < 0.5:
+        return case
+    layers = max(1, case.config.layers - random.choice((0, 1, 2)))
+    recipe = replace(case.recipe, light_ends=True)
+    return replace(case, recipe=recipe, config=replace(case.config, layers=layers))
+
+
 def layouts(ranks: int) -> list[Layout]:
     """Return all of so many ranks, without experts."""
     sizes = range(1, ranks + 1)
@@ -99,8 +108,10 @@ def with_experts(case: Case, random: Random) -> Case:
 def draws(seed: int) -> Iterator[Case]:
     """Yield cases of which some are refused."""
     random, more, experts = Random(seed), Random(f"few bits {seed}"), Random(f"experts {seed}")
+    ends = Random(f"light ends {seed}")
     while True:
-        yield with_experts(with_few_bits(draw(random), more), experts)
+        case = with_light_ends(draw(random), ends)
+        yield with_experts(with_few_bits(case, more), experts)
 
 
 def draw(random: Random) -> Case:

@@ -34,7 +34,9 @@ class Load(NamedTuple):
     entropy: float
 
 
-def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
+def rebalance(
+    model: nn.Module, total: Sum = lambda mine: mine, sizes: tuple[int, int] | None = None
+) -> Load | None:
     """Move each bias by one change, and begin a new tally. Call it once a step, after the last
     backward.
 
@@ -42,6 +44,9 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     ----------
     total : Sum
         Sums a table of all layers, float64 [L, E + 3], over the ranks that share the step.
+    sizes : (int, int), optional
+        The layers and experts (L, E) of a whole model of which this is a part, maybe one without
+        layers.
 
     Returns
     -------
@@ -49,20 +54,27 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
         None if no router was trained in this step.
     """
     routed = routed_in(model)
-    if not routed or routed[0].router.is_meta:
+    sizes = sizes_of(model) if sizes is None else sizes
+    device = next(model.parameters()).device
+    if sizes is None or device.type == "meta":
         return None
-    config = routed[0].config
-    shape, device = (config.layers, config.experts + 3), routed[0].router.device
-    table = torch.zeros(shape, dtype=torch.float64, device=device)
+    layers, experts = sizes
+    table = torch.zeros(layers, experts + 3, dtype=torch.float64, device=device)
     for layer in routed:
         table[layer.index] = layer.tally
         layer.tally = torch.zeros_like(layer.tally)
     table = total(table).cpu()
     for layer in routed:
-        if config.balance == "bias":
-            counts_E = table[layer.index, : config.experts]
+        if layer.config.balance == "bias":
+            counts_E = table[layer.index, :experts]
             layer.bias += (counts_E.mean() - counts_E).sign().long()
-    return load_of(table, config.experts)
+    return load_of(table, experts)
+
+
+def sizes_of(model: nn.Module) -> tuple[int, int] | None:
+    """Return the layers and experts of the model that routed layers belong to; None without any."""
+    routed = routed_in(model)
+    return (routed[0].config.layers, routed[0].config.experts) if routed else None
 
 
 def load_of(table: Tensor, experts: int) -> Load | None:

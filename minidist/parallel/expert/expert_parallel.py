@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from minidist.collectives.fast import cut
 from minidist.mesh import Layout, Mesh
-from minidist.model.moe.balance import rebalance
+from minidist.model.moe.balance import rebalance, sizes_of
 from minidist.model.moe.routed import RoutedExperts, routed_in
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.expert.dispatch import Dispatch
@@ -89,6 +89,10 @@ class ExpertParallelism(Strategy):
         """The model has experts, or the mesh has an axis for them."""
         return layout.ep > 1 or facts.experts > 0
 
+    def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> tuple[int, int] | None:
+        """Return the layers and experts of the whole model: a rank may have none of its layers."""
+        return sizes_of(model)
+
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Share the experts out."""
         recipe = parallel.recipe
@@ -102,7 +106,8 @@ class ExpertParallelism(Strategy):
     def after_step(self, parallel: Parallel) -> None:
         """Move biases by the load that all ranks of the site saw, and keep that to report it."""
         site = parallel.mesh.site
-        parallel.load = rebalance(parallel.model, partial(reduce_from, comm=site))
+        sizes = parallel.applied[self]
+        parallel.load = rebalance(parallel.model, partial(reduce_from, comm=site), sizes)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the biases of routers that are balanced by them."""

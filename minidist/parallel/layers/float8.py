@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from minidist.memory.precision.fp8 import Float8Multiply, to_fp8, update_scales
 from minidist.memory.precision.fp8_experts import experts_to_fp8
 from minidist.mesh import Layout
+from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
@@ -22,9 +23,10 @@ class Float8(Strategy):
         return recipe.fp8
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
-        """Replace the products of the layers that this rank has."""
-        to_fp8(parallel.model)
-        experts_to_fp8(parallel.model)
+        """Replace the products of the layers that this rank has; it may have the embedding alone."""
+        if blocks_of(parallel.model):
+            to_fp8(parallel.model)
+            experts_to_fp8(parallel.model)
 
     def after_step(self, parallel: Parallel) -> None:
         """Let scales follow what all ranks saw: parts of one tensor lie on ranks of two axes."""
