@@ -24,6 +24,7 @@ def test_engines_agree_on_the_virtual_clock(capsys: pytest.CaptureFixture[str]) 
     assert clocks["threads"] == pytest.approx(RING, rel=1e-12)
 
 
+@pytest.mark.soak  # two processes that trace a model; smaller programs are compared in tests/comm
 def test_engines_agree_on_a_step_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     clocks = measured(capsys, "--programs --step 2x1x1")
     assert list(clocks) == ["threads", "cooperative"]  # a backward that waits needs a thread
