@@ -112,6 +112,32 @@ def test_the_ends_may_have_no_layer(layout: Layout, change: dict[str, Any]) -> N
     assert worst(Case(layout, recipe, replace(SMALL, tied=layout.pp == 3))) <= 1e-9
 
 
+def test_a_rank_without_a_layer_knows_the_load_of_experts() -> None:
+    config = replace(SMALL, experts=2, top_k=2, balance="bias", balance_rate=0.1)
+    case = Case(Layout(pp=5), Recipe(light_ends=True, microbatches=5), config)
+
+    def program(comm: Communicator) -> int:
+        parallel = spread(comm, case)
+        one_step(parallel, case, 0)
+        assert parallel.load is not None and parallel.load.imbalance == 1  # each token has both
+        return len(list(parallel.model.layers))  # type: ignore[arg-type]
+
+    assert minidist.run(program, 5) == [0, 1, 1, 1, 1]
+
+
+def test_a_rank_without_a_layer_multiplies_nothing_in_8_bits() -> None:
+    case = Case(PP2, Recipe(fp8=True), dtype=torch.float32)
+    more = replace(case, layout=Layout(pp=6), recipe=Recipe(fp8=True, light_ends=True))
+
+    def loss(comm: Communicator, case: Case) -> float:
+        return sum(comm.roll_call(one_step(spread(comm, case), case, 0)))
+
+    (few, *_), (many, *_) = (
+        minidist.run(partial(loss, case=each), each.layout.size) for each in (case, more)
+    )
+    assert many == pytest.approx(few, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     (
