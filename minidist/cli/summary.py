@@ -9,6 +9,7 @@ from minidist.mesh import CARRIED, SITES
 from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
 from minidist.parallel.pipeline.schedules import CHUNKED
+from minidist.parallel.recipe import Recipe
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
 from minidist.trainer.checkpoint.cadence import advice
@@ -74,16 +75,17 @@ def bubble(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     ]
     if idle > LONG_BUBBLE:
         parts = trainer.config.data.batch // trainer.mesh.layout.dp
-        found = remedies(trainer.checked.fit.plan, trainer.model.config.layers, parts)
+        layers = trainer.model.config.layers
+        found = remedies(trainer.checked.fit.plan, layers, parts, trainer.recipe)
         better = " or ".join(f"{how} ({share:.1%})" for how, share in found.items())
         better = better or "stages of equal work, or a larger --batch"
         rows.append((f"    WARNING: above {LONG_BUBBLE:.0%}", f"try {better}"))
     return rows
 
 
-def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
-    """Return options that shorten a plan's bubble, each with the bubble it plans: microbatches,
-    chunks, zero bubble.
+def remedies(now: Plan, layers: int, parts: int, recipe: Recipe) -> dict[str, float]:
+    """Return options that shorten a plan's bubble and go with the recipe, each with the bubble it
+    plans: microbatches, chunks, zero bubble.
 
     `parts` is how many microbatches a batch can be cut into at most.
     """
@@ -99,7 +101,11 @@ def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
     if layers >= (chunks + 1) * ranks and m % ranks == 0:
         tried[f"--schedule interleaved --chunks {chunks + 1}"] = ("interleaved", m, chunks + 1)
     tried["--schedule zb-h1"] = ("zb-h1", m, 1)
-    found = {how: simulate(plan(name, ranks, k, v)).bubble for how, (name, k, v) in tried.items()}
+    found = {
+        how: simulate(plan(name, ranks, k, v)).bubble
+        for how, (name, k, v) in tried.items()
+        if recipe.goes_with(name)
+    }
     return {how: share for how, share in found.items() if share < simulate(now).bubble - 1e-9}
 
 

@@ -95,6 +95,11 @@ class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, S
             return NO_PIPELINE
         return OWN_PLAN if self.own_plan else str(self.schedule)
 
+    def goes_with(self, row: str) -> bool:
+        """Tell whether this row of `supported` has all that the recipe asks for."""
+        asked = [name for name in (*ADAPTERS, "fp8", "zeropp") if getattr(self, name)]
+        return {self.zero, *asked} <= set(self.supported[row])
+
     def settled(self, layout: Layout) -> "Recipe":
         """Return the recipe with the numbers that 0 stands for: of microbatches, and of chunks."""
         if self.own_plan:

@@ -15,6 +15,7 @@ from minidist.comm import Communicator
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.parallel.pipeline import plan, simulate, with_communication
 from minidist.parallel.pipeline.executor import Pipeline
+from minidist.parallel.recipe import Recipe
 
 RANKS, MICROBATCHES = 4, 8
 
@@ -92,6 +93,7 @@ def test_the_remedy_is_named_above_15_percent_and_not_below() -> None:
             config=SimpleNamespace(data=SimpleNamespace(batch=64)),
             mesh=SimpleNamespace(layout=layout),
             model=SimpleNamespace(config=SimpleNamespace(layers=8)),
+            recipe=Recipe(),
         )
         # the first step warms up
         history = [SimpleNamespace(bubble=0.9)] + 3 * [SimpleNamespace(bubble=idle)]
@@ -110,6 +112,15 @@ def test_the_remedy_is_named_above_15_percent_and_not_below() -> None:
 
 def test_remedies_shorten_the_bubble() -> None:
     now = plan("interleaved", 2, 4, 2)
-    assert all(share < simulate(now).bubble for share in remedies(now, layers=6, parts=8).values())
-    assert "--schedule interleaved --chunks 3" in remedies(now, layers=6, parts=8)
-    assert "--schedule interleaved --chunks 3" not in remedies(now, layers=5, parts=8)
+    found = remedies(now, layers=6, parts=8, recipe=Recipe())
+    assert all(share < simulate(now).bubble for share in found.values())
+    assert "--schedule interleaved --chunks 3" in found
+    assert "--schedule interleaved --chunks 3" not in remedies(now, 5, 8, Recipe())
+
+
+def test_a_remedy_goes_with_the_recipe() -> None:
+    """8 bits put no weight gradients off, and ZeRO 2 reduces them in 1f1b and gpipe alone."""
+    now = plan("1f1b", 2, 2)
+    assert "--schedule zb-h1" in (every := remedies(now, 6, 8, Recipe(zero=1)))
+    assert every.keys() - remedies(now, 6, 8, Recipe(fp8=True)).keys() == {"--schedule zb-h1"}
+    assert list(remedies(now, 6, 8, Recipe(zero=2))) == ["--microbatches 4", "--microbatches 8"]
