@@ -146,11 +146,23 @@ CASES = {
         Recipe(fp8=True, microbatches=2, recompute="full"),
     ),
 }
+RARE = {
+    "ep 2, compiled": (Layout(dp=2, ep=2), Recipe(fp8=True, compile="aot_eager")),
+    "cp 2, ep 2": (Layout(dp=2, cp=2, ep=2), Recipe(fp8=True)),
+    "shards in pairs": (Layout(dp=4), Recipe(fp8=True, zero=3, hsdp=2)),
+    "ep 2, exchanges in 8 bits": (Layout(dp=2, ep=2), Recipe(fp8=True, ep_fp8=True)),
+    "pp 2, interleaved": (
+        Layout(pp=2, dp=2, ep=2),
+        Recipe(fp8=True, schedule="interleaved", chunks=2, microbatches=4),
+    ),
+}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.soak) for name in RARE)]
+)
 def test_gradients_are_as_near_as_those_of_the_serial_model(name: str) -> None:
-    layout, recipe = CASES[name]
+    layout, recipe = (CASES | RARE)[name]
     case = Case(layout, recipe, ALL, dtype=torch.float32, frozen=FROZEN)
     ours, serial = distances(case)
     assert 1e-3 < serial < 0.2 and ours < 2 * serial
