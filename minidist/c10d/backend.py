@@ -107,7 +107,13 @@ class MinidistGroup(dist.ProcessGroup):
 
         run.__name__ = work.__name__
         job: Any = self.stream.launch(run)
-        return working.begun(job.wait, lambda: bool(job.done))
+
+        def done() -> bool:
+            if not job.done:
+                self.comm.hand_over()  # who polls lets others go on, where one runs at a time
+            return bool(job.done)
+
+        return working.begun(job.wait, done)
 
     def _all_of(self, outputs: list[Tensor]) -> Working:
         """Return the operations that were just launched as one: the stream runs them in order."""

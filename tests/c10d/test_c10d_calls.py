@@ -203,3 +203,26 @@ def test_a_state_of_rank_0_is_loaded_on_all_ranks() -> None:
         return all(torch.equal(whole[name], state[name]) for name in state)
 
     assert minidist.run(program, 2, torch=True) == [True] * 2
+
+
+def test_who_polls_a_collective_lets_the_others_go_on() -> None:
+    def program(comm: Communicator) -> float:
+        dist.init_process_group("minidist")
+        one = torch.ones(1)
+        work = dist.all_reduce(one, async_op=True)
+        while work is not None and not work.is_completed():
+            pass
+        return float(one)
+
+    assert minidist.run(program, 2, torch=True, engine="cooperative", limit=5) == [2, 2]
+
+
+def test_a_monitored_barrier_says_who_has_not_come() -> None:
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("gloo")
+        dist.monitored_barrier()
+        if comm.rank:
+            dist.monitored_barrier(wait_all_ranks=True)
+
+    with pytest.raises(DeadlockError, match="rank 1 waits for rank 0, which has finished"):
+        minidist.run(program, 2, torch=True)
