@@ -16,6 +16,7 @@ a call or a group, is taken and not used: how long a rank may wait is the job's 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ from minidist.c10d.checks import (
     check_whole,
     elements,
 )
+from minidist.c10d.ranks import RANKS
 from minidist.c10d.tensors import Flat, flat, joined, listed, op_of, reduction_of, spread
 from minidist.c10d.to_self import ToSelf
 from minidist.c10d.work import Line, Working
@@ -113,7 +115,17 @@ class MinidistGroup(dist.ProcessGroup):
                 self.comm.hand_over()  # who polls lets others go on, where one runs at a time
             return bool(job.done)
 
-        return working.begun(job.wait, done)
+        def finish() -> None:
+            if not RANKS.beside():
+                job.wait()
+                return
+            while not job.done:  # the rank's own thread may wait as well
+                self.comm.hand_over()  # which raises once the job has failed
+                time.sleep(0.001)
+            if job.error is not None:
+                raise job.error
+
+        return working.begun(finish, done)
 
     def _all_of(self, outputs: list[Tensor]) -> Working:
         """Return the operations that were just launched as one: the stream runs them in order."""
