@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 # Its functions name the default group when they are defined. On a rank, that would be this rank's
 # group for all; so they are defined before there is one.
 import torch.distributed.nn.functional
+import torch.utils._python_dispatch as dispatch
 from torch._C._distributed_c10d import Store
 
 from minidist.c10d.generators import OwnGenerator, default_generators
@@ -88,6 +89,9 @@ class Isolation:
             if self.users == 1:
                 self.worlds = Worlds(c10d._world)
                 self.excepthook = sys.excepthook  # torch wraps it for every default group
+                # whether a mode is entered, which torch notes as if no two threads had one
+                modes = vars(dispatch).items()
+                self.modes = {name: value for name, value in modes if name.startswith("_is_in_")}
                 self.generators = default_generators()
                 self.generators.__enter__()
                 c10d._world = self.worlds  # type: ignore[assignment]
@@ -107,6 +111,8 @@ class Isolation:
                     c10d._world = worlds.__dict__["process"]
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook
+                    for name, entered in self.modes.items():
+                        setattr(dispatch, name, entered)
 
 
 ISOLATION = Isolation()
