@@ -6,7 +6,8 @@
 
 In each, `init_process_group("minidist")` and all that stands on it: DDP, `fully_shard`, DTensor.
 Read `backend.py` first: c10d's calls, each mapped onto our collectives. `tensors.py` makes torch's
-tensors our buffers, `work.py` is what a call returns, `to_self.py` has a rank's messages to itself.
+tensors our buffers, `checks.py` refuses what cannot be, `work.py` is what a call returns, and
+`to_self.py` has a rank's messages to itself.
 `register.py` is how torch finds us, also under the names of other backends: `any_name.py`.
 
 The rest is for simulated ranks, which share a process. `simulated.py` runs a program on them.

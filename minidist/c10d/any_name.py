@@ -6,15 +6,21 @@
 All groups of torch are made by one function, whoever asks; there a name is put in the place of
 another. A process that torchrun has started gets what it asks for. "mpi" is left as it is: torch
 asks its own MPI for the ranks then, and says that it was built without.
+
+`monitored_barrier`, which torch has for gloo alone, is a barrier of ours, which always says who has
+not come.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.ranks import RANKS
 from minidist.comm.start import launched_over_mpi
 
@@ -43,6 +49,22 @@ def take_any_name() -> None:
         return make(size, rank, ranks, backend, *more, **options)
 
     c10d._new_process_group_helper = made  # type: ignore[assignment]
+    dist.monitored_barrier = c10d.monitored_barrier = monitored(c10d.monitored_barrier)
+
+
+def monitored(barrier: Callable[..., None]) -> Callable[..., None]:
+    """Return torch's barrier that says who has not come, for groups of ours as well."""
+
+    @functools.wraps(barrier)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        if isinstance(group or c10d._get_default_group(), MinidistGroup):
+            c10d.barrier(group)
+        else:
+            barrier(group, timeout, wait_all_ranks)
+
+    return monitored_barrier
 
 
 def are_ours() -> bool:

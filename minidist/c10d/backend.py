@@ -16,6 +16,7 @@ a call or a group, is taken and not used: how long a rank may wait is the job's 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minidist import collectives
+from minidist.c10d.checks import (
+    agree_on_dtypes,
+    check_count,
+    check_room,
+    check_whole,
+    elements,
+)
+from minidist.c10d.ranks import RANKS
 from minidist.c10d.tensors import Flat, flat, joined, listed, op_of, reduction_of, spread
 from minidist.c10d.to_self import ToSelf
 from minidist.c10d.work import Line, Working
@@ -58,6 +67,7 @@ class MinidistGroup(dist.ProcessGroup):
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
+    _device_types = property(lambda self: [torch.device("cpu")])
 
     def shutdown(self) -> None:
         """Run the callbacks that nobody has waited for, unless an error ends the program. Else
@@ -77,14 +87,18 @@ class MinidistGroup(dist.ProcessGroup):
         work: Callable[[Communicator], object],
         outputs: list[Tensor],
         landing: Sequence[Flat] = (),
+        leaving: Sequence[Flat] = (),
     ) -> Working:
-        """Launch `work(comm)` on the stream; then what arrived lands in its tensors."""
+        """Launch `work(comm)` on the stream; then what arrived lands in its tensors. `leaving` is
+        what lands nowhere.
+        """
 
         working = Working(outputs, self.line, self.line.number())
 
         def run() -> None:
             try:
                 with torch.no_grad():
+                    agree_on_dtypes(self.stream.comm, work.__name__, [*landing, *leaving])
                     work(self.stream.comm)
                     for part in landing:
                         part.land()
@@ -95,7 +109,23 @@ class MinidistGroup(dist.ProcessGroup):
 
         run.__name__ = work.__name__
         job: Any = self.stream.launch(run)
-        return working.begun(job.wait, lambda: bool(job.done))
+
+        def done() -> bool:
+            if not job.done:
+                self.comm.hand_over()  # who polls lets others go on, where one runs at a time
+            return bool(job.done)
+
+        def finish() -> None:
+            if not RANKS.beside():
+                job.wait()
+                return
+            while not job.done:  # the rank's own thread may wait as well
+                self.comm.hand_over()  # which raises once the job has failed
+                time.sleep(0.001)
+            if job.error is not None:
+                raise job.error
+
+        return working.begun(finish, done)
 
     def _all_of(self, outputs: list[Tensor]) -> Working:
         """Return the operations that were just launched as one: the stream runs them in order."""
@@ -138,20 +168,21 @@ class MinidistGroup(dist.ProcessGroup):
             if factor is not None and comm.rank == at:
                 part.buffer.copy_(buffer)
 
-        return self._launch(reduce, [tensor], [part] if self.comm.rank == at else [])
+        lands = self.comm.rank == at
+        return self._launch(reduce, [tensor], [part] * lands, [part] * (not lands))
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Working:
         (output,) = listed(outputs)
         parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
-        self._check_count("reduce_scatter", "input tensors", len(parts))
+        check_count(self.comm, "reduce_scatter", "input tensors", len(parts))
         counts = [len(part.buffer) for part in parts]
         return self._reduce_scatter(output, lambda: joined(parts), counts, opts)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Working:
         part = Flat(whole)
-        self._check_whole("reduce_scatter_tensor", "input", whole, output)
+        check_whole(self.comm, "reduce_scatter_tensor", "input", whole, output)
         counts = [output.numel() * part.unit] * self.comm.size
         return self._reduce_scatter(output, lambda: part.buffer, counts, opts)
 
@@ -195,7 +226,7 @@ class MinidistGroup(dist.ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
         (shard,) = listed(inputs)
         targets = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
-        self._check_count("all_gather", "output tensors", len(targets))
+        check_count(self.comm, "all_gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
         counts = [len(part.buffer) for part in parts]
         if len(own.buffer) != counts[self.comm.rank]:
@@ -207,13 +238,13 @@ class MinidistGroup(dist.ProcessGroup):
         def all_gather(comm: Communicator) -> None:
             spread(collectives.all_gather(own.buffer, comm, counts=counts), parts)
 
-        return self._launch(all_gather, list(targets))
+        return self._launch(all_gather, list(targets), leaving=[own])
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Working:
         """`outputs[rank][i]` is the rank's `inputs[i]`."""
-        self._check_count("all_gather_coalesced", "lists of output tensors", len(outputs))
+        check_count(self.comm, "all_gather_coalesced", "lists of output tensors", len(outputs))
         for targets in outputs:
             if len(targets) != len(inputs):
                 raise ValueError(
@@ -225,7 +256,7 @@ class MinidistGroup(dist.ProcessGroup):
         return self._all_of([tensor for targets in outputs for tensor in targets])
 
     def all_gather_single(self, output: Tensor, shard: Tensor, opts: Any = None) -> Working:
-        self._check_whole("all_gather_into_tensor", "output", output, shard)
+        check_whole(self.comm, "all_gather_into_tensor", "output", output, shard)
         target, own = Flat(output), Flat(shard)
         counts = [len(own.buffer)] * self.comm.size
 
@@ -247,15 +278,19 @@ class MinidistGroup(dist.ProcessGroup):
         targets: list[Tensor] = []
         if self.comm.rank == at:
             targets = list(outputs[0] if isinstance(outputs[0], list | tuple) else outputs)
-            self._check_count("gather", "output tensors", len(targets))
+            check_count(self.comm, "gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
 
         def gather(comm: Communicator) -> None:
+            agree(comm, "gather", shard.dtype, root=at)
+            brought = comm.roll_call(len(own.buffer) // own.unit)
             whole = collectives.gather(own.buffer, comm, at)
-            if whole is not None:
-                spread(whole, parts)
+            if whole is None:
+                return
+            check_room("gather", brought, parts)
+            spread(whole, parts)
 
-        return self._launch(gather, list(targets))
+        return self._launch(gather, list(targets), leaving=[own])
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Working:
         (output,) = listed(outputs)
@@ -264,7 +299,7 @@ class MinidistGroup(dist.ProcessGroup):
         target = Flat(output)
         if self.comm.rank == at:
             parts = flat(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
-            self._check_count("scatter", "input tensors", len(parts))
+            check_count(self.comm, "scatter", "input tensors", len(parts))
             sizes = {len(part.buffer) // part.unit for part in parts}
             if sizes != {output.numel()}:
                 raise ValueError(
@@ -284,8 +319,8 @@ class MinidistGroup(dist.ProcessGroup):
         return self._launch(scatter, [output], [target])
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Working:
-        self._check_count("all_to_all", "input tensors", len(inputs))
-        self._check_count("all_to_all", "output tensors", len(outputs))
+        check_count(self.comm, "all_to_all", "input tensors", len(inputs))
+        check_count(self.comm, "all_to_all", "output tensors", len(outputs))
         leaving, arriving = flat(inputs), flat(outputs)
         sent = [len(part.buffer) for part in leaving]
         received = [len(part.buffer) for part in arriving]
@@ -295,7 +330,7 @@ class MinidistGroup(dist.ProcessGroup):
             whole = collectives.all_to_all(full, comm, send_counts=sent, receive_counts=received)
             spread(whole, arriving)
 
-        return self._launch(all_to_all, list(outputs))
+        return self._launch(all_to_all, list(outputs), leaving=leaving)
 
     def all_to_all_single(
         self,
@@ -306,8 +341,8 @@ class MinidistGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> Working:
         leaving, arriving = Flat(whole), Flat(output)
-        sent = self._elements("input", leaving, input_sizes)
-        received = self._elements("output", arriving, output_sizes)
+        sent = elements(self.comm, "input", leaving, input_sizes)
+        received = elements(self.comm, "output", arriving, output_sizes)
 
         def all_to_all(comm: Communicator) -> None:
             arrived = collectives.all_to_all(
@@ -363,34 +398,3 @@ class MinidistGroup(dist.ProcessGroup):
     _reduce_scatter_base: Any = reduce_scatter_single
     reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
     alltoall_base: Any = all_to_all_single
-
-    # ---------------------------------------------------------------- checks
-
-    def _check_count(self, call: str, what: str, count: int) -> None:
-        if count != self.comm.size:
-            raise ValueError(f"{call}: {count} {what} for {self.comm.size} ranks: give one a rank")
-
-    def _check_whole(self, call: str, what: str, whole: Tensor, shard: Tensor) -> None:
-        if whole.numel() != shard.numel() * self.comm.size or whole.dtype != shard.dtype:
-            raise ValueError(
-                f"{call}: an {what} of {whole.numel()} elements of {whole.dtype} is not "
-                f"{self.comm.size} times the {shard.numel()} of {shard.dtype}: give it that size"
-            )
-
-    def _elements(self, what: str, part: Flat, sizes: Sequence[int] | None) -> list[int]:
-        """Return how many elements of the buffer go to, or come from, each rank."""
-        rows = part.tensor.shape[0] if part.tensor.dim() else 1
-        if not sizes:
-            if rows % self.comm.size:
-                raise ValueError(
-                    f"all_to_all_single: {rows} rows of the {what} do not divide by "
-                    f"{self.comm.size} ranks: say {what}_split_sizes"
-                )
-            sizes = [rows // self.comm.size] * self.comm.size
-        if len(sizes) != self.comm.size or sum(sizes) != rows:
-            raise ValueError(
-                f"all_to_all_single: {what}_split_sizes={list(sizes)} must be {self.comm.size} "
-                f"numbers that add up to the {rows} rows of the {what}"
-            )
-        row = len(part.buffer) // rows if rows else 0
-        return [size * row for size in sizes]

@@ -48,6 +48,11 @@ class OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert generator is not None
         self.generator = generator
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile and torch.export do their work: what they have compiled draws here."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -2,6 +2,7 @@
 
     thread of rank 0 ──▶ its own default group, groups by name, generator
     thread of rank 1 ──▶ its own
+    a thread that either begins ──▶ the same, as in a process: checkpoints are saved on one
     any other thread ──▶ what torch keeps for the process, as always
 
 `RANKS.here()` answers for the thread that asks. On a simulated rank that is the rank of this
@@ -37,6 +38,7 @@ class Rank:
         self, comm: Communicator, store: Store, generator: torch.Generator | None = None
     ) -> None:
         self.comm, self.store, self.generator = comm, store, generator
+        self.thread = threading.get_ident()
         self._made: Counter[tuple[int, ...]] = Counter()
         self._meetings = 0
 
@@ -73,6 +75,11 @@ class Ranks:
     def here(self) -> Rank | None:
         """Return the rank that this thread is, or this process."""
         return self.simulated() or self._of_process
+
+    def beside(self) -> bool:
+        """Tell whether this is a thread that the program of a simulated rank has begun."""
+        rank = self.simulated()
+        return rank is not None and rank.thread != threading.get_ident()
 
     def enter(self, rank: Rank | None) -> None:
         """Let this thread be `rank`, or none any more."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.utils.dlpack import from_dlpack
 
 from minidist.collectives.reduction import BITWISE
 from minidist.comm.buffers import DTYPES
@@ -51,13 +52,20 @@ class Flat:
         real = torch.view_as_real(own) if own.is_complex() else own
         if str(real.dtype).startswith("torch.float8"):
             real = real.view(torch.uint8)
-        self.buffer = real.view(-1)
+        self.buffer = beside(real).view(-1)
         self.own, self.copied = own, own is not self.tensor and own.data_ptr() != tensor.data_ptr()
 
     def land(self) -> None:
         """Have the tensor hold what arrived in the buffer."""
         if self.copied:
             self.tensor.copy_(self.own)
+
+
+def beside(tensor: Tensor) -> Tensor:
+    """Return a tensor on the same memory whose storage is another object. numpy fixes the size of a
+    storage that it looks into, and FSDP and PowerSGD resize theirs.
+    """
+    return tensor if tensor.device.type != "cpu" else from_dlpack(tensor)
 
 
 def flat(tensors: Sequence[Tensor]) -> list[Flat]:

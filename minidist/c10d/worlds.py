@@ -8,9 +8,10 @@ the thread that asks. The groups that C++ finds by name are kept by thread as we
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +21,13 @@ import torch.distributed.distributed_c10d as c10d
 # Its functions name the default group when they are defined. On a rank, that would be this rank's
 # group for all; so they are defined before there is one.
 import torch.distributed.nn.functional
+import torch.utils._python_dispatch as dispatch
 from torch._C._distributed_c10d import Store
 
 from minidist.c10d.generators import OwnGenerator, default_generators
 from minidist.c10d.ranks import RANKS, Rank
 from minidist.comm.communicator import Communicator
+from minidist.comm.job.background import BackgroundThread
 
 
 class World(c10d._World):
@@ -86,10 +89,15 @@ class Isolation:
             if self.users == 1:
                 self.worlds = Worlds(c10d._world)
                 self.excepthook = sys.excepthook  # torch wraps it for every default group
+                # whether a mode is entered, which torch notes as if no two threads had one
+                modes = vars(dispatch).items()
+                self.modes = {name: value for name, value in modes if name.startswith("_is_in_")}
                 self.generators = default_generators()
                 self.generators.__enter__()
                 c10d._world = self.worlds  # type: ignore[assignment]
                 isolate(True)
+                self.start = threading.Thread.start
+                threading.Thread.start = inherited(self.start, self.worlds)  # type: ignore[method-assign]
             worlds = self.worlds
         assert worlds is not None
         try:
@@ -98,10 +106,13 @@ class Isolation:
             with self.lock:
                 self.users -= 1
                 if self.users == 0:
+                    threading.Thread.start = self.start  # type: ignore[method-assign]
                     isolate(False)
                     c10d._world = worlds.__dict__["process"]
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook
+                    for name, entered in self.modes.items():
+                        setattr(dispatch, name, entered)
 
 
 ISOLATION = Isolation()
@@ -111,11 +122,39 @@ ISOLATION = Isolation()
 def simulated_rank(comm: Communicator, store: Store) -> Iterator[Rank]:
     """Let this thread be a rank of its own for torch.distributed and for torch's generator."""
     rank = Rank(comm, store, torch.Generator())
-    with ISOLATION.of() as worlds, OwnGenerator(rank.generator):
-        worlds.enter(World())
+    with ISOLATION.of() as worlds, being(rank, World(), worlds):
+        yield rank
+
+
+@contextmanager
+def being(rank: Rank, world: World, worlds: Worlds) -> Iterator[None]:
+    """Let this thread be a rank in the body."""
+    with OwnGenerator(rank.generator):
+        worlds.enter(world)
         RANKS.enter(rank)
         try:
-            yield rank
+            yield
         finally:
             RANKS.enter(None)
             worlds.enter(None)
+
+
+def inherited(start: Callable[[threading.Thread], None], worlds: Worlds) -> Any:
+    """Return `Thread.start` for ranks: a thread that a rank's program begins is the rank, too.
+    torch would take it for a process that knows no others, and save a checkpoint of one rank.
+    """
+
+    @functools.wraps(start)
+    def start_as_rank(thread: threading.Thread) -> None:
+        rank, world = RANKS.simulated(), worlds.mine()
+        if rank is not None and not isinstance(thread, BackgroundThread):
+            run = thread.run
+
+            def run_as_rank() -> None:
+                with being(rank, world, worlds):
+                    run()
+
+            thread.run = run_as_rank  # type: ignore[method-assign]
+        start(thread)
+
+    return start_as_rank

@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from c10d_calls import every_call
 from ranks import mpirun
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
 
 import minidist
 from minidist import Cluster
@@ -84,9 +87,19 @@ def barrier_alone(comm: Communicator) -> None:
     dist.barrier() if comm.rank else dist.all_reduce(torch.ones(4))
 
 
+def different_eights(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    kind = torch.float8_e4m3fn if comm.rank else torch.float8_e5m2  # eight bits travel as bytes
+    dist.broadcast(torch.ones(4).to(kind), src=0)
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
+        (
+            different_eights,
+            "rank 0 calls broadcast(float8_e5m2); rank 1 calls broadcast(float8_e4m3",
+        ),
         (different_sizes, "rank 0 calls all_reduce(float32, 3, sum, auto); rank 1 calls all_"),
         (different_calls, "rank 0 calls broadcast(float32, 4, auto, root=0); rank 1 calls all_red"),
         (barrier_alone, "rank 0 calls all_reduce(float32, 4, sum, auto); rank 1 calls barrier()"),
@@ -124,6 +137,20 @@ def waits_for_itself(comm: Communicator) -> None:
     work.wait()
 
 
+def gathers_more_than_there_is_room_for(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    targets = None if comm.rank else [torch.empty(2), torch.empty(3)]
+    dist.gather(torch.ones(3 - comm.rank), targets, dst=0)
+
+
+def receives_as_another_dtype(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    if comm.rank:
+        dist.recv(torch.empty(3, dtype=torch.int32), 0)
+    else:
+        dist.send(torch.ones(3), 1)
+
+
 def with_options(comm: Communicator) -> None:
     dist.init_process_group("minidist", pg_options=object())
 
@@ -135,6 +162,12 @@ def with_options(comm: Communicator) -> None:
         (average_of_integers, TypeError, "the average of int32 is not int32"),
         (one_tensor_too_few, ValueError, "all_gather: 1 output tensors for 2 ranks"),
         (waits_for_itself, DeadlockError, "its own message .tag 0., which it has not sent"),
+        (
+            gathers_more_than_there_is_room_for,
+            MismatchError,
+            r"the ranks bring \[3, 2\] elements for outputs of \[2, 3\]",
+        ),
+        (receives_as_another_dtype, MismatchError, "rank 0 sends float32 to rank 1, .*es int32"),
         (with_options, ValueError, "minidist's groups have no options: leave pg_options out"),
         (as_another_rank, ValueError, "rank=0, but it is 1: leave rank out"),
     ],
@@ -144,3 +177,52 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(
 ) -> None:
     with pytest.raises(kind, match=words):
         minidist.run(program, 2, torch=True)  # type: ignore[arg-type]
+
+
+def test_tensors_can_be_resized_after_they_have_travelled() -> None:
+    def program(comm: Communicator) -> list[int]:
+        dist.init_process_group("minidist")
+        tensor, whole = torch.ones(4), torch.empty(8)
+        dist.all_reduce(tensor)
+        dist.all_gather_single(whole, tensor)
+        tensor.resize_(16)  # as PowerSGD does with a bucket
+        whole.untyped_storage().resize_(0)  # as FSDP frees what it has gathered
+        return [tensor.untyped_storage().nbytes(), whole.untyped_storage().nbytes()]
+
+    assert minidist.run(program, 2, torch=True) == [[64, 0]] * 2
+
+
+def test_a_state_of_rank_0_is_loaded_on_all_ranks() -> None:
+    def program(comm: Communicator) -> bool:
+        dist.init_process_group("minidist")
+        net = fully_shard(nn.Linear(3, 5))
+        state = {"weight": torch.arange(15.0).view(5, 3), "bias": torch.ones(5)}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(net, {} if comm.rank else dict(state), options=options)
+        whole = {name: each.full_tensor() for name, each in net.state_dict().items()}
+        return all(torch.equal(whole[name], state[name]) for name in state)
+
+    assert minidist.run(program, 2, torch=True) == [True] * 2
+
+
+def test_who_polls_a_collective_lets_the_others_go_on() -> None:
+    def program(comm: Communicator) -> float:
+        dist.init_process_group("minidist")
+        one = torch.ones(1)
+        work = dist.all_reduce(one, async_op=True)
+        while work is not None and not work.is_completed():
+            pass
+        return float(one)
+
+    assert minidist.run(program, 2, torch=True, engine="cooperative", limit=5) == [2, 2]
+
+
+def test_a_monitored_barrier_says_who_has_not_come() -> None:
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("gloo")
+        dist.monitored_barrier()
+        if comm.rank:
+            dist.monitored_barrier(wait_all_ranks=True)
+
+    with pytest.raises(DeadlockError, match="rank 1 waits for rank 0, which has finished"):
+        minidist.run(program, 2, torch=True)

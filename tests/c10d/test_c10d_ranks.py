@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import minidist
@@ -70,6 +72,36 @@ def test_nothing_of_the_ranks_stays_behind() -> None:
     assert not dist.is_initialized()
     assert dist.distributed_c10d._world is world
     assert (sys.excepthook, torch.random.default_generator) == (hook, generator)
+
+
+def test_no_dispatch_mode_seems_entered_once_the_ranks_are_gone() -> None:
+    def program(comm: Communicator) -> None:
+        comm.barrier()  # all have entered theirs, and leave in another order
+
+    minidist.run(program, 3, torch=True, engine="cooperative", seed=0)
+    assert not is_in_torch_dispatch_mode()
+
+
+def test_what_a_rank_compiles_draws_from_its_generator() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x) * 2
+
+    def program(comm: Communicator) -> tuple[int, list[Tensor]]:
+        graphs = []
+
+        def keeps(graph: Any, inputs: object) -> Any:
+            graphs.append(graph)
+            return graph
+
+        drawn = []
+        for function in (noisy, torch.compile(noisy, backend=keeps, fullgraph=True)):
+            torch.manual_seed(comm.rank)
+            drawn.append(function(torch.ones(64)))
+        return len(graphs), drawn
+
+    for graphs, (eager, compiled) in minidist.run(program, 2, torch=True, engine="cooperative"):
+        assert graphs == 1
+        assert torch.equal(eager, compiled)
 
 
 def test_a_receive_that_nobody_sends_is_a_proved_deadlock_with_its_line() -> None:

@@ -30,10 +30,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from minidist.comm import Communicator
+import minidist
+from minidist.comm import CommunicationError, Communicator
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], int]] = {
     "sgd": (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}, 1),  # numbers for each parameter
@@ -125,3 +127,27 @@ def test_a_checkpoint_of_torch_goes_on_with_other_ranks_and_another_strategy(
     for build, ranks in ((sharded, 2), (tensor_parallel, 4)):
         for found in on_ranks(partial(goes_on, folder=tmp_path, build=build), ranks):
             assert_same(found, whole(net.parameters()))
+
+
+def saves_beside(comm: Communicator, folder: Path) -> Tensor:
+    """Save on a thread that torch begins, while the rank's own goes on."""
+    dist.init_process_group("minidist")
+    mesh = dist.init_device_mesh("cpu", (comm.size,))
+    rows = distribute_tensor(torch.arange(30.0).view(10, 3), mesh, [Shard(0)])
+    saving = checkpoint.async_save(
+        {"rows": rows}, checkpoint_id=folder, process_group=dist.new_group()
+    )
+    dist.all_reduce(torch.ones(1))
+    saving.result()  # type: ignore[union-attr]
+    dist.barrier()
+    loaded = {"rows": torch.zeros(10, 3)}
+    checkpoint.load(loaded, checkpoint_id=folder)
+    return loaded["rows"]
+
+
+def test_a_thread_that_a_rank_begins_is_the_rank_too(tmp_path: Path) -> None:
+    for found in minidist.run(partial(saves_beside, folder=tmp_path / "a"), 2, torch=True):
+        assert torch.equal(found, torch.arange(30.0).view(10, 3))
+    program = partial(saves_beside, folder=tmp_path / "b")
+    with pytest.raises(CommunicationError, match=r"a thread of your own: .* take engine='threads'"):
+        minidist.run(program, 2, torch=True, engine="cooperative")

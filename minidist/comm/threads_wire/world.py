@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from minidist.comm.buffers import Array, Nowhere, copy, device_name, empty
+from minidist.comm.buffers import Array, Nowhere, copy, device_name, dtype_name, empty
 from minidist.comm.errors import (
     CommunicationError,
     DeadlockError,
@@ -138,6 +138,8 @@ class World:
             sizes = f"sends {send.bytes} bytes to rank {receiver}, which receives into a buffer of"
             fix = f"{receive.bytes} ({label(tag)}): give both the same shape and dtype"
             raise MismatchError(f"rank {sender} {sizes} {fix}")
+        if send.array.dtype != receive.array.dtype:
+            _check_dtypes(send.array, receive.array, key)
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
             self._meet(send, receive)
@@ -370,3 +372,14 @@ def _snapshot(array: Array) -> Array:
     taken = empty(array, len(array))
     copy(taken, array)
     return taken
+
+
+def _check_dtypes(sent: Array, received: Array, key: tuple[str, int, int, int]) -> None:
+    """Refuse a message whose bytes its receiver would read as other numbers."""
+    _, sender, receiver, tag = key
+    leaving, arriving = dtype_name(sent), dtype_name(received)
+    if leaving != arriving:
+        raise MismatchError(
+            f"rank {sender} sends {leaving} to rank {receiver}, which receives {arriving} "
+            f"({label(tag)}): give both the same dtype"
+        )
