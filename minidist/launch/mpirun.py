@@ -27,6 +27,18 @@ ASK_LIBRARY = (
     "print(MPI.Get_library_version())"
 )
 
+# torchrun, but that its exit status is that of the first rank that has failed, and not always 1
+TORCHRUN = """
+import sys
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+try:
+    main()
+except ChildFailedError as error:
+    status = error.get_first_failure()[1].exitcode
+    sys.exit(status if status > 0 else 128 - status)
+"""
+
 
 class Mpirun(NamedTuple):
     """An mpirun that belongs to this Python's MPI.
@@ -71,7 +83,7 @@ def over_mpi() -> dict[str, str]:
 def torchrun(ranks: int) -> list[str]:
     """Return the command by which torch starts ranks on this machine, up to their program."""
     here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *here]
+    return [sys.executable, "-c", TORCHRUN, "--nproc-per-node", str(ranks), *here]
 
 
 def find_mpirun() -> Mpirun:
