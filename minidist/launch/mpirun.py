@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.start import OVER_MPI
+from minidist.comm.start import MEMBERS, OVER_MPI
 
 FIXES = {
     "MPICH": "pip install mpich",
@@ -21,7 +21,16 @@ FIXES = {
 }
 UNKNOWN = "an unknown MPI"
 # left by a launcher around this one
-STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_", OVER_MPI)
+STARTED_BY = (
+    "PMI_",
+    "PMIX_",
+    "OMPI_COMM_",
+    "MV2_COMM_",
+    "SLURM_",
+    "TORCHELASTIC_",
+    OVER_MPI,
+    *MEMBERS,
+)
 ASK_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
     "print(MPI.Get_library_version())"

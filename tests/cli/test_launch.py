@@ -21,9 +21,11 @@ from ranks import clean_environment, warm_environment, warm_python
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
+from minidist.comm.start import launched_rank
 from minidist.comm.torch_wire import gpus
 from minidist.launch import mpirun
 from minidist.launch.jobs import MARK, Outcome, members, run_job, running
+from minidist.launch.marked_output import MarkedLines
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.6"
 
@@ -85,6 +87,41 @@ def test_lines_are_marked_and_whole(program: Path) -> None:
         assert lines.count(f"[{rank}] {'x' * 50} ['a', '--b'] 1") == 200
         assert f"[{rank}] no end of line from {rank} of 3 on mpi" in lines
     assert len(lines) == 3 * 201
+
+
+def test_a_progress_bar_is_seen_before_its_line_ends() -> None:
+    reader, writer = os.pipe()
+    with MarkedLines(writer, "3") as marked:
+        for part in ("\r 1%", "\r", " 2%", "\r", "\n", "whole\r\n", "rest"):
+            marked.write(part.encode())
+        seen = os.read(reader, 1000)
+    assert seen == b"[3] \r[3]  1%\r[3]  2%\r\n[3] whole\r\n"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_daemon_may_have_closed_its_streams(program: Path, closed: str, tmp_path: Path) -> None:
+    command = f'"{sys.executable}" -m minidist launch -n 2 "{program}" status'
+    job = subprocess.run(
+        ["sh", "-c", f"{command} {closed}; echo $? > status"],
+        cwd=tmp_path,
+        env=clean_environment() | {"PYTHONPATH": str(Path(launch.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert (tmp_path / "status").read_text() == "3\n"
+    assert "Traceback" not in job.stderr
+
+
+def test_what_another_launcher_has_left_is_not_taken_for_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "MINIDIST_MEMBER", "MINIDIST_STORE", "MINIDIST_WANTED"):
+        monkeypatch.setenv(name, "3")
+    assert not [name for name in mpirun.environment() if name.startswith("MINIDIST_")]
+    monkeypatch.setenv("MINIDIST_MEMBER", "1")
+    assert launched_rank() == "1", "which launch --replace sets, and leaves RANK alone"
 
 
 def test_a_traceback_shows_the_program_alone(program: Path) -> None:
