@@ -12,11 +12,13 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from functools import partial
+from pathlib import Path
 
 from minidist.comm.errors import LaunchError
 from minidist.comm.start import restarts
-from minidist.launch.allocation import allocation_here, run_on_machines
+from minidist.launch.allocation import allocation_here, machines_here, run_on_machines
 from minidist.launch.jobs import Outcome, run_job, running, send_signal
 from minidist.launch.leaving import WARNINGS
 from minidist.launch.mpirun import environment, find_mpirun, over_mpi, torchrun
@@ -38,6 +40,11 @@ def main(argv: list[str]) -> int:
     try:
         restarts = restarts_of(options)
         by_itself = options.wire is None and not options.replace and options.ranks_per_gpu is None
+        if options.replace and (machines := machines_here()) > 1:
+            raise LaunchError(
+                f"--replace starts all ranks on this machine, and the SLURM job has {machines}: leave "
+                "it out, and ask for a machine more than you need, or take one machine"
+            )
         options.allocation = allocation_here(options.ranks) if by_itself else None
         if options.allocation is not None and options.spares:
             raise LaunchError(
@@ -194,10 +201,18 @@ def sharing(each: int | None, ranks: int) -> dict[str, str]:
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """Return the program and its words; LaunchError if there is no such file."""
+    """Return the program and its words; LaunchError if there is no such file, or no Python in it:
+    no machine is at fault, and no restart would help.
+    """
     program: list[str] = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
+    if program[0].endswith(".py"):
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                compile(Path(program[0]).read_bytes(), program[0], "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                raise LaunchError(f"{program[0]} is not Python: {error}") from None
     return program
 
 

@@ -146,6 +146,17 @@ def test_a_module_can_be_the_program() -> None:
     assert sorted(line[:3] for line in job.stdout.splitlines()) == ["[0]", "[1]"]
 
 
+def test_no_rank_is_started_for_a_program_that_is_no_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the job would start again, and machines be left out that are fit."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('print("\\d")\ndef f(:\n')
+    assert launch.main(["--max-restarts", "3", str(wrong)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"minidist launch: {wrong} is not Python: invalid syntax (wrong.py, line 2)\n"
+
+
 def test_a_limit_brings_the_report(program: Path) -> None:
     job = start("launch", "-n", "2", "--limit", "1", str(program), "wait")
     assert job.returncode == 1
