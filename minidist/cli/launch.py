@@ -12,10 +12,13 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from functools import partial
+from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.launch.allocation import allocation_here, run_on_machines
+from minidist.comm.start import restarts
+from minidist.launch.allocation import allocation_here, machines_here, run_on_machines
 from minidist.launch.jobs import Outcome, run_job, running, send_signal
 from minidist.launch.leaving import WARNINGS
 from minidist.launch.mpirun import environment, find_mpirun, over_mpi, torchrun
@@ -25,6 +28,7 @@ from minidist.launch.restarts import Restarts, run_until_done
 from minidist.options import NOT_NEGATIVE, RANKS, SECONDS
 
 RANK = "minidist.launch.marked_output"  # what each rank runs
+ENDS = () if sys.platform == "win32" else (signal.SIGHUP, signal.SIGQUIT)
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +40,11 @@ def main(argv: list[str]) -> int:
     try:
         restarts = restarts_of(options)
         by_itself = options.wire is None and not options.replace and options.ranks_per_gpu is None
+        if options.replace and (machines := machines_here()) > 1:
+            raise LaunchError(
+                f"--replace starts all ranks on this machine, and the SLURM job has {machines}: leave "
+                "it out, and ask for a machine more than you need, or take one machine"
+            )
         options.allocation = allocation_here(options.ranks) if by_itself else None
         if options.allocation is not None and options.spares:
             raise LaunchError(
@@ -52,10 +61,13 @@ def main(argv: list[str]) -> int:
         return 2
     options.warnings = set()
     previous = {number: signal.signal(number, partial(warn, options)) for number in WARNINGS}
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            previous[number] = signal.signal(number, end)
     try:
         if options.replace:
             command, env = member_command(options)
-            outcome = run_replacing(command, env, restarts, options.timeout)
+            outcome = run_replacing(command, env, restarts, options.timeout, options.warnings)
         else:
             outcome = run_anew(options, restarts)
     except KeyboardInterrupt:
@@ -117,8 +129,8 @@ def run_anew(options: argparse.Namespace, restarts: Restarts) -> Outcome:
 
 
 def counts(options: argparse.Namespace, restart: int) -> dict[str, str]:
-    """Return what ranks are told of their job."""
-    return {"MINIDIST_RESTARTS": str(restart), "MINIDIST_RANKS": str(options.ranks)}
+    """Return what ranks are told of their job. Who has started this launcher again counts, too."""
+    return {"MINIDIST_RESTARTS": str(restarts() + restart), "MINIDIST_RANKS": str(options.ranks)}
 
 
 def ended(options: argparse.Namespace, outcome: Outcome) -> Outcome:
@@ -144,11 +156,20 @@ def warn(options: argparse.Namespace, number: int, _: object = None) -> None:
     if number == signal.SIGTERM and number in options.warnings:
         sys.exit(128 + signal.SIGTERM)
     options.warnings.add(number)
-    send_signal(running(RANK) | running("srun"), signal.Signals(number))
+    if not (ranks := running(RANK) | running("srun")):
+        name = signal.Signals(number).name
+        print(f"minidist launch: {name} has come while no rank runs: the job ends", file=sys.stderr)
+        sys.exit(128 + number)
+    send_signal(ranks, signal.Signals(number))
     if number == signal.SIGTERM:
         timer = threading.Timer(options.grace, os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
         timer.start()
+
+
+def end(number: int, _: object = None) -> None:
+    """End the job, whose terminal is gone, or that somebody wants to end."""
+    sys.exit(128 + number)
 
 
 def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
@@ -156,6 +177,7 @@ def member_command(options: argparse.Namespace) -> tuple[list[str], dict[str, st
     started = options.ranks + options.spares
     return [sys.executable, "-m", RANK, *program_of(options)], {
         **environment(),
+        **counts(options, 0),
         **limit_of(options),
         **sharing(options.ranks_per_gpu, started),
     }
@@ -179,10 +201,18 @@ def sharing(each: int | None, ranks: int) -> dict[str, str]:
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """Return the program and its words; LaunchError if there is no such file."""
+    """Return the program and its words; LaunchError if there is no such file, or no Python in it:
+    no machine is at fault, and no restart would help.
+    """
     program: list[str] = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
+    if program[0].endswith(".py"):
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                compile(Path(program[0]).read_bytes(), program[0], "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                raise LaunchError(f"{program[0]} is not Python: {error}") from None
     return program
 
 

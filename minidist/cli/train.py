@@ -123,10 +123,11 @@ def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None)
     """Return the run that a job goes on with: one that was restarted, or that has lost ranks,
     resumes if it has saved anything.
     """
-    again = restarts() if carrier is None else carrier.again
+    again = restarts() or (carrier is not None and carrier.again)
     if not (config.run.save and again) or config.run.resume:
         return config
-    there = complete(Path(config.run.save)) if comm.rank == 0 else []
+    folder = Path(config.run.save)
+    there = together(comm, lambda: complete(folder) if comm.rank == 0 else [])
     resume = comm.roll_call(bool(there))[0]  # rank 0 looks for all
     return replace(config, run=replace(config.run, resume=resume))
 
@@ -141,11 +142,11 @@ def begin(run: CheckedRun, corpus: Corpus, by_itself: bool) -> Start:
         try:
             return all_or_none(comm, partial(start_of, run, samples, held_out), DamagedError)
         except DamagedError as error:
-            left = 0
-            if comm.rank == 0:
-                aside = set_aside(folder)
+            left, told = 0, str(error)
+            aside = together(comm, lambda: set_aside(folder) if comm.rank == 0 else None)
+            if aside is not None:
                 left = len(complete(folder))
-                print(f"minidist train: {error}; it is {aside.name} now", file=sys.stderr)
+                print(f"minidist train: {told}; it is {aside.name} now", file=sys.stderr)
             if not comm.roll_call(left)[0]:
                 run = run.from_nothing()
     return together(comm, partial(start_of, run, samples, held_out))

@@ -18,7 +18,8 @@ from minidist.trace import Trace
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
-MEMBER = "MINIDIST_MEMBER"
+MEMBER, STORE = "MINIDIST_MEMBER", "MINIDIST_STORE"
+MEMBERS = (MEMBER, STORE, "MINIDIST_WANTED")  # what launch --replace tells its ranks
 OVER_MPI = "MINIDIST_OVER_MPI"  # our launcher's ranks, which mpirun starts: a port for them
 RESTARTS = ("MINIDIST_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
@@ -61,7 +62,7 @@ def init(
 def launched_rank() -> str:
     """Return the number of this rank as its launcher says it, before there is a communicator."""
     return next(
-        (os.environ[name] for name in (*MPI_RANKS, *TORCH_RANKS, MEMBER) if name in os.environ), "0"
+        (os.environ[name] for name in (MEMBER, *MPI_RANKS, *TORCH_RANKS) if name in os.environ), "0"
     )
 
 
@@ -113,7 +114,7 @@ def is_member() -> bool:
     """Tell whether the launcher has started this process as one that replaces others, or is
     replaced: `launch --replace`.
     """
-    return "MINIDIST_STORE" in os.environ
+    return STORE in os.environ
 
 
 def _communicator(group: Any, limit: float) -> Communicator:

@@ -94,6 +94,12 @@ class Allocation:
             self.blamed, self.certain = found[1], killed
 
 
+def machines_here() -> int:
+    """Return how many machines SLURM has given this script; 1 outside of a job, or inside a step."""
+    told = os.environ
+    return 1 if "SLURM_STEP_ID" in told else int(told.get("SLURM_JOB_NUM_NODES", "1"))
+
+
 def allocation_here(ranks: int) -> Allocation | None:
     """Return the machines that SLURM has given this script; None outside of a job of several, or
     inside one of its steps.
@@ -104,8 +110,7 @@ def allocation_here(ranks: int) -> Allocation | None:
         If they cannot be found out, or do not take so many ranks.
     """
     told = os.environ
-    several = int(told.get("SLURM_JOB_NUM_NODES", "1")) > 1
-    if not several or "SLURM_STEP_ID" in told:
+    if machines_here() == 1:
         return None
     command = ["scontrol", "show", "hostnames", told.get("SLURM_JOB_NODELIST", "")]
     try:

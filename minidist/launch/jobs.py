@@ -6,10 +6,12 @@
 
 Launchers put ranks into sessions of their own, and a launcher that is killed leaves its ranks to
 run on. So every process of a job inherits a mark in its environment, and ending the job means: no
-process bears the mark.
+process bears the mark. If this process is killed itself, Linux asks mpirun to end, which ends them.
 """
 
+import ctypes
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -25,6 +28,7 @@ from minidist.comm.mpi_wire import segment
 
 MARK = "MINIDIST_JOB"
 TIMED_OUT = 124  # exit status, as of timeout(1)
+PR_SET_PDEATHSIG = 1  # of prctl(2): which signal comes when the parent ends
 
 
 class Outcome(NamedTuple):
@@ -71,6 +75,8 @@ def run_job(
     """
     mark = secrets.token_hex(8)
     options, segments = become(user) | {"start_new_session": True}, segment.segments()
+    if sys.platform == "linux":
+        options["preexec_fn"] = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
     if capture:
         options |= {
             "stdin": subprocess.DEVNULL,
@@ -93,8 +99,10 @@ def run_job(
         end_job(process.pid, mark, grace)
         out, error = process.communicate()
     finally:
-        end_job(process.pid, mark, grace)  # also after Ctrl-C, and for what a rank left running
-        segment.remove(segment.left_behind(user_id(user), segments))
+        try:  # also after Ctrl-C, and for what a rank left running
+            end_job(process.pid, mark, grace)
+        finally:
+            segment.remove(segment.left_behind(user_id(user), segments))
     if hear is not None and not capture:
         reader.join(grace)
     status = process.wait()
@@ -131,20 +139,22 @@ def user_id(user: str | None) -> int:
 
 
 def end_job(root: int, mark: str, grace: float) -> None:
-    """Ask every process of the job to end; after `grace` seconds make it."""
+    """Ask every process of the job to end; after `grace` seconds, or if Ctrl-C comes, make it."""
     if sys.platform == "win32":  # which has no signals for others, but knows a process's children
         subprocess.run(["taskkill", "/T", "/F", "/PID", str(root)], capture_output=True)
         return
     left = members(root, mark)
     send_signal(left, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while left and (left := left & parents().keys()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for _ in range(50):  # a process may be starting another one at this moment
-        if not (left := (left & parents().keys()) | members(root, mark)):
-            return
-        send_signal(left, signal.SIGKILL)
-        time.sleep(0.02)
+    try:
+        while left and (left := left & parents().keys()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        for _ in range(50):  # a process may be starting another one at this moment
+            if not (left := (left & parents().keys()) | members(root, mark)):
+                break
+            send_signal(left, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 def members(root: int, mark: str) -> set[int]:
@@ -177,10 +187,12 @@ def running(name: str) -> set[int]:
     """Return the processes below this one that run a command, or in which Python runs a module."""
     found = set()
     own = descendants(os.getpid()) - {os.getpid()}
+    # torchrun is Python, too, and has the module among the words of its ranks
+    module = re.compile(rf"[^\0]*python[^\0/]*\0(-[^cm\0]\0)*-m\0{re.escape(name)}\0")
     for pid, line in _read_proc("cmdline").items():
-        words = line.decode(errors="replace").split("\0")
-        command = Path(words[0]).name
-        if pid in own and (command == name or ("python" in command and name in words)):
+        words = line.decode(errors="replace")
+        command = Path(words.partition("\0")[0]).name
+        if pid in own and (command == name or module.match(words)):
             found.add(pid)
     return found
 

@@ -28,15 +28,20 @@ class MarkedLines(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         # tracebacks mark themselves
         self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()
-        self.descriptor, self.rest, self.lock = descriptor, b"", threading.Lock()
+        self.descriptor, self.rest, self.lock = descriptor, bytearray(), threading.Lock()
 
     def write(self, data: Any) -> int:
-        """Print the lines that are complete by now."""
+        """Print the lines that are complete by now. A progress bar's end with a carriage return."""
         data = bytes(data)
         with self.lock:
-            *lines, self.rest = (self.rest + data).split(b"\n")
+            goes_on = not self.rest.endswith(b"\r")  # which may be half of "\r\n"
+            self.rest += data
+            if goes_on and b"\n" not in data and b"\r" not in data:
+                return len(data)
+            lines = bytes(self.rest).splitlines(keepends=True)
+            self.rest = bytearray() if lines[-1].endswith(b"\n") else bytearray(lines.pop())
             marked = (line if line.startswith(self.already) else self.mark + line for line in lines)
-            left = b"".join(line + b"\n" for line in marked)
+            left = b"".join(marked)
             while left:
                 left = left[os.write(self.descriptor, left) :]
         return len(data)

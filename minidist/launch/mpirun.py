@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.start import OVER_MPI
+from minidist.comm.start import MEMBERS, OVER_MPI
 
 FIXES = {
     "MPICH": "pip install mpich",
@@ -21,11 +21,32 @@ FIXES = {
 }
 UNKNOWN = "an unknown MPI"
 # left by a launcher around this one
-STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_", OVER_MPI)
+STARTED_BY = (
+    "PMI_",
+    "PMIX_",
+    "OMPI_COMM_",
+    "MV2_COMM_",
+    "SLURM_",
+    "TORCHELASTIC_",
+    OVER_MPI,
+    *MEMBERS,
+)
 ASK_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
     "print(MPI.Get_library_version())"
 )
+
+# torchrun, but that its exit status is that of the first rank that has failed, and not always 1
+TORCHRUN = """
+import sys
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+try:
+    main()
+except ChildFailedError as error:
+    status = error.get_first_failure()[1].exitcode
+    sys.exit(status if status > 0 else 128 - status)
+"""
 
 
 class Mpirun(NamedTuple):
@@ -71,7 +92,7 @@ def over_mpi() -> dict[str, str]:
 def torchrun(ranks: int) -> list[str]:
     """Return the command by which torch starts ranks on this machine, up to their program."""
     here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *here]
+    return [sys.executable, "-c", TORCHRUN, "--nproc-per-node", str(ranks), *here]
 
 
 def find_mpirun() -> Mpirun:

@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from minidist.comm.membership.agreement import Wanted
 from minidist.launch.jobs import MARK, TIMED_OUT, Outcome, end_job
@@ -39,9 +39,17 @@ class Launcher:
         What each member runs.
     restarts : Restarts
         How many there are, and how many may be started in place of others.
+    warned : collection of signals
+        A scheduler's warnings that have come: then nobody is started any more.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], restarts: Restarts) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        restarts: Restarts,
+        warned: Collection[int] = (),
+    ) -> None:
         # here, because it imports torch
         from minidist.comm.torch_wire.tcp_store import TcpStore
 
@@ -58,7 +66,7 @@ class Launcher:
             "LOCAL_WORLD_SIZE": str(started),
             **NCCL,
         }
-        self.left = restarts.most
+        self.left, self.warned = restarts.most, warned
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.places: list[int] = []  # of each member on this machine: whose GPU it takes
         self.view: tuple[int, frozenset[int]] = 0, frozenset()
@@ -108,7 +116,7 @@ class Launcher:
         line = f"minidist launch: member {number} is lost (status {status})"
         if self.store.read("done"):
             return set()
-        if not self.left:
+        if not self.left or self.warned:
             few = len(alive) < self.restarts.least
             print(f"{line}; {'too few are left' if few else 'the others go on'}", file=sys.stderr)
             if few:
@@ -139,7 +147,11 @@ class Launcher:
 
 
 def run_replacing(
-    command: Sequence[str], env: Mapping[str, str], restarts: Restarts, timeout: float | None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    restarts: Restarts,
+    timeout: float | None,
+    warned: Collection[int] = (),
 ) -> Outcome:
     """Run a job whose lost ranks are replaced while the others wait; return how it ended."""
-    return Launcher(command, env, restarts).run(timeout)
+    return Launcher(command, env, restarts, warned).run(timeout)

@@ -118,14 +118,9 @@ class Reporter:
         self.every, self.in_place = every or -(-steps // LINES), in_place
         self.started = time.perf_counter()
         self.file, self.recorded = file, 0
-        if file is not None and first_step == 0:
-            file.write_text("")
-        elif file is not None and file.is_file():
-            unfinished = file.with_name(file.name + ".unfinished")
-            lines = list(_lines_until(file, first_step))
-            unfinished.write_text("".join(lines))
-            unfinished.replace(file)
-            self.recorded = at(parse_tree(lines[-1]), "step", kind=int) if lines else 0
+        if file is not None:
+            with self._going_on(file):
+                self.recorded = _rewind(file, first_step)
 
     def step(self, metrics: StepMetrics) -> None:
         """Report one step, unless that was done before the run was resumed."""
@@ -164,10 +159,15 @@ class Reporter:
         return [json.loads(line) for line in _lines_until(self.file, self.steps)]
 
     def _record(self, file: Path, fields: dict[str, Any]) -> None:
+        with self._going_on(file), file.open("a") as lines:
+            lines.write(json.dumps(fields) + "\n")
+
+    @contextlib.contextmanager
+    def _going_on(self, file: Path) -> Iterator[None]:
+        """Record no more once the disk refuses, which is no reason to lose the run."""
         try:
-            with file.open("a") as lines:
-                lines.write(json.dumps(fields) + "\n")
-        except OSError as error:  # no reason to lose the run
+            yield
+        except OSError as error:
             print(
                 f"minidist train: {file} takes no more metrics ({error.strerror}): going on "
                 "without",
@@ -230,6 +230,22 @@ def _fields(metrics: StepMetrics) -> dict[str, Any]:
     for several in (metrics.load, metrics.computing):
         fields |= several._asdict() if several else {}
     return fields
+
+
+def _rewind(file: Path, first_step: int) -> int:
+    """Remove what a file has of steps after the first ones; return the last step that it has."""
+    if first_step == 0:
+        file.write_text("")
+    if first_step == 0 or not file.is_file():
+        return 0
+    unfinished = file.with_name(file.name + ".unfinished")
+    lines = list(_lines_until(file, first_step))
+    try:
+        unfinished.write_text("".join(lines))
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return at(parse_tree(lines[-1]), "step", kind=int) if lines else 0
 
 
 def _lines_until(file: Path, step: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ from ranks import clean_environment, warm_environment, warm_python
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
+from minidist.comm.start import launched_rank
 from minidist.comm.torch_wire import gpus
 from minidist.launch import mpirun
-from minidist.launch.jobs import MARK, Outcome, members, run_job
+from minidist.launch.jobs import MARK, Outcome, members, run_job, running
+from minidist.launch.marked_output import MarkedLines
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.6"
 
@@ -53,6 +57,9 @@ def program(tmp_path: Path) -> Path:
             if task == "wait":
                 import numpy
                 comm.recv(numpy.empty(3), 1 - comm.rank)
+            if task == "rest":
+                print("up", flush=True)
+                time.sleep(600)
             if task == "stay":  # also a process that has left the job's session, and ends for nobody
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
@@ -66,7 +73,9 @@ def program(tmp_path: Path) -> Path:
 
 def left_over(token: str) -> list[str]:
     """Return the command lines of processes that bear `token`."""
-    table = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True).stdout
+    table = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True
+    ).stdout
     return [line for line in table.splitlines() if token in line]
 
 
@@ -80,6 +89,41 @@ def test_lines_are_marked_and_whole(program: Path) -> None:
     assert len(lines) == 3 * 201
 
 
+def test_a_progress_bar_is_seen_before_its_line_ends() -> None:
+    reader, writer = os.pipe()
+    with MarkedLines(writer, "3") as marked:
+        for part in ("\r 1%", "\r", " 2%", "\r", "\n", "whole\r\n", "rest"):
+            marked.write(part.encode())
+        seen = os.read(reader, 1000)
+    assert seen == b"[3] \r[3]  1%\r[3]  2%\r\n[3] whole\r\n"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_daemon_may_have_closed_its_streams(program: Path, closed: str, tmp_path: Path) -> None:
+    command = f'"{sys.executable}" -m minidist launch -n 2 "{program}" status'
+    job = subprocess.run(
+        ["sh", "-c", f"{command} {closed}; echo $? > status"],
+        cwd=tmp_path,
+        env=clean_environment() | {"PYTHONPATH": str(Path(launch.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert (tmp_path / "status").read_text() == "3\n"
+    assert "Traceback" not in job.stderr
+
+
+def test_what_another_launcher_has_left_is_not_taken_for_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "MINIDIST_MEMBER", "MINIDIST_STORE", "MINIDIST_WANTED"):
+        monkeypatch.setenv(name, "3")
+    assert not [name for name in mpirun.environment() if name.startswith("MINIDIST_")]
+    monkeypatch.setenv("MINIDIST_MEMBER", "1")
+    assert launched_rank() == "1", "which launch --replace sets, and leaves RANK alone"
+
+
 def test_a_traceback_shows_the_program_alone(program: Path) -> None:
     job = start("launch", "-n", "2", str(program), "fail")
     assert job.returncode == 1
@@ -89,14 +133,28 @@ def test_a_traceback_shows_the_program_alone(program: Path) -> None:
     assert sum("File " in line for line in traceback) == 1
 
 
-def test_the_exit_status_is_the_jobs(program: Path) -> None:
-    assert start("launch", "-n", "2", str(program), "status").returncode == 3
+@pytest.mark.parametrize("wire", ["mpi", "torch"])
+def test_the_exit_status_is_the_jobs(program: Path, wire: str) -> None:
+    job = start("launch", "-n", "2", "--wire", wire, str(program), "status")
+    assert job.returncode == 3
+    assert "Traceback" not in job.stderr
 
 
 def test_a_module_can_be_the_program() -> None:
     job = start("launch", "-n", "2", "-m", "platform")
     assert job.returncode == 0
     assert sorted(line[:3] for line in job.stdout.splitlines()) == ["[0]", "[1]"]
+
+
+def test_no_rank_is_started_for_a_program_that_is_no_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the job would start again, and machines be left out that are fit."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('print("\\d")\ndef f(:\n')
+    assert launch.main(["--max-restarts", "3", str(wrong)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"minidist launch: {wrong} is not Python: invalid syntax (wrong.py, line 2)\n"
 
 
 def test_a_limit_brings_the_report(program: Path) -> None:
@@ -114,10 +172,27 @@ def test_a_timeout_leaves_nothing_behind(program: Path) -> None:
     assert not left_over(token)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("task", "numbers", "status"),
+    [
+        ("stay", [signal.SIGINT], 130),
+        ("stay", [signal.SIGTERM], 143),
+        ("stay", [signal.SIGHUP], 129),
+        pytest.param("stay", [signal.SIGINT, signal.SIGINT], 130, id="Ctrl-C twice"),
+        pytest.param(
+            "rest",
+            [signal.SIGKILL],
+            -9,
+            id="killed",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mpirun"),
+        ),
+    ],
+)
+def test_a_signal_leaves_nothing_behind(
+    program: Path, task: str, numbers: list[signal.Signals], status: int
+) -> None:
     token = secrets.token_hex(8)
-    launch = ["launch", "-n", "2", "--grace", "1", str(program), "stay", token]
+    launch = ["launch", "-n", "2", "--grace", "1", str(program), task, token]
     process = subprocess.Popen(
         [sys.executable, "-m", "minidist", *launch],
         env=clean_environment(),
@@ -127,10 +202,43 @@ def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int)
     assert process.stdout is not None
     assert b"up" in process.stdout.readline()
     assert b"up" in process.stdout.readline()
-    process.send_signal(number)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.3 if len(numbers) > 1 else 0)
     assert process.wait(20) == status
+    for _ in range(200):  # who was killed itself has not waited for the others
+        if status > 0 or not left_over(token):
+            break
+        time.sleep(0.1)
     assert not left_over(token)
     process.stdout.close()
+
+
+def test_a_warning_is_for_ranks_and_not_for_torchrun() -> None:
+    words = ["-m", "asyncio", "some.words"]  # a prompt, which waits for its input
+    sleeps = "import time; time.sleep(60)"
+    jobs = [
+        subprocess.Popen([sys.executable, *before, *words], stdin=subprocess.PIPE)
+        for before in (["-u"], ["-c", sleeps], ["-c", sleeps, "--nproc-per-node", "2"])
+    ]
+    try:
+        assert running("asyncio") == {jobs[0].pid}
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+
+
+def test_a_warning_that_no_rank_can_hear_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be lost, and the job would train on until it is killed."""
+    monkeypatch.setattr(launch, "running", lambda name: set())
+    options = argparse.Namespace(warnings=set(), grace=1.0)
+    with pytest.raises(SystemExit) as ended:
+        launch.warn(options, signal.SIGUSR1)
+    assert ended.value.code == 128 + signal.SIGUSR1
+    assert "SIGUSR1 has come while no rank runs" in capsys.readouterr().err
 
 
 def test_torch_is_launched_the_same_way(program: Path) -> None:
@@ -192,11 +300,11 @@ def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(
         ["-n", "4", "--ranks-per-gpu", "4", "--limit", "9", __file__, "--x"]
     )
     command, env = launch.command_line(options)
-    assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    assert command[1:5] == ["-c", mpirun.TORCHRUN, "--nproc-per-node", "4"]
     assert command[-2:] == [__file__, "--x"]
     assert (env["MINIDIST_RANKS_PER_GPU"], env["MINIDIST_LIMIT"]) == ("4", "9.0")
     alone, env = launch.command_line(launch._parser().parse_args(["-n", "4", __file__]))
-    assert "torch.distributed.run" not in alone and "MINIDIST_RANKS_PER_GPU" not in env
+    assert mpirun.TORCHRUN not in alone and "MINIDIST_RANKS_PER_GPU" not in env
 
 
 # -------------------------------------------------------------------- which mpirun

@@ -17,6 +17,8 @@ from training import DEADLY_MEMBER, RUN, TINY, losses, short_text, tensors, trai
 
 from minidist.cli import launch
 from minidist.launch.jobs import Outcome, run_job
+from minidist.launch.replacing import run_replacing
+from minidist.launch.restarts import Restarts
 from minidist.trainer.checkpoint.store import newest
 
 STEPS = 6
@@ -114,6 +116,23 @@ def test_without_the_launcher_all_members_end(tmp_path: Path) -> None:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert "the launcher of this job is gone" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_nobody_is_started_in_a_job_that_was_asked_to_leave(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A warning ends members that are still starting; others in their place would not know of it."""
+    outcome = run_replacing(
+        [sys.executable, "-c", "import os; os.kill(os.getpid(), 10)"],
+        clean_environment(),
+        Restarts(2, most=3),
+        timeout=60,
+        warned={signal.SIGUSR1},
+    )
+    assert outcome.returncode == 128 + signal.SIGUSR1
+    told = capsys.readouterr().err
+    assert "too few are left" in told and "is started" not in told
 
 
 def test_a_program_that_enters_no_view_is_refused(tmp_path: Path) -> None:

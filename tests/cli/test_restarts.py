@@ -9,18 +9,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from ranks import clean_environment, mpirun, torchrun, warm_environment, warm_python
 from training import DEADLY, RUN, TINY, losses, short_text, tensors, train_on
 
+from minidist.cli import launch
+from minidist.cli.train import going_on
 from minidist.comm.errors import LaunchError
 from minidist.comm.start import restarts
+from minidist.comm.threads_wire.threads_wire import alone
 from minidist.launch.jobs import Outcome, run_job
 from minidist.launch.leaving import listening
 from minidist.launch.restarts import Restarts, run_until_done
 from minidist.trainer.checkpoint.store import newest
+from minidist.trainer.flags import parse_with_notes
 
 STEPS = 8
 
@@ -141,6 +147,20 @@ def test_who_counts_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDIST_RESTARTS", "0")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert restarts() == 2
+
+
+def test_a_job_that_a_scheduler_has_started_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks are not told that they run under SLURM, but how often it has started their launcher."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    options = launch._parser().parse_args(["-n", "4", __file__])
+    assert launch.counts(options, 1)["MINIDIST_RESTARTS"] == "3"
+    assert launch.member_command(options)[1]["MINIDIST_RESTARTS"] == "2"
+    (tmp_path / "step-00000001").mkdir()
+    config, _ = parse_with_notes(["--save", str(tmp_path)])
+    first_view: Any = SimpleNamespace(again=False)
+    assert going_on(config, alone(), first_view).run.resume
 
 
 # ---------------------------------------------------------------- a scheduler's warning

@@ -172,6 +172,9 @@ def test_spares_of_a_slurm_job_are_machines(
     program.write_text("")
     assert launch.main(["--max-restarts", "1", "--spares", "1", str(program)]) == 2
     assert "ask for more --nodes, and leave --spares out" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert launch.main(["--replace", str(program)]) == 2
+    assert "starts all ranks on this machine, and the SLURM job has 2" in capsys.readouterr().err
     assert launch.main(["nowhere.py"]) == 2
     assert "there is no file nowhere.py" in capsys.readouterr().err
 

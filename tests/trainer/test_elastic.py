@@ -7,6 +7,7 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from training import TINY, losses, short_text, tensors
 from minidist.comm.membership.agreement import Wanted
 from minidist.trainer.checkpoint.store import newest
 from minidist.trainer.config import ConfigError
+from minidist.trainer.elastic.carry import Carrier, Standing
 from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of
 from minidist.trainer.flags import parse
+from minidist.trainer.metrics import StepMetrics
 
 STEPS = 3
 WORDS = [*TINY, "--precision", "float64", "--steps", str(STEPS)]
@@ -163,6 +166,26 @@ def test_the_last_checkpoint_and_no_measurement_is_lost(tmp_path: Path) -> None:
 def evaluated(folder: Path) -> list[float | None]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["eval_loss"] for line in lines]
+
+
+def test_who_takes_a_step_late_keeps_what_is_known_of_it() -> None:
+    """Else it is neither recorded nor saved, if whoever took it dies in the next view."""
+
+    class Late:
+        done, ready, comm = 2, object(), SimpleNamespace(rank=0)
+        position, reached, scaler = {}, {}, None
+        last = StepMetrics(2, 5.0, 1.0, 1e-3, 1.0, 1.0, 0.0)
+
+        def finish_step(self) -> None:
+            self.done, self.ready = 3, None
+
+    member: Any = SimpleNamespace(wanted=Wanted(2))
+    carrier, late = Carrier(member), Late()
+    carrier.trainer = late  # type: ignore[assignment]
+    other = Standing(3, last=replace(late.last, step=3))
+    comm: Any = SimpleNamespace(rank=0, roll_call=lambda mine: [mine, other])
+    carrier.meet(comm)
+    assert carrier.standing.done == 3 and carrier.standing.last == other.last
 
 
 def test_when_nobody_holds_a_part_the_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import struct
 import time
 import urllib.request
@@ -128,6 +129,32 @@ def test_curves_go_on_where_a_run_is_resumed(tmp_path: Path) -> None:
     assert [both["loss"][step] for step in range(1, 6)] == [
         first["loss"][step] for step in range(1, 6)
     ]
+
+
+def test_a_run_goes_on_without_curves_that_the_disk_has_no_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also many steps after the first that could not be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # bytes of a file
+    try:
+        assert train_on(1, *TINY, f"--steps 150 --tensorboard {tmp_path / 'curves'}") == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and "curves takes no more (File too large): going on without" in told[0]
+
+
+def test_a_file_for_prometheus_that_the_disk_refuses_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Prometheus(str(tmp_path / "gone" / "minidist.prom"))
+    for _ in range(3):
+        shown.write()
+    assert capsys.readouterr().err.count("takes no more (No such file or directory)") == 1
+    (tmp_path / "gone").mkdir()
+    shown.write()
+    assert (tmp_path / "gone" / "minidist.prom").is_file()
 
 
 # ---------------------------------------------------------------- Prometheus, Grafana, alerts

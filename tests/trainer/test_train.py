@@ -5,6 +5,7 @@ and what it says.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -234,6 +235,21 @@ def test_time_left_counts_the_steps_of_this_start(capsys: pytest.CaptureFixture[
     reporter.started -= 20.0  # ten steps took twenty seconds, so twenty more take forty
     reporter.step(StepMetrics(110, 1.0, 1.0, 1e-3, 2.0, 100.0, 0.5))
     assert re.search(r"step 110/130 .* left 0:40  waiting 50%$", capsys.readouterr().out)
+
+
+def test_metrics_that_the_disk_has_no_room_for_do_not_end_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "m").write_text('{"step": 1}\n')
+    monkeypatch.setattr(Path, "write_text", full)
+    Reporter(3, tmp_path / "m", 1).step(StepMetrics(2, 1.0, 1.0, 1e-3, 1.0, 1.0, 0.0))
+    assert capsys.readouterr().err.endswith("(No space left on device): going on without\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m").read_text() == '{"step": 1}\n'
 
 
 @pytest.mark.parametrize(

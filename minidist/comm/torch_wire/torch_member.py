@@ -109,6 +109,15 @@ class TorchMember(Member):
         if self.gpu is not None:
             abort_nccl()
 
+    def is_awaited(self) -> bool:
+        """Tell whether somebody waits outside; RankFailed if the launcher is gone, which `enter`
+        then tells.
+        """
+        try:
+            return super().is_awaited()
+        except RuntimeError:
+            raise RankFailed(GONE) from None
+
     def check(self) -> None:
         """Raise RankFailed if the view was cut: what a GPU has computed since may be rubbish."""
         if self.is_cut:

@@ -222,10 +222,20 @@ def complete(folder: Path) -> list[Path]:
 def set_aside(folder: Path) -> Path:
     """Rename the newest checkpoint, so that it is none any more; return what it is called now. Rank
     0 calls this.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk refuses.
     """
     path = newest(folder)
-    aside = path.with_name(f"damaged-{path.name}")
-    path.rename(aside)
+    aside, times = path.with_name(f"damaged-{path.name}"), 1
+    while aside.exists():  # that of an earlier start
+        times += 1
+        aside = path.with_name(f"damaged-{path.name}-{times}")
+    fix = f"): remove {path} yourself"
+    with retold(CheckpointError, OSError, before=f"{path} is damaged (", after=fix):
+        path.rename(aside)
     return aside
 
 

@@ -136,6 +136,7 @@ class Carrier:
         newest, mine = max(each.done for each in self.standings), self.standings[comm.rank]
         if self.trainer is not None and mine.done < newest and mine.holds(newest):
             self.trainer.finish_step()
+            self.trainer.last = self._told(newest)
         there = {each.place for each in self.standings if each.holds(newest)}
         self.newest = newest if there == set(range(self.member.wanted.together)) else -1
 
@@ -160,8 +161,12 @@ class Carrier:
         trainer.start.batches.load_state_dict(holder.position)
         if trainer.scaler is not None and holder.scaler is not None:
             trainer.scaler.load_state_dict(holder.scaler)
-        last = [each.last for each in self.standings if each.last and each.done == self.newest]
-        trainer.last = last[0] if last else None
+        trainer.last = self._told(self.newest)
+
+    def _told(self, step: int) -> StepMetrics | None:
+        """Return what is known of a step, from a rank that has heard the sum of its losses."""
+        known = (each.last for each in self.standings if each.last is not None)
+        return next((last for last in known if last.step == step), None)
 
     def _recover(self, trainer: Trainer) -> None:
         """Fill the parameters and the optimizer of a trainer. Collective.

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from minidist.trainer.config import ConfigError
 from minidist.trainer.files import retold
 from minidist.trainer.metrics import Export, StepMetrics
 
+SHOWN = 10.0  # seconds after which TensorBoard finds what was written
 BETWEEN = 1.0  # seconds between two writings of a file, which is read less often
 PORT = Limit("from 1 to 65535", lambda value: 1 <= value <= 65535)
 
@@ -70,27 +72,65 @@ def values_of(metrics: StepMetrics) -> Iterator[tuple[str, str, float]]:
 class TensorBoard:
     """Writes files that TensorBoard shows. Steps of a run that is resumed take the place of those
     that were begun before.
+
+    `tensorboardX.SummaryWriter` is not used: its thread ends when the disk is full, and its queue
+    then blocks whoever adds to it.
     """
 
     def __init__(self, folder: str, first_step: int) -> None:
         with _installed("--tensorboard", folder, "tensorboardX"):
-            from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
-            from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-        self.summary = Summary
+            from tensorboardX.event_file_writer import (  # type: ignore[import-untyped]
+                EventsWriter,
+            )
+            from tensorboardX.proto.event_pb2 import (  # type: ignore[import-untyped]
+                Event,
+                SessionLog,
+            )
+            from tensorboardX.record_writer import (  # type: ignore[import-untyped]
+                directory_check,
+            )
+        self.record, self.folder, self.flushed = Event, folder, time.monotonic()
+        begin = SessionLog(status=SessionLog.START)
         with retold(ConfigError, OSError, before=f"--tensorboard {folder}: "):
-            self.writer = SummaryWriter(folder, purge_step=first_step + 1, flush_secs=10)
+            directory_check(folder)
+            self.writer = EventsWriter(f"{folder}/events")
+        self._write(Event(step=first_step + 1, session_log=begin))
 
     def step(self, metrics: StepMetrics) -> None:
         """Write the numbers of a step."""
-        together = self.summary()  # one record: a call for each number takes ten times as long
+        event = self.record(step=metrics.step)
         for name, label, value in values_of(metrics):
-            tag = f"{name}/{label}" if label else name
-            together.value.add(tag=tag, simple_value=value)
-        self.writer.file_writer.add_summary(together, metrics.step)
+            event.summary.value.add(tag=f"{name}/{label}" if label else name, simple_value=value)
+        self._write(event)
 
     def close(self) -> None:
         """Write what is left."""
-        self.writer.close()
+        if self.writer is not None:
+            with self._going_on():
+                self.writer.close()
+
+    def _write(self, event: Any) -> None:
+        if self.writer is None:
+            return
+        event.wall_time = time.time()
+        with self._going_on():
+            self.writer.write_event(event)
+            if time.monotonic() > self.flushed + SHOWN:
+                self.writer.flush()
+                self.flushed = time.monotonic()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Write no more once the disk refuses, which is no reason to lose the run."""
+        try:
+            yield
+        except OSError as error:
+            self.writer = None
+            print(
+                f"minidist train: --tensorboard {self.folder} takes no more ({error.strerror}): "
+                "going on without",
+                file=sys.stderr,
+            )
 
 
 @dataclass
@@ -108,6 +148,7 @@ class Prometheus:
     server: Any = None
     thread: Any = None
     written: float = float("-inf")
+    refused: bool = False  # which is told once
 
     def __post_init__(self) -> None:
         with _installed("--prometheus", self.where, "prometheus-client"):
@@ -137,11 +178,14 @@ class Prometheus:
         self.written = time.monotonic()
         try:
             self.client.write_to_textfile(self.where, self.registry)
+            self.refused = False
         except OSError as error:  # no reason to lose the run
-            print(
-                f"minidist train: --prometheus {self.where} takes no more ({error.strerror})",
-                file=sys.stderr,
-            )
+            if not self.refused:
+                print(
+                    f"minidist train: --prometheus {self.where} takes no more ({error.strerror})",
+                    file=sys.stderr,
+                )
+            self.refused = True
 
     def close(self) -> None:
         """Show nothing any more; a file stays, with the last step."""

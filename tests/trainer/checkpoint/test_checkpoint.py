@@ -283,6 +283,25 @@ def test_the_last_checkpoint_left_is_damaged(
     assert sentence(capsys).endswith("there is no earlier one: start afresh, with another --save")
 
 
+def test_a_checkpoint_may_be_damaged_again(
+    stopped: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that has been started again sets it aside, beside that of an earlier start."""
+    monkeypatch.setenv("MINIDIST_RESTARTS", "2")
+    newest = stopped / "step-00000004"
+    flip(newest / "state.json")
+    shutil.copytree(newest, stopped / "damaged-step-00000004")
+    words = f"--text {text} --steps 4 --save {stopped}"
+    with monkeypatch.context() as refusing:
+        read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
+        refusing.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(read_only))
+        assert train_on(2, RUN, words) == 2
+    fix = f"{newest} is damaged (Read-only file system): remove {newest} yourself"
+    assert sentence(capsys) == fix
+    assert train_on(2, RUN, words) == 0
+    assert sentence(capsys).endswith("it is damaged-step-00000004-2 now")
+
+
 def test_the_sums_are_those_of_sha256sum(finished: Path) -> None:
     folder = finished / "step-00000006"
     lines = (folder / "SHA256SUMS").read_text().splitlines()
