@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import pytest
 
@@ -25,6 +25,7 @@ from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, search
 from minidist.plan.search.fitting import fitting
+from minidist.plan.search.layouts import misfit
 from minidist.plan.step import passes_of, stages_of, step
 from minidist.plan.traffic import bytes_sent
 
@@ -268,6 +269,34 @@ def test_a_batch_is_changed_for_what_it_saves_and_no_further() -> None:
     assert search(replace(run, batch=284), fixed).found[0].run.batch == 288
     with pytest.raises(PlanError, match=r"the nearest batch that fits is 64 sequences: --batch"):
         search(replace(run, batch=40), {"tp": 1, "pp": 1})
+
+
+def test_a_batch_is_changed_where_only_what_offloads_fits() -> None:
+    run = Setup(model("llama-8b"), machine("h100:2"), 4096, 16, fused_loss=True)
+    fixed = {"tp": 1, "pp": 1, "zero": 1}
+    offloads, odd = search(run, fixed), search(replace(run, batch=17), fixed)
+    assert {each.run.offload for each in (*offloads.found, *odd.found)} == {True}
+    assert odd.asked == 17 and odd.found[0].run.batch in (16, 18) and odd.saved == 1
+
+
+def test_one_gpu_offloads() -> None:
+    """Nobody shares its states, but its host holds some of them."""
+    run = Setup(model("llama-8b"), machine("h100:1"), 4096, 16, fused_loss=True)
+    best = search(run).found[0]
+    assert best.run.offload and best.run.zero == 1 and not best.bytes["optimizer"]
+    with pytest.raises(PlanError, match="the smallest holds"):
+        search(run, {"offload": False})
+
+
+@pytest.mark.parametrize(
+    ("sequence", "axes"),
+    [(1023, {(1, 1)}), (1026, {(1, 1), (2, 1)}), (1028, {(1, 1), (2, 1), (4, 1), (1, 2)})],
+)
+def test_sequences_that_few_axes_cut(sequence: int, axes: set[tuple[int, int]]) -> None:
+    """Ranks along tp have a share of the tokens, and ranks along cp two shares."""
+    run = replace(RUN, model=SMALL, machine=machine("h100:8"), sequence=sequence)
+    sizes = product((1, 2, 4), repeat=2)
+    assert axes == {(tp, cp) for tp, cp in sizes if not misfit(run, tp, 1, cp, {"cp": cp})}
 
 
 @pytest.mark.usefixtures("unasked")

@@ -31,19 +31,30 @@ def batch_that_suits(
     """
     asked = min((each.seconds / start.batch for each in found), default=float("inf"))
     batch, least, saved = start.batch, asked * (1 - WORTH), 0.0
-    for near, some in suited(start, fixed):
-        for each in fitting(replace(start, batch=near), some, reserve).found:
-            hours = each.seconds / near
-            counted = hours * (1 + abs(near / start.batch - 1))
-            if counted < least:
-                batch, least, saved = near, counted, 1 - hours / asked
+    for offload in offloading(fixed, found):
+        for near, some in suited(start, {**fixed, "offload": offload}):
+            for each in fitting(replace(start, batch=near), some, reserve).found:
+                hours = each.seconds / near
+                counted = hours * (1 + abs(near / start.batch - 1))
+                if counted < least:
+                    batch, least, saved = near, counted, 1 - hours / asked
+        if batch != start.batch:
+            break
     return batch, saved
+
+
+def offloading(fixed: Mapping[str, Any], found: Sequence[Found]) -> tuple[bool, ...]:
+    """Return whether layouts of other batches offload: not where some that do not are found, but
+    perhaps where none are.
+    """
+    kept = any(not each.run.offload for each in found)
+    return (False,) if kept and "offload" not in fixed else options(fixed, "offload")
 
 
 def suited(start: Setup, fixed: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield batches near the asked one, each with what it suits: fixed axes and a microbatch."""
     for base in axes(start, fixed, Counter()):
-        layout = {"tp": base.tp, "pp": base.pp, "cp": base.cp, "offload": False}
+        layout = {"tp": base.tp, "pp": base.pp, "cp": base.cp}
         for microbatch in options(fixed, "microbatch"):
             one = base.dp * microbatch
             near = {max(1, round(start.batch / unit)) * unit for unit in (one, one * base.pp)}
