@@ -243,7 +243,8 @@ def words_of(run: Setup) -> list[str]:
         axes += ["light-ends"] * run.ends_less
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
     axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
-    axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload
+    again = {"none": [], "full": ["recompute"]}
+    axes += again.get(run.recompute, [f"recompute={run.recompute}"]) + ["offload"] * run.offload
     return [*axes, f"microbatch={run.microbatch}"]
 
 
