@@ -24,6 +24,14 @@ def test_the_simulation_is_the_closed_form_where_there_is_one(policy: str, mtbf:
     assert found.training == pytest.approx(closed_form(job, policy), abs=0.01)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_no_more_replicas_are_missed_than_there_are(replicas: int) -> None:
+    """With a repair as long as the time between failures, one replica is there for a third of it."""
+    job = replace(JOB, mtbf=36_000.0, repair=36_000.0, replicas=replicas)
+    found = simulate(job, "quorum").training
+    assert found == pytest.approx(closed_form(job, "quorum"), abs=0.01)
+
+
 def test_each_policy_pays_for_something_else() -> None:
     found = {policy: simulate(JOB, policy) for policy in POLICIES}
     assert found["restart"].stopped > found["spare"].stopped > found["quorum"].stopped
