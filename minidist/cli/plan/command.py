@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] == "explain":
             return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
+            Parser("python -m minidist plan goodput").parse_args(argv[1:])
             print(reported_failures.table())
             return 0
         if "--as-published" in argv:
