@@ -28,9 +28,9 @@ def sizes_of(tree: Tree) -> Tree:
     """
     names = table("names")
     sizes = said_of(tree)
-    if sizes.get("latent") and "v_head_dim" in tree:  # head_dim may be that of rotary channels
+    if sizes.get("latent") and tree.get("v_head_dim"):  # head_dim may be that of rotary channels
         sizes["head_dim"] = size(tree, "v_head_dim", "head_dim")
-    if sizes.get("dense_layers"):
+    if sizes.get("dense_layers") and "dense_ffn" not in sizes:
         sizes["dense_ffn"] = size(tree, "intermediate_size", "ffn")
     check_layers(tree, sizes)
     family = at(tree, "model_type", kind=str, default="")
@@ -56,7 +56,7 @@ def check_known(tree: Tree) -> None:
     for ours in ranges("model"):
         known.update(names.get(ours, {"names": []})["names"])
     for key in tree:
-        if key.replace("-", "_") not in known:
+        if key not in known:
             meant = nearest(key, sorted(known)) or "leave it out"
             raise FileError(f"has an unknown key {key}: {meant}")
 

@@ -106,6 +106,11 @@ def test_an_unknown_key_of_a_toml_is_refused(tmp_path: Path) -> None:
     written = asdict(ModelOptions(attention_window=32)) | {"vocabulary": 1000}
     path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in written.items()))
     assert model(str(path)).window == 32  # all that `train` writes is read
+    path.write_text(f"{sizes}attention-window = 64\n")
+    with pytest.raises(PlanError, match="unknown key attention-window: did you mean attention_win"):
+        model(str(path))
+    path.write_text(f"{sizes}experts = 4\ntop_k = 2\nffn = 64\ndense_layers = 1\ndense_ffn = 512\n")
+    assert (model(str(path)).ffn, model(str(path)).dense_ffn) == (64, 512)
     path.write_text(f"{sizes}windwo = 64\n")
     with pytest.raises(PlanError, match="has an unknown key windwo: did you mean window"):
         model(str(path))
