@@ -4,7 +4,7 @@ before a run starts or anything is rented.
 Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on in this order:
 
     equation.py                          the formulas of two papers for bytes
-    device.py, model.py                  what is computed on what
+    device.py, model.py, config.py       what is computed on what; a model as its file says it
     compute/, links.py                   how long a layer computes, and how long messages take
     run.py                               a run: model, machine, layout and software
     stages.py, parts/, step.py           the seconds of a layer, of a stage, of a step

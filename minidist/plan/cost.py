@@ -19,7 +19,7 @@ from minidist.plan.search import Found
 HOUR, DAY = 3600.0, 86400.0
 BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 433,196
 GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and what belongs to it
-# bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
+# bytes/s of a host into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
 WRITTEN = 2.3e12 / 40 / 48
 STATE = 6  # bytes a parameter in a checkpoint beside its moments: 16-bit weights, masters
 LEAST = 1e-3  # of the time that has to be left for training
@@ -38,12 +38,13 @@ def job_of(found: Found, mtbf_hours: float = 0.0, repair_hours: float = REPAIR) 
     run = found.run
     gpus = run.machine.total
     state = run.model.parameters * (STATE + MOMENTS[run.optimizer])
+    card = run.machine.across / run.machine.node
     return Job(
         mtbf=(mtbf_hours or GPU_MTBF / gpus) * HOUR,
         step=found.seconds,
-        write=state / (WRITTEN * max(1, gpus // run.machine.node)),
+        write=state / (WRITTEN * max(1, gpus // run.machine.hosted)),
         restart=RESTART,
-        stall=NOTICED + state * run.dp / gpus / run.machine.across,
+        stall=NOTICED + state * run.dp / gpus / card,
         repair=repair_hours * HOUR,
         replicas=run.dp,
     )

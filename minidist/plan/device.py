@@ -134,7 +134,8 @@ class Device:
 class Machine:
     """`gpus` devices in nodes of `node`, which send `across` bytes/s each to other nodes.
 
-    `price` in $ an hour and GPU.
+    `price` in $ an hour and GPU. `host`: devices of a computer, of which a node may have several
+    (0: as many as `node`).
 
     `slower` is a second site with other devices, reached over a link of `thin` bytes/s.
     """
@@ -145,8 +146,14 @@ class Machine:
     node: int
     across: float
     price: float
+    host: int = 0
     slower: "Machine | None" = None
     thin: float = 0.0
+
+    @cached_property
+    def hosted(self) -> int:
+        """GPUs that share a host: its memory, and its way to the file system."""
+        return self.host or self.node
 
     @cached_property
     def sites(self) -> tuple["Machine", ...]:
@@ -207,7 +214,7 @@ def _site(name: str, said: Mapping[str, Any]) -> Machine:
     Raise FileError, or PlanError if the last node would be partly filled.
     """
     sizes = {key: value for key, value in said.items() if key != "device"}
-    values = checked(sizes, "machine", unneeded=("name", "inside"))
+    values = checked(sizes, "machine", unneeded=("name", "inside", "host"))
     own = said.get("device")
     if isinstance(own, dict):
         with retold(FileError, FileError, before="has a device that "):

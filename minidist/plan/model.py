@@ -14,10 +14,11 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from minidist.options import FRACTION, shown
-from minidist.plan.device import PlanError, entry, ranges, table
+from minidist.options import shown
+from minidist.plan.config import check_known, sizes_of
+from minidist.plan.device import PlanError, entry, ranges
 from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
 
@@ -292,57 +293,7 @@ def model(text: str) -> Model:
     loads, form = (json.loads, "JSON") if text.endswith(".json") else (tomllib.loads, "TOML")
     with retold(PlanError, FileError, before=f"{text} "):
         tree = read_tree(Path(text), loads, form)
-        return Model(**sizes_of(at(tree, "model", kind=dict, default=tree)))
-
-
-def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Model` that a file says, whatever it calls them.
-
-    Raise FileError as `model` does.
-    """
-    names = table("names")
-    sizes: dict[str, Any] = {}
-    for ours, (kind, limit) in ranges("model").items():
-        said = [
-            name
-            for name in (ours, *names.get(ours, {"names": []})["names"])
-            if tree.get(name) is not None
-        ]
-        if said and ours == "dropout":  # files say how much
-            sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0
-        elif said:
-            sizes[ours] = at(tree, said[0], kind=kind, limit=limit)
-    if sizes.get("dense_layers"):
-        sizes["dense_ffn"] = at(
-            tree, "intermediate_size", kind=int, limit=ranges("model")["ffn"][1]
-        )
-    unknown = [name for name in names["refused"]["names"] if tree.get(name)]
-    others = set(at(tree, "layer_types", kind=list, default=[]))
-    if others - {"full_attention", "sliding_attention"}:
-        unknown.append("layer_types")
-    if tree.get("moe_layer_freq") not in (None, 1):
-        unknown.append("moe_layer_freq")
-    if tree.get("qk_nope_head_dim") not in (None, sizes.get("head_dim")):
-        unknown.append("qk_nope_head_dim")  # unlike the values' v_head_dim
-    if unknown:
-        raise FileError(
-            f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate"
-        )
-    gated, ungated = names["gated"]["names"], names["ungated"]["names"]
-    family = at(tree, "model_type", kind=str, default="")
-    if family and family not in (*gated, *ungated):
-        known = ", ".join((*gated, *ungated))
-        raise FileError(
-            f"has model_type = {shown(family)}, which no plan is made for: there are plans for "
-            f"{known}"
-        )
-    if missing := {"layers", "hidden", "heads", "vocabulary"} - set(sizes):
-        raise FileError(
-            f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML"
-        )
-    kinds = at(tree, "layer_types", kind=list, default=[])
-    if sizes.get("window") and kinds:
-        sizes["unwindowed"] = kinds.count("full_attention")
-    if tree.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
-        sizes["window"] = sizes["unwindowed"] = 0
-    return ({"gated": False, "tied": True} if family in ungated else {}) | sizes
+        said = at(tree, "model", kind=dict, default=tree)
+        if form == "TOML":
+            check_known(said)
+        return Model(**sizes_of(said))

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from minidist.__main__ import main as minidist_main
+from minidist.cli.plan.answer import name_of
 from minidist.cli.plan.command import main
 from minidist.cli.plan.dry_run import PaperMesh
 from minidist.draw.plan import BYTES, STEP
@@ -203,6 +205,17 @@ def test_the_nearest_batch_is_named_where_none_divides(capsys: pytest.CaptureFix
     with pytest.raises(PlanError, match="no layout fits 8 GPUs") as error:  # no batch would help
         search(Setup(model("llama-405b"), machine("h100:8"), 4096, 1024))
     assert "nearest batch" not in str(error.value) and "; 0 " not in str(error.value)
+
+
+def test_what_is_recomputed_is_named() -> None:
+    run = Setup(model("llama-8b"), machine("h100:8"), 4096, 64, dp=8)
+    names = [name_of(replace(run, recompute=each)) for each in ("none", "full", "selective")]
+    said = "dp=8 order=pp,dp,cp,tp"
+    assert names == [
+        f"{said} microbatch=1",
+        f"{said} recompute microbatch=1",
+        f"{said} recompute=selective microbatch=1",
+    ]
 
 
 # ---------------------------------------------------------------- the picture

@@ -24,6 +24,14 @@ def test_the_simulation_is_the_closed_form_where_there_is_one(policy: str, mtbf:
     assert found.training == pytest.approx(closed_form(job, policy), abs=0.01)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_no_more_replicas_are_missed_than_there_are(replicas: int) -> None:
+    """With a repair as long as the time between failures, one replica is there for a third of it."""
+    job = replace(JOB, mtbf=36_000.0, repair=36_000.0, replicas=replicas)
+    found = simulate(job, "quorum").training
+    assert found == pytest.approx(closed_form(job, "quorum"), abs=0.01)
+
+
 def test_each_policy_pays_for_something_else() -> None:
     found = {policy: simulate(JOB, policy) for policy in POLICIES}
     assert found["restart"].stopped > found["spare"].stopped > found["quorum"].stopped
@@ -67,6 +75,13 @@ def test_the_failure_rate_that_44_percent_imply_is_near_that_of_llama_3() -> Non
     assert 1 < per_gpu / 100_000 / stops_of_ft_hsdp() < 3
 
 
+def test_published_failures_take_no_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["goodput", "--mtbf", "5"])
+    said = capsys.readouterr()
+    assert not said.out and "there is no option --mtbf" in said.err
+
+
 def test_every_assumption_is_said() -> None:
     said = table()
     for each in reported():
@@ -88,3 +103,18 @@ def test_the_planner_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--repair -1" in capsys.readouterr().err
     assert command.main(["goodput"]) == 0
     assert "FT-HSDP" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ("dp=1", "a peer that holds the same: this layout has one replica, and so nobody does"),
+        ("zero=1", "a peer that holds the same: zero=1 keeps the optimizer's shards once"),
+    ],
+)
+def test_who_has_no_peer_is_told_so(
+    fixed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "llama-8b", "--cluster", "h100:8", "--mtbf", "50", "--fixed", "tp=2"]
+    assert command.main([*words, "--batch", "256K", "--top", "1", "--fixed", fixed]) == 0
+    assert said in capsys.readouterr().out

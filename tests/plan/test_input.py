@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from minidist.cli.plan.command import main
+from minidist.cli.plan.command import main, parser, setup
 from minidist.plan.device import UNSAID, Device, Machine, PlanError, checked, machine, ranges, table
 from minidist.plan.model import Model, model
 
@@ -204,6 +204,17 @@ def test_what_is_impossible_is_refused_by_its_name(
     path.write_text(to_toml(MACHINE | {"device": tree} if "peak" in tree else tree))
     with pytest.raises(PlanError, match=message):
         read(str(path))
+
+
+def test_both_sites_have_the_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*asked(cluster="h100:8+a100:8@5e9"), "--precision", "fp8"]
+    assert "a100-80 multiplies no faster in 8 bits" in refusal(words, capsys)
+
+
+@pytest.mark.parametrize(("batch", "sequences"), [("512K", 512), ("1M", 1024), ("524288", 512)])
+def test_batches_are_powers_of_two(batch: str, sequences: int) -> None:
+    words = ["--model", "llama-7b", "--cluster", "h100:8", "--batch", batch, "--sequence", "1024"]
+    assert setup(parser().parse_args(words)).batch == sequences
 
 
 def test_failures_that_leave_no_time_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,15 @@ from statistics import fmean
 
 import pytest
 
+from minidist.cli.plan.runnable import command
 from minidist.plan.compute.products import PRECISIONS, Share, check_precision, speed
+from minidist.plan.cost import NOTICED, job_of
 from minidist.plan.device import Constants, Device, PlanError, machine, table
 from minidist.plan.links import Group
 from minidist.plan.model import Model, Product, model
 from minidist.plan.parts.layer import across_nodes, experts
 from minidist.plan.run import Setup, Software
+from minidist.plan.search import Found
 from minidist.plan.step import step
 
 KNOWN = Constants.table()
@@ -54,6 +57,35 @@ def test_every_cluster_takes_every_precision_that_it_has(cluster: str) -> None:
         if speed_or_refusal(device, precision):
             narrow = step(run_on(cluster, precision=precision))["computing"]
             assert 0 < narrow < 1.1 * wide, precision
+
+
+def test_a_rack_is_a_node_of_several_hosts() -> None:
+    """Each writes its share of a checkpoint, and Slurm and the memory of a host know only them."""
+    layout = Setup(model("llama-8b"), machine("gb200:144"), 4096, 144, dp=144, zero=1)
+    lines = {}
+    for gpus in (144, 71):
+        run = replace(layout, machine=machine(f"gb200:{gpus}"), dp=gpus, batch=gpus)
+        lines[gpus] = command(run)[0]
+    assert lines == {
+        144: "#SBATCH --nodes=36 --ntasks-per-node=4 --gpus-per-node=4",
+        71: "#SBATCH --nodes=18 --ntasks=71 --ntasks-per-node=4 --gpus-per-node=4",
+    }
+    trays, nodes = (
+        replace(layout, machine=machine(name), dp=64) for name in ("gb200:64", "b200:128")
+    )
+    written = [job_of(Found(run, {"computing": 1.0}, {})).write for run in (trays, nodes)]
+    assert written[0] == pytest.approx(written[1])  # sixteen hosts each
+
+
+def test_a_peer_sends_on_its_own_cards() -> None:
+    """A replica of eight ranks has all cards of a node, one of a single rank one of them."""
+    layout = Setup(model("llama-8b"), machine("h100:64"), 4096, 64, tp=8, dp=8)
+    whole, one = (
+        Found(run, {"computing": 1.0}, {}) for run in (layout, replace(layout, tp=1, dp=64))
+    )
+    state = layout.model.parameters * 14
+    assert job_of(whole).stall == pytest.approx(NOTICED + state / 400e9)
+    assert job_of(one).stall == pytest.approx(NOTICED + state / 50e9)
 
 
 def speed_or_refusal(device: Device, precision: str) -> bool:

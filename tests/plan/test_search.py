@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import pytest
 
@@ -25,6 +25,7 @@ from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, search
 from minidist.plan.search.fitting import fitting
+from minidist.plan.search.layouts import misfit
 from minidist.plan.step import passes_of, stages_of, step
 from minidist.plan.traffic import bytes_sent
 
@@ -268,6 +269,55 @@ def test_a_batch_is_changed_for_what_it_saves_and_no_further() -> None:
     assert search(replace(run, batch=284), fixed).found[0].run.batch == 288
     with pytest.raises(PlanError, match=r"the nearest batch that fits is 64 sequences: --batch"):
         search(replace(run, batch=40), {"tp": 1, "pp": 1})
+
+
+def test_a_batch_is_compared_with_others_on_a_clock() -> None:
+    """In closed form 130 sequences are hardly slower than 128; on a clock they take 13 % longer."""
+    run = Setup(model("llama-70b"), machine("mi355x:64"), 1024, 130, fused_loss=True)
+    asked, near = (search(replace(run, batch=batch)) for batch in (130, 128))
+    assert (asked.asked, asked.found[0].run.batch) == (130, 128)
+    assert asked.found[0].seconds == near.found[0].seconds and asked.saved > 0.1
+
+
+def test_a_batch_is_changed_where_only_what_offloads_fits() -> None:
+    run = Setup(model("llama-8b"), machine("h100:2"), 4096, 16, fused_loss=True)
+    fixed = {"tp": 1, "pp": 1, "zero": 1}
+    offloads, odd = search(run, fixed), search(replace(run, batch=17), fixed)
+    assert {each.run.offload for each in (*offloads.found, *odd.found)} == {True}
+    assert odd.asked == 17 and odd.found[0].run.batch in (16, 18) and odd.saved == 1
+
+
+def test_more_memory_is_not_slower_where_it_need_not_offload() -> None:
+    """What fits by computing all again takes longer than what offloads and computes nothing again."""
+    run = Setup(model("llama-13b"), machine("h100:2"), 2048, 512, fused_loss=True)
+    run = replace(run, optimizer="muon")
+    fixed = {"tp": 1, "microbatch": 2, "schedule": "interleaved"}
+    device = run.machine.device
+    larger = replace(run.machine, device=replace(device, memory=1.3 * device.memory))
+    less, more = (search(replace(run, machine=each), fixed) for each in (run.machine, larger))
+    assert {each.run.offload for each in less.found} == {True}
+    assert {each.run.offload for each in more.found} == {True, False}
+    assert more.found[0].seconds <= less.found[0].seconds
+
+
+def test_one_gpu_offloads() -> None:
+    """Nobody shares its states, but its host holds some of them."""
+    run = Setup(model("llama-8b"), machine("h100:1"), 4096, 16, fused_loss=True)
+    best = search(run).found[0]
+    assert best.run.offload and best.run.zero == 1 and not best.bytes["optimizer"]
+    with pytest.raises(PlanError, match="the smallest holds"):
+        search(run, {"offload": False})
+
+
+@pytest.mark.parametrize(
+    ("sequence", "axes"),
+    [(1023, {(1, 1)}), (1026, {(1, 1), (2, 1)}), (1028, {(1, 1), (2, 1), (4, 1), (1, 2)})],
+)
+def test_sequences_that_few_axes_cut(sequence: int, axes: set[tuple[int, int]]) -> None:
+    """Ranks along tp have a share of the tokens, and ranks along cp two shares."""
+    run = replace(RUN, model=SMALL, machine=machine("h100:8"), sequence=sequence)
+    sizes = product((1, 2, 4), repeat=2)
+    assert axes == {(tp, cp) for tp, cp in sizes if not misfit(run, tp, 1, cp, {"cp": cp})}
 
 
 @pytest.mark.usefixtures("unasked")

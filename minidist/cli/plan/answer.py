@@ -243,7 +243,8 @@ def words_of(run: Setup) -> list[str]:
         axes += ["light-ends"] * run.ends_less
     axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
     axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
-    axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload
+    again = {"none": [], "full": ["recompute"]}
+    axes += again.get(run.recompute, [f"recompute={run.recompute}"]) + ["offload"] * run.offload
     return [*axes, f"microbatch={run.microbatch}"]
 
 
@@ -372,11 +373,11 @@ def failing(found: Found, bill: Bill) -> str:
         f"go on stand still for {job.stall:,.0f} s, and a machine is repaired in "
         f"{job.repair / HOUR:,.1f} h (assumed: see minidist/plan/cost.py)"
     )
-    if found.run.zero:
-        said += (
-            f"\nreplace and quorum need a peer that holds the same: zero={found.run.zero} keeps the "
-            "optimizer's shards once"
-        )
+    lacks = f"zero={found.run.zero} keeps the optimizer's shards once" if found.run.zero else ""
+    if job.replicas == 1:
+        lacks = "this layout has one replica, and so nobody does"
+    if lacks:
+        said += f"\nreplace and quorum need a peer that holds the same: {lacks}"
     return aligned(("share of the time", *KINDS.values()), rows) + f"\n{said}"
 
 

@@ -45,6 +45,7 @@ KNOWN: dict[str, Any] = {
 }
 CHOICES = (*PRECISIONS, "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+OF_BATCH = {"K": 2**10 / 1e3, "M": 2**20 / 1e6}  # batches are powers of two in nearly every paper
 SHOWN = 5  # layouts, unless --top says otherwise
 
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] == "explain":
             return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
+            Parser("python -m minidist plan goodput").parse_args(argv[1:])
             print(reported_failures.table())
             return 0
         if "--as-published" in argv:
@@ -255,7 +257,7 @@ def setup(asked: argparse.Namespace) -> Setup:
                     value = amount(value)
             with retold(PlanError, ValueError, before=f"--{name} {value} "):
                 read_number(value, kind, limit)
-    tokens = amount(asked.batch) * (2**20 / 1e6 if asked.batch[-1:].upper() == "M" else 1)
+    tokens = amount(asked.batch) * OF_BATCH.get(asked.batch[-1:].upper(), 1)
     if tokens < asked.sequence:
         raise PlanError(
             f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger "
@@ -265,7 +267,8 @@ def setup(asked: argparse.Namespace) -> Setup:
     if asked.picture:
         check_picture(asked.picture)
     where = machine(asked.cluster)
-    check_precision(asked.precision, where.device)
+    for site in where.sites:
+        check_precision(asked.precision, site.device)
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
     if asked.precision == "autocast":
         start = replace(start, autocast="bfloat16")

@@ -54,7 +54,7 @@ def dry_run(words: Sequence[str], run: Setup) -> CheckedRun:
         What `train` says.
     """
     config = parse(words)
-    mesh = PaperMesh(layout_of(config, run.machine.total), run.machine.node)
+    mesh = PaperMesh(layout_of(config, run.machine.total), run.machine.hosted)
     if config.parallel.order != ",".join(AXES):
         check_order(mesh.layout, mesh.world.nodes)
     return check_run(config, mesh, run.model.vocabulary)

@@ -106,9 +106,11 @@ def words(run: Setup) -> list[str]:
 
 def command(run: Setup) -> list[str]:
     """Return the lines of a batch job that trains a run which `train` takes."""
-    node = min(run.machine.node, run.machine.total)
+    total = run.machine.total
+    node = min(run.machine.hosted, total)
+    whole = "" if total % node == 0 else f"--ntasks={total} "
     lines = [
-        f"#SBATCH --nodes={run.machine.total // node} --ntasks-per-node={node} "
+        f"#SBATCH --nodes={-(-total // node)} {whole}--ntasks-per-node={node} "
         f"--gpus-per-node={node}"
     ]
     if TOKENIZER in (said := words(run)):

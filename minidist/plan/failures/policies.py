@@ -7,15 +7,15 @@
 
 Failures come at random, M seconds apart on average, and may come again before the job is back. What
 takes s seconds without one then takes M (e^(s/M) - 1), so a job that stalls for s trains e^(-s/M) of
-the time. With checkpoints it is Daly's model (`trainer/checkpoint/cadence.py`). A replica that is out
-for D seconds after each failure is missing D/M of the time, of one replica in R. (Barlow & Proschan
-1965, alternating renewal; Daly 2006.)
+the time. With checkpoints it is Daly's model (`trainer/checkpoint/cadence.py`). If a replica is out
+for D seconds after each failure, D/M replicas of R are on average, and how many there are at a time is
+Poisson's: no more than R can be missed. (Barlow & Proschan 1965, alternating renewal; Daly 2006.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp, inf, lgamma, log
 
 from minidist.trainer.checkpoint.cadence import daly, shares
 
@@ -81,6 +81,17 @@ def closed_form(job: Job, policy: str) -> float:
     if policy == "quorum":
         # it stalls once when a replica is lost, and once when it is back
         redone = job.step / 2 / job.mtbf
-        out = (job.repair + job.restart) / job.mtbf / job.replicas
-        return max(0.0, 1 - redone - out) * exp(-2 * job.stall / job.mtbf)
+        there = present((job.repair + job.restart) / job.mtbf, job.replicas)
+        return max(0.0, there - redone) * exp(-2 * job.stall / job.mtbf)
     raise ValueError(f"there is no policy {policy!r}: choose one of {', '.join(POLICIES)}")
+
+
+def present(away: float, replicas: int) -> float:
+    """Return the share of the replicas that train, of which `away` would be out on average."""
+    if away == 0:
+        return 1.0
+    found = 0.0
+    for out in range(replicas):
+        chance = exp(out * log(away) - away - lgamma(out + 1))
+        found += chance * (replicas - out)
+    return found / replicas

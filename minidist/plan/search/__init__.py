@@ -3,7 +3,7 @@
 Read `best.py`, the search as a whole; then `layouts.py`, which makes layouts of `choices.py`, with
 `cuts.py`, which deals out their layers, and `ladders.py`, which saves memory; and `fitting.py`, which
 asks of each whether it fits and how long it takes. `batches.py` looks for a batch that more layouts
-divide. `found.py` is what comes out.
+divide, and `clocked.py` puts the best on a clock. `found.py` is what comes out.
 """
 
 from minidist.plan.search.best import search

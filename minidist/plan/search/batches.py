@@ -13,6 +13,7 @@ from typing import Any
 
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import divisors, options
+from minidist.plan.search.clocked import on_clock
 from minidist.plan.search.fitting import fitting
 from minidist.plan.search.found import Found
 from minidist.plan.search.layouts import UNEVEN, axes, candidates
@@ -27,23 +28,53 @@ def batch_that_suits(
 ) -> tuple[int, float]:
     """Return the batch that is planned, and which share of the GPU hours a token it saves.
 
-    The share is 1 where the batch that is asked for has no layout at all, of which `found` are those.
+    `found` are the layouts of the batch that is asked for, the best first. The share is 1 where it
+    has none.
     """
-    asked = min((each.seconds / start.batch for each in found), default=float("inf"))
-    batch, least, saved = start.batch, asked * (1 - WORTH), 0.0
-    for near, some in suited(start, fixed):
-        for each in fitting(replace(start, batch=near), some, reserve).found:
-            hours = each.seconds / near
-            counted = hours * (1 + abs(near / start.batch - 1))
-            if counted < least:
-                batch, least, saved = near, counted, 1 - hours / asked
+    near: list[Found] = []
+    for offload in offloading(fixed, found):
+        here = {**fixed, "offload": offload}
+        for batch, some in suited(start, here):
+            other = replace(start, batch=batch)
+            near += fitting(other, some, reserve).found
+        if near:
+            break
+    if not near:
+        return start.batch, 0.0
+    # Closed forms find the best of the others, and clocks compare it with what was asked for.
+    best = min(near, key=lambda each: counted(start, each))
+    same = [each for each in near if each.run.batch == best.run.batch]
+    best = on_clock(same)[0]
+    batch = best.run.batch
+    if not found:
+        return batch, 1.0
+    asked = found[0].seconds / start.batch
+    if counted(start, best) >= asked * (1 - WORTH):
+        return start.batch, 0.0
+    saved = 1 - best.seconds / batch / asked
     return batch, saved
+
+
+def counted(start: Setup, other: Found) -> float:
+    """Return the seconds a sequence of a layout of another batch, and as much more as it is away."""
+    away = abs(other.run.batch / start.batch - 1)
+    return other.seconds / other.run.batch * (1 + away)
+
+
+def offloading(fixed: Mapping[str, Any], found: Sequence[Found]) -> tuple[bool, ...]:
+    """Return whether layouts of other batches offload: not where some that do not are found, but
+    perhaps where none are.
+    """
+    kept = any(not each.run.offload for each in found)
+    if kept and "offload" not in fixed:
+        return (False,)
+    return options(fixed, "offload")
 
 
 def suited(start: Setup, fixed: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield batches near the asked one, each with what it suits: fixed axes and a microbatch."""
     for base in axes(start, fixed, Counter()):
-        layout = {"tp": base.tp, "pp": base.pp, "cp": base.cp, "offload": False}
+        layout = {"tp": base.tp, "pp": base.pp, "cp": base.cp}
         for microbatch in options(fixed, "microbatch"):
             one = base.dp * microbatch
             near = {max(1, round(start.batch / unit)) * unit for unit in (one, one * base.pp)}

@@ -10,8 +10,7 @@ Some ten thousand layouts at a fraction of a millisecond: nothing cleverer is ne
 Galvatron, which search graphs of operators, need solvers.)
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +18,12 @@ from minidist.plan.device import PlanError
 from minidist.plan.run import Setup
 from minidist.plan.search.batches import batch_that_suits, nearest_batch
 from minidist.plan.search.choices import check_fixed
+from minidist.plan.search.clocked import on_clock
 from minidist.plan.search.fitting import Tried, fitting
-from minidist.plan.search.found import Answer, Found, in_words, shares
-from minidist.plan.stages import clocked_actions
+from minidist.plan.search.found import Answer, Found, in_words
 from minidist.plan.step import step
 
-FINALISTS = 24
-VARIANTS = 4  # at most so many finalists have equal axes and shards
 MISSED = 0.05  # a layout that lacks memory is named if a step would take so much less
-ACTIONS = 60_000  # at most so many of their plans are put on a clock: each takes some microseconds
 
 
 def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float = 0.0) -> Answer:
@@ -48,17 +44,22 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float 
     fixed = dict(fixed or {})
     check_fixed(fixed)
     tried = fitting(start, fixed, reserve)
+    found = on_clock(tried.found)
     asked = start.batch
-    batch, saved = batch_that_suits(start, fixed, reserve, tried.found)
+    batch, saved = batch_that_suits(start, fixed, reserve, found)
     if batch != asked:
-        tried = fitting(replace(start, batch=batch), fixed, reserve)
-    if not tried.found:
+        other = replace(start, batch=batch)
+        tried = fitting(other, fixed, reserve)
+        found = on_clock(tried.found)
+    if not found:
         raise PlanError(nothing_fits(start, fixed, reserve, tried))
-    found = sorted(tried.found, key=lambda each: each.seconds)
-    first, rest = finalists(found)
-    timed = [replace(each, step=step(each.run, exact=True)) for each in first]
-    timed.sort(key=lambda each: each.seconds)
-    return Answer((*timed, *rest), +tried.refused, asked, saved, missed(tried, timed[0]))
+    return Answer(
+        found=tuple(found),
+        refused=+tried.refused,
+        asked=asked,
+        saved=saved,
+        missed=missed(tried, found[0]),
+    )
 
 
 def missed(tried: Tried, best: Found) -> Found | None:
@@ -69,8 +70,11 @@ def missed(tried: Tried, best: Found) -> Found | None:
     fastest = min(close, key=lambda each: each.seconds, default=best)
     if fastest is best:
         return None
-    exact = replace(fastest, step=step(fastest.run, exact=True))
-    return exact if exact.seconds < (1 - MISSED) * best.seconds else None
+    on_its_clock = step(fastest.run, exact=True)
+    exact = replace(fastest, step=on_its_clock)
+    if exact.seconds < (1 - MISSED) * best.seconds:
+        return exact
+    return None
 
 
 def nothing_fits(start: Setup, fixed: Mapping[str, Any], reserve: float, tried: Tried) -> str:
@@ -81,23 +85,3 @@ def nothing_fits(start: Setup, fixed: Mapping[str, Any], reserve: float, tried: 
     near += nearest_batch(start, fixed, reserve, refused)
     machine = f"{start.machine.total:,} GPUs of {start.machine.name}"
     return f"no layout fits {machine}: {'; '.join(reasons)}{near}"
-
-
-def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """Return the layouts, which are sorted, in two parts: those that are worth a clock, and the
-    others.
-    """
-    first: list[Found] = []
-    rest: list[Found] = []
-    alike: Counter[tuple[int, ...]] = Counter()
-    left = ACTIONS
-    for each in found:
-        group = shares(each.run)
-        alike[group] += 1
-        needed = clocked_actions(each.run)
-        if alike[group] <= VARIANTS and len(first) < FINALISTS and needed <= left:
-            first.append(each)
-            left -= needed
-        else:
-            rest.append(each)
-    return first, rest

@@ -67,6 +67,11 @@ class Tried:
         return sum(self.smallest.values()) if self.smallest else math.inf
 
 
+def by_seconds(found: Found) -> float:
+    """Return the seconds of a step, to sort by."""
+    return found.seconds
+
+
 def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float) -> Tried:
     """Return the layouts that fit, timed in closed form, and what is known of the others."""
     memory = min(site.device.memory for site in start.machine.sites)
@@ -74,8 +79,9 @@ def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float) -> Tried:
     free = f", of which {reserve:.0%} stay free" if reserve else ""
     too_much = f"hold more than the {memory / GB:.0f} GB of a GPU{free}"
     tried = Tried()
-    for offload in options(fixed, "offload"):  # to the host's memory only if nothing fits without
-        if tried.found:
+    for offload in options(fixed, "offload"):
+        # What is sent to the host's memory need not be computed again, which may take longer.
+        if tried.found and min(tried.found, key=by_seconds).run.recompute == "none":
             break
         for ladder in candidates(start, {**fixed, "offload": offload}, tried.refused):
             tried.climb(ladder, room, too_much, fixed)

@@ -119,8 +119,9 @@ def ladders(
 
 def zero_pays(run: Setup, zero: int, fixed: Mapping[str, Any]) -> bool:
     """Tell whether a stage of ZeRO makes a layout another one, and no worse one."""
-    if zero and run.dp * run.cp == 1:
-        return False  # nobody to share with: the same as without ZeRO
+    if run.dp * run.cp == 1:  # nobody to share with: ZeRO is only good for offloading
+        alone = 1 if fixed["offload"] else 0
+        return zero == alone
     if zero == 3 and run.pp > 1:
         return False  # it would gather the parameters of each microbatch
     if zero < 3 and fixed.get("hsdp"):

@@ -122,7 +122,8 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
         return "cut heads"
     if cp > 1 and start.sequence < LONG and "cp" not in fixed:
         return f"cut sequences of fewer than {LONG:,} tokens"
-    if start.sequence % (2 * cp * tp):
+    # each rank along cp has two chunks of a sequence, and each along tp a share of those
+    if start.sequence % ((2 * cp if cp > 1 else 1) * tp):
         return "cut sequences unevenly"
     if machine.slower:
         apart = machine.gpus * pp % machine.total == 0
