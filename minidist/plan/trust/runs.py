@@ -72,7 +72,15 @@ def machine_of(said: Mapping[str, Any]) -> Machine:
         return machine(said["cluster"])
     own = said["machine"]
     device = Device.named(own["device"])
-    return Machine(device.name, device, own["gpus"], own["node"], own["across"], price=0.0)
+    return Machine(
+        device.name,
+        device,
+        own["gpus"],
+        own["node"],
+        own["across"],
+        price=0.0,
+        host=own.get("host", 0),
+    )
 
 
 def start_of(said: Mapping[str, Any], software: Software) -> Setup:
