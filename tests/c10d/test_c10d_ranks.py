@@ -74,7 +74,12 @@ def test_nothing_of_the_ranks_stays_behind() -> None:
     assert (sys.excepthook, torch.random.default_generator) == (hook, generator)
 
 
-def test_no_dispatch_mode_seems_entered_once_the_ranks_are_gone() -> None:
+def test_no_dispatch_mode_seems_entered_once_the_ranks_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as it is where no program of another test has left a mode
+    monkeypatch.setattr(torch.utils._python_dispatch, "_is_in_torch_dispatch_mode", False)
+
     def program(comm: Communicator) -> None:
         comm.barrier()  # all have entered theirs, and leave in another order
 
