@@ -39,46 +39,43 @@ def graphs() -> Iterator[Counted]:
     torch._dynamo.reset()
 
 
-CASES: list[tuple[Layout, dict[str, Any]]] = [
-    (Layout(), {}),
-    (Layout(dp=2), {"zero": 3, "recompute": "selective"}),
-    (Layout(pp=2), {"schedule": "1f1b", "microbatches": 3, "recompute": "full"}),
+# as recipes, so that those of the soak are known to be some whenever this file is read
+CASES: list[tuple[Layout, Recipe]] = [
+    (Layout(), Recipe()),
+    (Layout(dp=2), Recipe(zero=3, recompute="selective")),
+    (Layout(pp=2), Recipe(schedule="1f1b", microbatches=3, recompute="full")),
     # of the soak
-    (Layout(cp=2), {"cp_comm": "ulysses", "recompute": "selective"}),
-    (Layout(tp=2), {"sequence": True}),
-    (Layout(dp=2), {"microbatches": 2, "recompute": "sqrt"}),
-    (Layout(dp=2), {"zero": 1, "microbatches": 2, "recompute": "full"}),
-    (Layout(dp=2), {"zero": 2}),
-    (Layout(dp=4), {"zero": 3, "hsdp": 2, "recompute": "every 2"}),
-    (Layout(tp=2), {"recompute": "selective"}),
-    (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
-    (
-        Layout(pp=2, tp=2),
-        {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True},
-    ),
-    (Layout(dp=2, pp=2), {"schedule": "zb-v", "microbatches": 4, "zero": 1}),
-    (Layout(cp=2), {"recompute": "full", "zero": 3}),
-    (Layout(cp=2, pp=2), {"cp_comm": "all_gather", "schedule": "zb-h1", "microbatches": 2}),
+    (Layout(cp=2), Recipe(cp_comm="ulysses", recompute="selective")),
+    (Layout(tp=2), Recipe(sp=True)),
+    (Layout(dp=2), Recipe(microbatches=2, recompute="sqrt")),
+    (Layout(dp=2), Recipe(zero=1, microbatches=2, recompute="full")),
+    (Layout(dp=2), Recipe(zero=2)),
+    (Layout(dp=4), Recipe(zero=3, hsdp=2, recompute="every 2")),
+    (Layout(tp=2), Recipe(recompute="selective")),
+    (Layout(pp=2), Recipe(schedule="zb-h1", microbatches=4)),
+    (Layout(pp=2, tp=2), Recipe(schedule="interleaved", chunks=2, microbatches=2, sp=True)),
+    (Layout(dp=2, pp=2), Recipe(schedule="zb-v", microbatches=4, zero=1)),
+    (Layout(cp=2), Recipe(recompute="full", zero=3)),
+    (Layout(cp=2, pp=2), Recipe(cp_comm="all_gather", schedule="zb-h1", microbatches=2)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("layout", "options"),
+    ("layout", "recipe"),
     [
         pytest.param(*case, marks=[pytest.mark.soak] * (number >= 3))
         for number, case in enumerate(CASES)
     ],
-    ids=lambda it: str(it).partition("\n")[0],
+    ids=[str(number) for number in range(len(CASES))],
 )
-def test_the_numbers_of_the_serial_run(
-    layout: Layout, options: dict[str, Any], graphs: Counted
-) -> None:
+def test_the_numbers_of_the_serial_run(layout: Layout, recipe: Recipe, graphs: Counted) -> None:
     """Microbatches are of two sizes, so all is compiled a second time, in the midst of a step."""
     config = replace(
         SMALL, layers=4 if layout.pp > 1 else 2, dropout=0.1 if layout.size == 1 else 0
     )
-    assert worst(Case(layout, Recipe(**options, compile="counting"), config)) <= 1e-9
-    whole = layout.tp == 1 and not str(options.get("schedule")).startswith("zb")
+    compiled = replace(recipe, compile="counting")
+    assert worst(Case(layout, compiled, config)) <= 1e-9
+    whole = layout.tp == 1 and not recipe.schedule.startswith("zb")
     assert max(graphs) >= (20 if whole else 5), "nothing was compiled, or in small pieces"
 
 
