@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 INSTRUMENTS = {"bench", "course"}  # they measure and teach the package; they are not the package
 # Tokens of code, a string counts once: floors 0 to 4, and the package without its instruments.
 # Packing saves none.
-MOST_TOKENS = {"core": 175_000, "package": 310_000}
+MOST_TOKENS = {"core": 180_000, "package": 310_000}
 DENSEST = 10.5  # tokens on a line, of a whole file: the formatter alone gives about 9.4
 # A page of so few lines of code hides nothing; the ring, the style's example, has 24 of 13 tokens.
 SHORT = 25

@@ -11,8 +11,8 @@ tensors our buffers, `checks.py` refuses what cannot be, `work.py` is what a cal
 `register.py` is how torch finds us, also under the names of other backends: `any_name.py`.
 
 The rest is for simulated ranks, which share a process. `simulated.py` runs a program on them.
-`ranks.py` says which rank a thread is, `worlds.py` gives each its own default group, and
-`generators.py` its own default generator.
+`ranks.py` says which rank a thread is, `worlds.py` gives each its own default group,
+`generators.py` its own default generator, and `waiting_store.py` is the store of them all.
 """
 
 from minidist.c10d.backend import MinidistGroup

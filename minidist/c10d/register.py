@@ -34,7 +34,9 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
     take_any_name()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    handlers["env"] = _Rendezvous(handlers["env"])
+    handlers["env"] = _Rendezvous(handlers["env"], of_here)
+    for named in ("tcp", "file"):
+        handlers[named] = _Rendezvous(handlers[named], RANKS.simulated)
     never_compile(MinidistGroup)
     never_compile(Working)
     functions: Any = torch._C
@@ -88,15 +90,15 @@ def shared_store(comm: Communicator) -> Store:
 
 
 class _Rendezvous:
-    """torch's meeting by variables of the environment, and ours where there are none."""
+    """torch's meeting by variables, an address or a file, and ours for ranks that have met: those
+    that `find` knows.
+    """
 
-    def __init__(self, others: Callable[..., Any]) -> None:
-        self.others = others
+    def __init__(self, others: Callable[..., Any], find: Callable[[], Rank | None]) -> None:
+        self.others, self.find = others, find
 
     def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
-        rank = RANKS.here()
-        if rank is None and under_mpirun():
-            rank = RANKS.of_process(_of_mpirun)
+        rank = self.find()
         if rank is None:
             yield from self.others(url, **options)
             return
@@ -107,6 +109,12 @@ class _Rendezvous:
                     f"init_process_group: {name}={said[0]}, but it is {true}: leave {name} out"
                 )
         yield rank.next_store(), rank.comm.rank, rank.comm.size
+
+
+def of_here() -> Rank | None:
+    """Return the rank that this thread is, or this process of mpirun's."""
+    rank = RANKS.here()
+    return RANKS.of_process(_of_mpirun) if rank is None and under_mpirun() else rank
 
 
 def _of_mpirun() -> Rank:
@@ -122,9 +130,7 @@ def _create(options: Any, more: Any) -> MinidistGroup:
         raise ValueError(
             f"pg_options={more!r}: minidist's groups have no options: leave pg_options out"
         )
-    rank = RANKS.here()
-    if rank is None and under_mpirun():
-        rank = RANKS.of_process(_of_mpirun)
+    rank = of_here()
     if rank is None:
         raise RuntimeError(
             "init_process_group('minidist') needs ranks: simulate them, minidist.run(program, "

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch._C._distributed_c10d import HashStore
-
 from minidist.c10d.register import as_users_want, register
+from minidist.c10d.waiting_store import WaitingStore
 from minidist.c10d.worlds import simulated_rank
 from minidist.comm.communicator import Communicator
 
@@ -22,7 +21,7 @@ def simulated(program: Callable[[Communicator], Result]) -> Callable[[Communicat
     `torch.set_num_threads`, environment variables, `random` and `numpy.random`.
     """
     register()
-    store = HashStore()
+    store = WaitingStore()
 
     def on_a_rank(comm: Communicator) -> Result:
         with simulated_rank(as_users_want(comm), store):

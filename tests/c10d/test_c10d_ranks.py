@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -130,3 +131,34 @@ def test_a_communicator_is_left_as_it_was() -> None:
     assert not comm.debug
     with pytest.raises(ValueError, match="environment variable RANK expected"):
         dist.init_process_group("minidist")
+
+
+@pytest.mark.parametrize("engine", ["threads", "cooperative"])
+@pytest.mark.parametrize("where", ["env://", "tcp://127.0.0.1:1", "file:///nowhere/at/all"])
+def test_ranks_wait_for_what_another_puts_into_the_store(engine: str, where: str) -> None:
+    def program(comm: Communicator) -> tuple[bytes, int]:
+        dist.init_process_group("minidist", where, rank=comm.rank, world_size=comm.size)
+        store = dist.distributed_c10d._get_default_store()
+        if comm.rank == 1:
+            store.set("port", "29500")
+        port = store.get("port")
+        store.add("arrived", 1)
+        dist.barrier()
+        return port, store.add("arrived", 0)
+
+    assert minidist.run(program, 3, torch=True, engine=engine) == [(b"29500", 3)] * 3
+
+
+@pytest.mark.parametrize("engine", ["threads", "cooperative"])
+def test_a_value_that_nobody_sets_is_a_deadlock_unless_a_timeout_was_asked_for(
+    engine: str,
+) -> None:
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("minidist")
+        store = dist.distributed_c10d._get_default_store()
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["never"], timedelta(seconds=0.01))
+        store.get("never")
+
+    with pytest.raises(DeadlockError, match="rank 1 waits: the store's 'never' at test_c10d_ranks"):
+        minidist.run(program, 2, torch=True, engine=engine)

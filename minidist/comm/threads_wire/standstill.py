@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from minidist.comm.report import user_line
 from minidist.comm.threads_wire.carriers.carrier import Carrier
-from minidist.comm.threads_wire.lanes import Lane, WaitsFor
+from minidist.comm.threads_wire.lanes import Lane, Until, WaitsFor
 
 
 def deadlock(waiting: list[Lane], carrier: Carrier) -> str:
@@ -15,7 +15,7 @@ def deadlock(waiting: list[Lane], carrier: Carrier) -> str:
     for lane in waiting:
         what, peer = waits_for(lane)
         lines.append(f"  rank {lane.rank}{lane.name} waits: {what}{_line(lane, carrier)}")
-        if peer is not None:
+        if peer is not None and not isinstance(lane.awaits, Until):  # which names no other rank
             edges[lane.rank] = peer
     chain = [waiting[0].rank]
     while (peer := edges.get(chain[-1])) is not None and peer not in chain:
