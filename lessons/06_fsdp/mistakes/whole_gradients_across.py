@@ -9,6 +9,10 @@ from minidist.parallel.sharded.flat import Direct
 
 
 class Whole(Direct):
+    def __init__(self, link, across):
+        super().__init__(link, across)
+        self.across = across
+
     def reduce(self, gradient, flat, op):
         all_reduce(gradient, self.across)
         return reduce_scatter(gradient, self.link)
