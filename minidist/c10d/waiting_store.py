@@ -5,7 +5,8 @@
     one rank runs at a time          the others go on meanwhile
 
 torch's own store waits in C++, where nobody sees it. Here it holds the values, and no more. A wait
-with a `timeout` of its own ends with that, as torch's does.
+with a `timeout` of its own ends with that, as torch's does. `set_timeout` has no effect: each
+`init_process_group` calls it, and how long a rank may wait is the job's `limit`.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ KNOWN: dict[str, Any] = {
 CHOICES = (*PRECISIONS, "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 OF_BATCH = {"K": 2**10 / 1e3, "M": 2**20 / 1e6}  # batches are powers of two in nearly every paper
+BATCH = "tokens of a step: 4M is 4 x 2^20, and 512K is 512 x 2^10"
 SHOWN = 5  # layouts, unless --top says otherwise
 
 
@@ -160,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
         help="h100:64, two sites as h100:32+a100:32@12.5e9, a TOML, or here",
     )
     found.add_argument("--tokens", default="1T", help="of the whole run, as 1.4T")
-    found.add_argument("--batch", default="4M", help="tokens of a step: 4M is 4 x 2^20")
+    found.add_argument("--batch", default="4M", help=BATCH)
     found.add_argument("--sequence", type=int, default=4096, help="tokens of a sequence")
     found.add_argument("--top", type=int, default=SHOWN, help="how many layouts to show")
     found.add_argument(
