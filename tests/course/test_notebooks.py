@@ -11,13 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from matplotlib import image
-from nbclient import NotebookClient
 from ranks import warm_environment, warm_python
 
 from minidist.course.lesson import GradeError
@@ -61,7 +59,9 @@ def execute(path: Path, kernels: KernelSpecManager, folder: Path, real: bool) ->
     """Execute a notebook in `folder`, with its cells on real processes or without; return it with
     its outputs.
     """
-    notebook = nbformat.read(path, 4)
+    from nbclient import NotebookClient
+
+    notebook = read(path)
     for cell in notebook.cells:
         if is_real(cell) and not real:
             cell.source = ""
@@ -74,6 +74,13 @@ def execute(path: Path, kernels: KernelSpecManager, folder: Path, real: bool) ->
         )
         client.execute(env=warm_environment(*IMPORTED), cleanup_kc=True)
     return notebook
+
+
+def read(path: Path) -> Any:
+    """Read a notebook. To import what does it takes two seconds, which other tests need not wait for."""
+    import nbformat
+
+    return nbformat.read(path, 4)
 
 
 def is_real(cell: Any) -> bool:
@@ -102,7 +109,7 @@ def test_executing_again_gives_what_is_committed(
     path: Path, kernels: KernelSpecManager, tmp_path: Path
 ) -> None:
     committed, again = (
-        nbformat.read(path, 4),
+        read(path),
         execute(path, kernels, tmp_path, real=path.stem[:2] in REAL),
     )
     for before, now in zip(committed.cells, again.cells, strict=True):
@@ -139,7 +146,7 @@ def compare(kept: Any, found: Any) -> None:
 
 @EACH
 def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -> None:
-    notebook, source = nbformat.read(path, 4), cells_of(FOLDER / "src" / f"{path.stem}.py")
+    notebook, source = read(path), cells_of(FOLDER / "src" / f"{path.stem}.py")
     assert [(cell.id, cell.source) for cell in notebook.cells] == [
         (cell.id, cell.source) for cell in source.cells
     ]
