@@ -12,7 +12,9 @@
 
 Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer
 ones first; or, where `counts` says so, of so many rows. All ranks must call the same collectives in
-the same order. Every rank gets the same bits. Each algorithm's file states its cost.
+the same order. Every rank gets the same bits. Each algorithm's file states its cost;
+`algorithms("broadcast")` says which an operation has. A NaN stays one in `max` and `min`, but
+`native` leaves that to its engine: MPI and gloo may lose it.
 """
 
 import math
@@ -60,7 +62,7 @@ def all_reduce(
         Before anything is sent, for an invalid buffer, operation or algorithm.
     MismatchError
         If the ranks' calls differ. Debug mode finds every difference; otherwise only different
-        message sizes show.
+        sizes show.
     """
     array = flatten(buffer, writable=True)
     combine = comm.computing(reduction(op, array))
@@ -262,9 +264,9 @@ def all_to_all(
     """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as
     `all_reduce`.
 
-    The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full`
-    must have the same size on all ranks. With `send_counts` alone, the ranks first exchange their
-    counts in a `roll_call`.
+    The counts are in rows: `receive_counts[r]` are those that come from rank r. Without them the
+    chunks are those of `numpy.array_split`, and `full` must have the same size on all ranks. With
+    `send_counts` alone, the ranks first exchange their counts in a `roll_call`.
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])

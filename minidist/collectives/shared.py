@@ -301,7 +301,13 @@ class Staging:
 
     def __init__(self, comm: Communicator) -> None:
         self.mine = comm.allocate(ASIDE + 2 * HALF, np.uint8)
-        self.memories = comm.peers(self.mine) or []  # there are: it was allocated
+        memories = comm.peers(self.mine)
+        if memories is None:  # as in a recording, where what travels is a message
+            raise ValueError(
+                "algorithm='shared' needs ranks that see each other's memory, and these do not: use "
+                "'ring'"
+            )
+        self.memories = memories
         self.turns = 0  # so often a half was taken
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 

@@ -21,7 +21,8 @@ from minidist.collectives import (
     prepare,
     reduce_scatter,
 )
-from minidist.comm import Link, MismatchError, explore
+from minidist.comm import DeadlockError, Link, MismatchError, explore
+from minidist.draw.recording import record
 
 ONE = np.zeros(1)
 SIX = np.zeros(6)
@@ -159,3 +160,16 @@ def test_different_sizes_in_shared_memory_are_a_mismatch(
         MismatchError, match=r"rank \d brings \d+ bytes .* rank \d brings \d+: give"
     ):
         minidist.run(lambda c: IN_SHARED_MEMORY[what](sizes[c.rank], c), 3)
+
+
+def test_a_recording_refuses_memory_that_its_ranks_do_not_share() -> None:
+    """There what travels is a message: `shared` broke off with an IndexError."""
+    with pytest.raises(ValueError, match="needs ranks that see each other's memory"):
+        record(lambda comm: all_reduce(np.zeros(4), comm, algorithm="shared"), 3)
+
+
+def test_a_deadlock_is_no_single_ranks() -> None:
+    """It bore the note "[rank 0] raised this", which is no line of the report."""
+    with pytest.raises(DeadlockError) as report:
+        minidist.run(lambda comm: comm.recv(np.zeros(1), 1 - comm.rank), 2)
+    assert not hasattr(report.value, "__notes__")

@@ -50,6 +50,8 @@ class Cluster:
     """Nodes of `ranks_per_node` ranks; `inside` links them within a node, `across` between nodes.
 
     `ranks_per_node=None` is one node without a bound, `nodes=None` as many nodes as the ranks fill.
+    `flops` are the operations of one device a second, and `name` is what errors call it. ValueError
+    or TypeError if a number is not whole, or none of its kind.
     """
 
     inside: Link

@@ -24,7 +24,7 @@ import numpy as np
 from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import RankFailed, different_bytes, whole
+from minidist.comm.errors import DeadlockError, LimitError, RankFailed, different_bytes, whole
 from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger, Status
 from minidist.comm.threads_wire.carriers.carrier import Work
@@ -206,7 +206,7 @@ def run(
         If there is no such engine here, or seed or schedule say nothing for it; if the ranks are
         none, or too many for the cluster; if an argument is of another kind.
     Exception
-        Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
+        Whatever a rank raised first, with a note that names the rank. The others are stopped.
     """
     ranks = check_arguments(ranks, cluster, eager_limit)
     if not isinstance(trace, Trace | None):
@@ -254,7 +254,7 @@ def carry(
         raise
     if world.failure is not None:
         rank, cause = world.failure
-        if rank >= 0 and not isinstance(cause, RankFailed):
+        if rank >= 0 and not isinstance(cause, RankFailed | DeadlockError | LimitError):
             cause.add_note(f"[rank {rank}] raised this")
         raise cause
     return results
