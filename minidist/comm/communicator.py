@@ -324,7 +324,7 @@ class Communicator:
         argument.
         """
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"advance({seconds}): time goes on, and does not run backwards")
+            raise ValueError(f"advance({seconds}): time does not run backwards, nor for ever")
         self.wire.advance(seconds)
 
     @property
