@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm import Cluster, Communicator
+from minidist.comm.agree import same_call
 from minidist.comm.ledger import Traffic
 
 AXES = ("dp", "pp", "cp", "tp")  # outermost first
@@ -283,10 +284,13 @@ class Mesh:
     ValueError
         On every rank, before anything is sent, if the layout and `comm` differ in the number of
         ranks.
+    MismatchError
+        On every rank, if the ranks bring different layouts.
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
         layout.check(comm.size)
+        same_call(comm, "Mesh", repr(layout))
         self.world, self.layout = comm, layout
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}

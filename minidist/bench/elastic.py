@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print tables; return 0, or 2 for what cannot be measured."""
-    parser = Parser(prog="minidist bench elastic", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="minidist bench elastic", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--repeat", type=flag_of(int, AT_LEAST_ONE), default=5, help="times (5)")
     parser.add_argument("--json", default="", help="file for the figures, or -")
     options = parser.parse_args(argv)

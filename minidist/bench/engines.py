@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print a table; return 0."""
-    parser = Parser(prog="minidist bench engines", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="minidist bench engines", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--ranks",
         type=flag_of(int, RANKS),

@@ -27,6 +27,7 @@ TRAINING = (
 )
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
+APART = ("engines", "elastic")  # with options of their own
 PEERS = ("native", "tuned", "gloo")
 ALGORITHMS = ("auto", "handle", "registered")
 NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a power of two of ranks
@@ -98,7 +99,7 @@ def parse(argv: list[str]) -> Options:
     name = given.names.replace("-", "_")
     if name not in (*NAMES, *ON_GPUS, "all"):
         parser.error(
-            f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS))}, all"
+            f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS, *APART))}, all"
         )
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
@@ -121,7 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "names",
         metavar="NAME",
-        help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same",
+        help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same; "
+        f"{' and '.join(APART)} have their own --help",
     )
     add(
         "--ranks",

@@ -56,13 +56,17 @@ COLLECTIVES = tuple(TABLE)
 
 def algorithms(operation: str) -> tuple[str, ...]:
     """Return the values that `algorithm=` accepts for an operation, `auto` and `native`
-    included.
+    included. ValueError if there is no such operation.
     """
+    _check(operation)
     return ("auto", *TABLE[operation], "native")
 
 
 def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
-    """Return the algorithm that `auto` takes for a buffer of `bytes`, and the reason."""
+    """Return the algorithm that `auto` takes for a buffer of `bytes`, and the reason. ValueError if
+    there is no such operation.
+    """
+    _check(operation)
     ranks = comm.size
     if comm.wire.carries_cuda:
         return "native", "NCCL knows the links between GPUs"
@@ -90,6 +94,13 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
     if bytes <= SMALL and (power or operation == "all_reduce"):
         return "recursive", f"at most {SMALL} bytes: log2 P messages instead of 2(P - 1)"
     return "ring", "many bytes: none leaves a rank twice"
+
+
+def _check(operation: str) -> None:
+    if operation not in COLLECTIVES:
+        raise ValueError(
+            f"there is no collective {operation!r}: choose one of {', '.join(COLLECTIVES)}"
+        )
 
 
 class Found(dict[tuple[str, str, int], tuple[str, Callable[..., None]]]):

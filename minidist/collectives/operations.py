@@ -12,7 +12,9 @@
 
 Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer
 ones first; or, where `counts` says so, of so many rows. All ranks must call the same collectives in
-the same order. Every rank gets the same bits. Each algorithm's file states its cost.
+the same order. Every rank gets the same bits. Each algorithm's file states its cost;
+`algorithms("broadcast")` says which an operation has. A NaN stays one in `max` and `min`, but
+`native` leaves that to its engine: MPI and gloo may lose it.
 """
 
 import math
@@ -37,6 +39,7 @@ from minidist.comm.buffers import (
     is_tensor,
 )
 from minidist.comm.communicator import Communicator
+from minidist.comm.errors import whole
 
 
 def all_reduce(
@@ -59,7 +62,7 @@ def all_reduce(
         Before anything is sent, for an invalid buffer, operation or algorithm.
     MismatchError
         If the ranks' calls differ. Debug mode finds every difference; otherwise only different
-        message sizes show.
+        sizes show.
     """
     array = flatten(buffer, writable=True)
     combine = comm.computing(reduction(op, array))
@@ -140,16 +143,9 @@ def all_gather(
         `roll_call`.
     """
     source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
-    whole = None if out is None else tuple(out.shape)
-    agree(
-        comm,
-        "all_gather",
-        dtype_name(source),
-        algorithm,
-        row=shard.shape[1:],
-        out=whole,
-        counts=counts,
-    )
+    room = None if out is None else tuple(out.shape)
+    told = {"row": shard.shape[1:], "out": room, "counts": counts}
+    agree(comm, "all_gather", dtype_name(source), algorithm, **told)
     if counts is None:
         counts = comm.roll_call(mine) if out is None else cut(_rows(out), comm.size)
     _check_counts("counts", counts, comm)
@@ -161,11 +157,11 @@ def all_gather(
         or dtype_name(array) != dtype_name(source)
     ):
         brought = f"rank {comm.rank} brings a {dtype_name(source)} shard of {mine} rows"
-        room = (
+        place = (
             f"a {dtype_name(array)} output of shape {tuple(result.shape)}, of which "
             f"{counts[comm.rank]} are its own"
         )
-        raise ValueError(f"{brought} for {room}: bring array_split's shard, or say counts=")
+        raise ValueError(f"{brought} for {place}: bring array_split's shard, or say counts=")
     lengths = [count * rows for count in counts]
     chunks = Chunks(array, lengths, brought=source)
     comm.copy(chunks[comm.rank], source)
@@ -268,9 +264,9 @@ def all_to_all(
     """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as
     `all_reduce`.
 
-    The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full`
-    must have the same size on all ranks. With `send_counts` alone, the ranks first exchange their
-    counts in a `roll_call`.
+    The counts are in rows: `receive_counts[r]` are those that come from rank r. Without them the
+    chunks are those of `numpy.array_split`, and `full` must have the same size on all ranks. With
+    `send_counts` alone, the ranks first exchange their counts in a `roll_call`.
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])
@@ -288,6 +284,9 @@ def all_to_all(
         received=received,
     )
     if send_counts is None:
+        if receive_counts is not None:
+            said = f"receive_counts={list(receive_counts)} says what arrives"
+            raise ValueError(f"{said}, but nothing what leaves: say send_counts= as well")
         send_counts = cut(rows, comm.size)
         receive_counts = [send_counts[comm.rank]] * comm.size
     if receive_counts is None:
@@ -322,13 +321,13 @@ def _run(
 
     Where nothing has to move on a single rank, nothing is called.
     """
-    whole = sum(lengths) if lengths else len(array)
-    name, function = find(what, algorithm, whole * array.itemsize, comm)
+    everything = sum(lengths) if lengths else len(array)
+    name, function = find(what, algorithm, everything * array.itemsize, comm)
     if comm.size == 1 and what not in ("gather", "scatter", "all_to_all"):
         return
     least = None
     if name == "native":
-        least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize
+        least = _least(what, comm, lengths or cut(everything, comm.size), root) * array.itemsize
     comm.carry_out(what, name, array.nbytes, least, function, call)
 
 
@@ -338,14 +337,15 @@ def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> i
 
 
 def _check_root(root: int, comm: Communicator) -> None:
-    if not 0 <= root < comm.size:
+    if not 0 <= whole("root", root) < comm.size:
         raise ValueError(
             f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}"
         )
 
 
 def _check_counts(name: str, counts: Sequence[int], comm: Communicator) -> None:
-    if len(counts) != comm.size or min(counts) < 0:
+    whole_numbers = isinstance(sum(counts), int | np.integer)
+    if len(counts) != comm.size or min(counts) < 0 or not whole_numbers:
         raise ValueError(
             f"{name}={list(counts)} must be {comm.size} numbers of rows, one for each rank"
         )

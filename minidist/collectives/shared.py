@@ -43,25 +43,25 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     if comm.ledger.debug:
         agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
     if peers is not None:
-        comm.fence()
+        comm.fence(array.nbytes)
         _reduce_own_chunk([view_as(peer, array.dtype) for peer in peers], comm, combine)
-        comm.fence()
+        comm.fence(array.nbytes)
     elif array.nbytes <= (SMALL_FOR_TWO if comm.size == 2 else SMALL):
         copies = _half(array, len(array), comm)
         comm.copy(copies[comm.rank], array)
-        comm.fence()
+        comm.fence(array.nbytes)
         _add_up(copies, array, comm, combine)
     elif comm.size == 2:
         _between_two(array, comm, combine)
     else:
         chunks = Chunks(array, cut(len(array), comm.size))
         for pieces in segments(chunks, BLOCK // (comm.size - 1)):
-            everyones = _publish_pieces(pieces, comm)
+            everyones = _publish_pieces(pieces, comm, array.nbytes)
             # `answer` is unused until now
             mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]
             _add_others(mine, everyones, mine, comm, combine)
             comm.copy(answer, mine)
-            comm.fence()
+            comm.fence(array.nbytes)
             for owner, piece in enumerate(pieces):
                 _read(everyones[owner][owner], piece, owner, comm)
 
@@ -83,14 +83,14 @@ def reduce_scatter(
     if peers is not None:
         wholes = [view_as(peer, out.dtype) for peer in peers]
         own = [Chunks(whole, chunks.lengths)[comm.rank] for whole in wholes]
-        comm.fence()
+        comm.fence(chunks.whole.nbytes)
         for *pieces, target in segments([*own, out], BLOCK):
             _add_pieces(pieces, target, comm, combine)
-        comm.fence()
+        comm.fence(chunks.whole.nbytes)
         return
     for pieces in segments(chunks, BLOCK // (comm.size - 1)):
         mine = pieces[comm.rank]
-        everyones = _publish_pieces(pieces, comm)
+        everyones = _publish_pieces(pieces, comm, chunks.whole.nbytes)
         target, out = out[: len(mine)], out[len(mine) :]
         _add_others(mine, everyones, target, comm, combine)
 
@@ -114,15 +114,16 @@ def all_gather(chunks: Chunks, comm: Communicator) -> None:
         "ordinary" if shards is None else "registered",
     )
     if shards is not None:
-        comm.fence()
+        comm.fence(out.nbytes)
         for owner, chunk in enumerate(chunks):
             _read(shards[owner], chunk, owner, comm)
-        comm.fence()
+        comm.fence(out.nbytes)
         return
     for pieces in segments(chunks, BLOCK):
         copies = _publish(
             pieces[comm.rank],
             comm,
+            out.nbytes,
             longest=max(len(piece) for piece in pieces),
         )
         for owner, piece in enumerate(pieces):
@@ -136,7 +137,7 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
         halves = _half(block, len(block), comm)
         if comm.rank == root:
             comm.copy(halves[root], block)
-        comm.fence()
+        comm.fence(array.nbytes)
         _read(halves[root], block, root, comm)
 
 
@@ -154,7 +155,7 @@ def _between_two(array: Array, comm: Communicator, combine: Combine) -> None:
     mine, other = comm.rank, 1 - comm.rank
     back: tuple[Array, Array] | None = None
     for pieces in segments(Chunks(array, cut(len(array), 2)), BLOCK // 2):
-        everyones = _publish_pieces(pieces, comm)
+        everyones = _publish_pieces(pieces, comm, array.nbytes)
         if back is not None:
             comm.copy(*back)
         answer = everyones[other][mine]
@@ -162,7 +163,7 @@ def _between_two(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.copy(pieces[mine], answer)
         comm.reach(answer.nbytes, other)
         back = pieces[other], everyones[mine][other]
-    comm.fence()
+    comm.fence(array.nbytes)
     if back is not None:
         comm.copy(*back)
 
@@ -233,25 +234,28 @@ def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:
         comm.reach(target.nbytes, owner)
 
 
-def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
-    """Copy `array` into registered memory, wait for all ranks, and return every rank's copy.
+def _publish(array: Array, comm: Communicator, bytes: int, longest: int = 0) -> list[Array]:
+    """Copy `array`, a part of so many bytes in all, into registered memory, wait for all ranks, and
+    return every rank's copy.
 
     If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
     comm.copy(copies[comm.rank][: len(array)], array)
-    comm.fence()
+    comm.fence(bytes)
     return copies
 
 
-def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
-    """Publish one piece for each other rank; return every rank's pieces."""
+def _publish_pieces(pieces: list[Array], comm: Communicator, bytes: int) -> list[Chunks]:
+    """Publish one piece for each other rank, of an array of so many bytes; return every rank's
+    pieces.
+    """
     counts = [len(piece) for piece in pieces]
     everyones = [Chunks(half, counts) for half in _half(pieces[0], sum(counts), comm)]
     for rank, piece in enumerate(pieces):
         if rank != comm.rank:
             comm.copy(everyones[comm.rank][rank], piece)
-    comm.fence()
+    comm.fence(bytes)
     return everyones
 
 
@@ -297,7 +301,13 @@ class Staging:
 
     def __init__(self, comm: Communicator) -> None:
         self.mine = comm.allocate(ASIDE + 2 * HALF, np.uint8)
-        self.memories = comm.peers(self.mine) or []  # there are: it was allocated
+        memories = comm.peers(self.mine)
+        if memories is None:  # as in a recording, where what travels is a message
+            raise ValueError(
+                "algorithm='shared' needs ranks that see each other's memory, and these do not: use "
+                "'ring'"
+            )
+        self.memories = memories
         self.turns = 0  # so often a half was taken
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 

@@ -36,8 +36,14 @@ def agree(comm: Ranks, operation: str, *details: object, **named: object) -> Non
     details, named
         What must be the same on every rank.
     """
-    if not comm.ledger.debug:
-        return
+    if comm.ledger.debug:
+        same_call(comm, operation, *details, **named)
+
+
+def same_call(comm: Ranks, operation: str, *details: object, **named: object) -> None:
+    """Raise the same MismatchError on every rank unless all make the same call, whatever the mode:
+    for calls that are made seldom, and where a difference would spoil what others hold.
+    """
     words = [_word(detail) for detail in details] + [
         f"{name}={_word(detail)}" for name, detail in named.items()
     ]

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from minidist.comm.agree import agree
+from minidist.comm.agree import agree, same_call
 from minidist.comm.buffers import Array, Buffer, Nowhere, copy, dtype_of, flatten, shaped
+from minidist.comm.errors import ranks_of, whole
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
@@ -66,12 +67,8 @@ class Communicator:
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
         self.wire, self.ledger, self.traffic = wire, ledger, ledger.traffic
         wire.debug = ledger.debug
-        self.rank, self.size, self.members, self.name = (
-            wire.rank,
-            wire.size,
-            wire.members,
-            wire.name,
-        )
+        self.rank, self.size = wire.rank, wire.size
+        self.members, self.name = wire.members, wire.name
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
         self.clock, self.start, self.fail = wire.clock, wire.start, wire.fail
@@ -127,7 +124,7 @@ class Communicator:
             If `to` is not another rank, the tag is negative or too large, or the buffer is not
             contiguous.
         TypeError
-            If it is not a buffer, or of a dtype that does not travel.
+            If it is not a buffer, of a dtype that does not travel, or a number is not whole.
         """
         self.isend(buffer, to, tag).wait()
 
@@ -181,7 +178,7 @@ class Communicator:
         """Divide the ranks into one communicator per color, ordered by `key` (default: the rank).
         Collective.
         """
-        color, key = int(color), self.rank if key is None else int(key)
+        color, key = whole("color", color), self.rank if key is None else whole("key", key)
         agree(self, "split")
         with self.meeting("split"):
             wire = self.wire.split(color, key, f"{self.name}/{next(self._children)}.{color}")
@@ -199,14 +196,15 @@ class Communicator:
         Raises
         ------
         ValueError
-            If this rank is not one of them.
+            If this rank is not one of them, or they are not different ranks that there are.
         NotImplementedError
             On the `torch` wire, whose groups are made by all ranks together.
         """
+        ranks = ranks_of(name, ranks, self.size)
         if self.rank not in ranks:
-            raise ValueError(f"rank {self.rank} is not one of the ranks {list(ranks)} of {name!r}")
+            raise ValueError(f"rank {self.rank} is not one of the ranks {ranks} of {name!r}")
         with self.meeting(f"the group {name}"):
-            wire = self.wire.among(list(ranks), f"{self.name}/{name}")
+            wire = self.wire.among(ranks, f"{self.name}/{name}")
         return Communicator(wire, self.ledger.of_group())
 
     def fork(self) -> Communicator:
@@ -228,7 +226,7 @@ class Communicator:
         if size is None:
             node, place = self.node[0], self.node.index(self.rank)
         else:
-            node, place = divmod(self.rank, size)
+            node, place = divmod(self.rank, whole("size", size, least=1))
         return Levels(self.split(node), self.split(place))
 
     def node_levels(self) -> Levels:
@@ -281,7 +279,7 @@ class Communicator:
         """
         known = dtype_of(dtype)
         bytes = int(np.prod(shape, dtype=np.int64)) * known.itemsize
-        agree(self, "allocate", f"{bytes} bytes")
+        same_call(self, "allocate", f"{bytes} bytes")
         with self.meeting("allocate"):
             memory, everyones = self.wire.allocate(max(bytes, 1), not isinstance(known, np.dtype))
         return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, known)
@@ -304,10 +302,11 @@ class Communicator:
         """
         return self.registered.peers(array, lengths)
 
-    def fence(self) -> None:
+    def fence(self, bytes: int = 0) -> None:
         """Barrier after which each rank of the node sees what the others wrote to registered memory
-        before it.
+        before it. MismatchError unless all say the same `bytes`, which no message tells.
         """
+        self.ledger.status.brings = bytes
         if not self.wire.fence(self.ledger.status):
             self.barrier()
 
@@ -324,8 +323,8 @@ class Communicator:
         """Let `seconds` of virtual time pass, as if computing. On real wires this only checks its
         argument.
         """
-        if seconds < 0:
-            raise ValueError(f"advance({seconds}): time does not run backwards")
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"advance({seconds}): time does not run backwards, nor for ever")
         self.wire.advance(seconds)
 
     @property
@@ -381,6 +380,8 @@ class Communicator:
         return leaving, arriving
 
     def _checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
+        if type(peer) is not int or type(tag) is not int:
+            peer, tag = whole(role, peer), whole("tag", tag)
         if not 0 <= peer < self.size:
             raise ValueError(
                 f"{role}={peer} is not a rank: there are {self.size}, numbered 0 to {self.size - 1}"

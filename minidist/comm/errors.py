@@ -1,4 +1,11 @@
-"""What goes wrong between ranks, by name. Each message says what, with values, and the fix."""
+"""What goes wrong between ranks, by name. Each message says what, with values, and the fix.
+
+`whole` and `ranks_of` refuse what is no whole number, and no group of ranks.
+"""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
 
 
 class CommunicationError(RuntimeError):
@@ -27,3 +34,47 @@ class LaunchError(CommunicationError):
 
 class QuorumError(CommunicationError):
     """Too few members of a job are left, or can see each other, for it to go on."""
+
+
+def different_bytes(*ends: tuple[int, int]) -> MismatchError:
+    """Return the error of two ranks that bring to shared memory what is not alike: (rank, bytes)."""
+    (first, its), (second, others) = sorted(ends)
+    return MismatchError(
+        f"rank {first} brings {its} bytes to a collective in shared memory, rank {second} brings "
+        f"{others}: give all ranks the same shape and dtype"
+    )
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """Return a whole number, numpy's too, as Python's.
+
+    Raises
+    ------
+    TypeError
+        If it is none. Not even 1.0 is: MPI would cut 1.5 down to it, and meet another message.
+    ValueError
+        If it is less than the `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a whole number") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}={number} must be at least {least}")
+    return number
+
+
+def ranks_of(group: str, ranks: Iterable[Any], size: int) -> list[int]:
+    """Return the ranks of a group, of `size` that there are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is no whole number or does not exist, or is named twice.
+    """
+    named = [whole("rank", rank) for rank in ranks]
+    if len({*named} & {*range(size)}) < len(named):
+        raise ValueError(
+            f"the ranks {named} of {group!r} must be different ones, from 0 to {size - 1}"
+        )
+    return named

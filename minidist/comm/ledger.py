@@ -91,13 +91,15 @@ class Awaited:
 class Status:
     """What one thread of one rank is waiting for: reports of hanging programs read it.
 
+    To a fence it `brings` so many bytes, as all others must.
+
     On a stream's thread `line` is the line of the program that launched what it does now, as far as
     somebody records it; nobody else's line is on its stack.
     """
 
     def __init__(self) -> None:
         self.waiting: Awaited | None = None
-        self.line = ""
+        self.line, self.brings = "", 0
         # when it began to wait, and when its watchdog asked the others
         self.since = self.asked = 0.0
         self.thread = threading.get_ident()

@@ -203,7 +203,7 @@ class Wire(ABC):
 
     def fence(self, status: Status) -> bool:
         """Have all ranks see what was stored before; return False where it takes a barrier of
-        messages.
+        messages. Raise MismatchError if what they bring differs.
         """
         return False
 

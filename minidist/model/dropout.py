@@ -92,10 +92,17 @@ class Dropout(nn.Module):
         Probability of zero, in [0, 1). At 0, and in evaluation, the input is returned.
     site : int
         Number of this dropout in the model; every site has its own masks.
+
+    Raises
+    ------
+    ValueError
+        If the rate is no such probability: elements would be scaled by something else.
     """
 
     def __init__(self, rate: float, site: int) -> None:
         super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate={rate} is not a probability in [0, 1): use 0 for none.")
         self.rate, self.site = rate, site
 
     def forward(self, x: Tensor, where: Where) -> Tensor:

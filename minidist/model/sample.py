@@ -33,18 +33,21 @@ def generate(
     Raises
     ------
     ValueError
-        If there is no token to start from, the temperature is not positive, or k is below 1.
+        If there is no token to start from, the temperature is not positive, k is below 1, or
+        fewer than no tokens are asked for.
     """
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(
             f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to "
             "start from."
         )
-    if temperature <= 0 or (top_k is not None and top_k < 1):
+    if not temperature > 0 or (top_k is not None and top_k < 1):
         raise ValueError(
             f"temperature={temperature} and top_k={top_k}: use a temperature above 0, and k from "
             "1 up."
         )
+    if new_tokens < 0:
+        raise ValueError(f"new_tokens={new_tokens}: ask for 0 or more.")
     was_training = model.training
     model.eval()
     try:

@@ -35,3 +35,20 @@ def test_a_step_is_three_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["engines", "--step", "8x8"])
     assert "--step 8x8: write dp x pp x tp, as in 8x8x8" in capsys.readouterr().err
+
+
+def test_the_benches_with_options_of_their_own_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`bench --help` left them out, and their own help broke off in the middle of its sentence."""
+    for words, said in (
+        ("--help", "engines and elastic have their own --help"),
+        ("engines --help", "simulated ranks, engine by engine."),
+        ("elastic --help", "and where the seconds go."),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            main(words.split())
+        assert said in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match="2"):
+        main(["engine"])
+    assert "nccl, engines, elastic, all" in capsys.readouterr().err

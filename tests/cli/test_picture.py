@@ -21,7 +21,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     assert train_on(2, f"--steps 5 --verify --metrics {folder / 'new' / 'losses.jsonl'}") == 0
     words = [*TINY, "--steps", "2", "--metrics", str(folder / "new" / "stages.jsonl")]
-    assert max(minidist.run(lambda comm: compare(words, comm, stages), 2)) == 0
+    assert max(minidist.run(lambda comm: compare(words, comm, stages, "stages"), 2)) == 0
     return folder / "new"
 
 

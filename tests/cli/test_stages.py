@@ -15,6 +15,7 @@ from training import PROGRAM, TINY
 from training import metrics as read_metrics
 
 import minidist
+from minidist.__main__ import main
 from minidist.cli.together import stopping_together
 from minidist.cli.variants.compare import Variants, compare
 from minidist.cli.variants.layouts import layouts
@@ -37,7 +38,9 @@ def compared(variants: Variants, ranks: int, *words: str) -> int:
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(
         minidist.run(
-            lambda comm: stopping_together("stages", comm, lambda: compare(argv, comm, variants)),
+            lambda comm: stopping_together(
+                "stages", comm, lambda: compare(argv, comm, variants, "stages")
+            ),
             ranks,
         )
     )
@@ -192,3 +195,11 @@ def test_nothing_is_saved_whatever_the_options_say(tmp_path: Path) -> None:
         == 0
     )
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["stages", "layouts", "losses"])
+def test_the_help_is_of_the_command_that_was_asked(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m minidist {command} [")

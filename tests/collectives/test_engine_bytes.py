@@ -71,7 +71,8 @@ REPORTS = """
     rule = choose.explain
     choose.explain = lambda *asked: rule(*asked) if asked[-1].wire.kind == "threads" else ("native", "as between GPUs")
     assert train([*TINY, "--steps", "2", "--trace", sys.argv[1]], comm) == 0
-    assert compare([*TINY, "--steps", "2"], comm, lambda config, ranks: {"DDP": stages(config, ranks)["DDP"]}) == 0
+    ddp = lambda config, ranks: {"DDP": stages(config, ranks)["DDP"]}
+    assert compare([*TINY, "--steps", "2"], comm, ddp, "stages") == 0
 """
 
 

@@ -52,6 +52,15 @@ FAULTS: dict[str, Fault] = {
         """,
         [r"\[rank 1\] ValueError: bad luck"],
     ),
+    "ranks that bring different sizes to shared memory": Fault(
+        """
+        all_reduce(np.ones(4 + comm.rank), comm)  # no message tells
+        """,
+        [
+            r"\[rank [01]\] .*MismatchError: rank 0 brings 32 bytes to a collective in shared "
+            r"memory, rank 1 brings 40: give all ranks the same shape and dtype"
+        ],
+    ),
     "a stream whose work raises while nobody waits for it": Fault(
         """
         def fails():

@@ -205,7 +205,7 @@ def test_split_groups_by_color_in_the_order_of_keys() -> None:
 
 def test_equal_keys_keep_the_order_of_ranks_and_colors_of_any_integer_kind_are_alike() -> None:
     def program(comm: Communicator) -> tuple[int, ...]:
-        color = [1, True, np.int64(1), 1.0][comm.rank]
+        color = [1, True, np.int64(1), np.uint8(1)][comm.rank]
         group = comm.split(color, key=0)  # type: ignore[arg-type]
         group.barrier()
         return group.members

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -639,3 +640,14 @@ def test_generation_computes_without_dropout_and_restores_the_mode() -> None:
         generate(model, start[:, :0], 1, seeded())
     with pytest.raises(ValueError, match="temperature=-1"):
         generate(model, start, 1, seeded(), temperature=-1)
+    with pytest.raises(ValueError, match="temperature=nan"):
+        generate(model, start, 1, seeded(), temperature=math.nan)
+    with pytest.raises(ValueError, match="new_tokens=-1: ask for 0 or more"):
+        generate(model, start, -1, seeded())
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, math.nan])
+def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    """`GPTConfig` refuses it, but a layer that was made alone scaled by 1/1.1, or by infinity."""
+    with pytest.raises(ValueError, match=re.escape(f"rate={rate} is not a probability")):
+        Dropout(rate, site=0)

@@ -469,7 +469,7 @@ COLLECTIVES = [
     Mutation(
         "shared memory is left before the others have read it",
         "minidist/collectives/shared.py",
-        old="array.dtype) for peer in peers], comm, combine)\n        comm.fence()\n",
+        old="array.dtype) for peer in peers], comm, combine)\n        comm.fence(array.nbytes)\n",
         new="array.dtype) for peer in peers], comm, combine)\n",
         tests=(
             "tests/collectives/test_collective_bytes.py::test_all_reduce_of_registered_buffers",
@@ -478,14 +478,14 @@ COLLECTIVES = [
     Mutation(
         "one of two ranks copies its half back before the other one has added to it",
         "minidist/collectives/shared.py",
-        old="    comm.fence()\n    if back is not None:",
+        old="    comm.fence(array.nbytes)\n    if back is not None:",
         new="    if back is not None:",
         tests=("tests/collectives/test_collectives.py::test_two_ranks_share_out_what_is_large",),
     ),
     Mutation(
         "a reduce-scatter reads registered memory before the others have filled it",
         "minidist/collectives/shared.py",
-        old="        comm.fence()\n        for *pieces, target in",
+        old="        comm.fence(chunks.whole.nbytes)\n        for *pieces, target in",
         new="        for *pieces, target in",
         tests=(
             "tests/collectives/test_collectives.py::"

@@ -61,13 +61,15 @@ def main(command: str, argv: Sequence[str], variants: Variants) -> int:
     """
     return on_all_ranks(
         command,
-        lambda comm: stopping_together(command, comm, lambda: compare(argv, comm, variants)),
+        lambda comm: stopping_together(
+            command, comm, lambda: compare(argv, comm, variants, command)
+        ),
     )
 
 
-def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
+def compare(argv: Sequence[str], comm: Communicator, variants: Variants, command: str) -> int:
     """Run every variant on the ranks of `comm`; rank 0 prints the table."""
-    asked = together(comm, lambda: parse(argv))
+    asked = together(comm, lambda: parse(argv, f"python -m minidist {command}"))
     metrics = together(comm, lambda: writable(asked.run.metrics) if comm.rank == 0 else None)
     config = asked.without_files()
     config = replace(config, run=replace(config.run, precision="float64", sample=0))

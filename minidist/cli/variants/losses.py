@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 def compare(argv: Sequence[str], comm: Communicator) -> int:
     """Train in every way on the ranks of `comm`; rank 0 prints the table."""
-    asked = together(comm, lambda: parse(argv))
+    asked = together(comm, lambda: parse(argv, "python -m minidist losses"))
     metrics = together(comm, lambda: writable(asked.run.metrics) if comm.rank == 0 else None)
     config = replace(asked.without_files(), memory=MemoryOptions())
     ways = together(comm, lambda: ways_of(config, comm.size))

@@ -149,8 +149,8 @@ class Noting(Communicator):
         )
         self.notes.steps.append(step)
 
-    def fence(self) -> None:
-        self.notes.steps.append(self.comm.fence)
+    def fence(self, bytes: int = 0) -> None:
+        self.notes.steps.append(partial(self.comm.fence, bytes))
 
     def reach(self, bytes: int, peer: int) -> None:
         self.notes.count(self.ledger.traffic, 0, bytes)

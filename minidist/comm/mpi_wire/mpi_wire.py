@@ -25,7 +25,7 @@ from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
-from minidist.comm.errors import LaunchError, MismatchError
+from minidist.comm.errors import LaunchError, MismatchError, different_bytes
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.memory import bytes_of
@@ -106,7 +106,8 @@ class MpiWire(Wire):
         # the wire of the thread that computes while this one waits
         self.beside, self.idle = beside, False
         self._status = MPI.Status()
-        # a counter a rank, in shared memory: so often it has come to a fence
+        # a rank's own, in shared memory: how often it has come to a fence, and what it has brought
+        # to the last two: it may have come to the next fence while others still look at this one
         self._flags: list[memoryview] = []
         self._others: list[tuple[int, memoryview]] = []
         self._fences = 0
@@ -202,13 +203,19 @@ class MpiWire(Wire):
                 self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
             self._others = [(r, flag) for r, flag in enumerate(self._flags) if r != self.rank]
         self._fences = came = self._fences + 1
-        self._flags[self.rank][0] = came  # this rank is here
+        mine, last, brought = self._flags[self.rank], 1 + came % 2, status.brings
+        mine[last] = brought
+        mine[0] = came  # this rank is here
         for rank, flag in self._others:
             for _ in BRIEFLY:  # the others mostly come before a report could be asked for
                 if flag[0] >= came:
                     break
             else:
                 self._wait_at_fence(rank, flag, came, status)
+            if flag[last] != brought:
+                raise different_bytes(
+                    (self.members[self.rank], brought), (self.members[rank], flag[last])
+                )
         return True
 
     def _wait_at_fence(self, rank: int, flag: memoryview, came: int, status: Status) -> None:

@@ -23,6 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from minidist.comm.errors import whole
+
 
 @dataclass(frozen=True)
 class Link:
@@ -32,7 +34,7 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        if self.latency < 0 or self.bandwidth <= 0:
+        if not (0 <= self.latency < math.inf and self.bandwidth > 0):
             raise ValueError(
                 f"latency={self.latency} must be >= 0 seconds and bandwidth={self.bandwidth} > 0 "
                 "bytes/s"
@@ -48,6 +50,8 @@ class Cluster:
     """Nodes of `ranks_per_node` ranks; `inside` links them within a node, `across` between nodes.
 
     `ranks_per_node=None` is one node without a bound, `nodes=None` as many nodes as the ranks fill.
+    `flops` are the operations of one device a second, and `name` is what errors call it. ValueError
+    or TypeError if a number is not whole, or none of its kind.
     """
 
     inside: Link
@@ -56,6 +60,14 @@ class Cluster:
     nodes: int | None = None
     name: str = "cluster"
     flops: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "nodes"):
+            count = getattr(self, name)
+            if count is not None:
+                whole(name, count, least=1)
+        if not self.flops > 0:
+            raise ValueError(f"flops={self.flops} must be > 0 operations/s")
 
     @staticmethod
     def uniform(latency: float, bandwidth: float) -> Cluster:
@@ -96,10 +108,9 @@ class Cluster:
         """Raise ValueError if `ranks` do not fit."""
         room = self.capacity()
         if room is not None and ranks > room:
-            fix = (
-                f"run with ranks={room}, or "
-                f"Cluster.{self.name}(nodes={-(-ranks // (self.ranks_per_node or 1))})"
-            )
+            nodes = f"nodes={-(-ranks // (self.ranks_per_node or 1))}"
+            more = f"Cluster.{self.name}({nodes})" if hasattr(Cluster, self.name) else nodes
+            fix = f"run with ranks={room}, or {more}"
             raise ValueError(
                 f"{ranks} ranks do not fit a {self.name} cluster of {room} devices: {fix}"
             )

@@ -15,7 +15,7 @@ ABSENT = object()
 
 
 class Group:
-    """The ranks of a group.
+    """The ranks of a group, and what they bring to fences that some have still to come to.
 
     Attributes
     ----------
@@ -30,9 +30,23 @@ class Group:
     """
 
     def __init__(self, members: tuple[int, ...]) -> None:
-        self.members, self.absent = members, len(members)
+        self.members = members
+        self.absent = len(members)
         self.places = {member: rank for rank, member in enumerate(members)}
         self.nodes: list[tuple[int, ...]] | None = None
+        # by number: the rank that came first, its bytes, and how many have come
+        self.fences: dict[int, tuple[int, int, int]] = {}
+
+    def come_to_fence(self, number: int, rank: int, bytes: int) -> tuple[int, int]:
+        """Note that a rank comes to a fence; return who came first, and its bytes."""
+        first, its, before = self.fences.pop(
+            number,
+            (rank, bytes, 0),
+        )
+        come = before + 1
+        if come < len(self.members):
+            self.fences[number] = first, its, come
+        return first, its
 
 
 class RollCall:

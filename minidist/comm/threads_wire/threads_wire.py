@@ -24,9 +24,9 @@ import numpy as np
 from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import RankFailed
+from minidist.comm.errors import DeadlockError, LimitError, RankFailed, different_bytes, whole
 from minidist.comm.job.limit import time_limit
-from minidist.comm.ledger import Ledger
+from minidist.comm.ledger import Ledger, Status
 from minidist.comm.threads_wire.carriers.carrier import Work
 from minidist.comm.threads_wire.carriers.engines import carrier_of
 from minidist.comm.threads_wire.cluster import Cluster
@@ -52,6 +52,7 @@ class ThreadsWire(Wire):
         self.lane = lane
         self.group = group
         self._roll_calls = itertools.count()
+        self._fences = itertools.count()
 
     def isend(self, array: Array, to: int, tag: int) -> Operation:
         key = (self.name, self.lane.rank, self.members[to], tag)
@@ -79,6 +80,16 @@ class ThreadsWire(Wire):
         self.world.expose(mine)
         everyones = self.roll_call(mine)
         return mine, everyones if len(self.nodes()[0]) == self.size else []
+
+    def fence(self, status: Status) -> bool:
+        rank = self.members[self.rank]
+        brings = status.brings
+        number = next(self._fences)
+        with self.world.lock:
+            first, its = self.group.come_to_fence(number, rank, brings)
+        if its != brings:
+            raise different_bytes((rank, brings), (first, its))
+        return False
 
     def nodes(self) -> list[tuple[int, ...]]:
         if self.group.nodes is None:
@@ -191,20 +202,33 @@ def run(
     LaunchError
         If the limit is no time, greenlet is not installed, the browser cannot suspend a rank, or
         the schedule is of another program.
-    ValueError
-        If there is no such engine here, or seed or schedule say nothing for it.
+    ValueError, TypeError
+        If there is no such engine here, or seed or schedule say nothing for it; if the ranks are
+        none, or too many for the cluster; if an argument is of another kind.
     Exception
-        Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
+        Whatever a rank raised first, with a note that names the rank. The others are stopped.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks={ranks}: start at least 1")
-    if cluster is not None:
-        cluster.check(ranks)
+    ranks = check_arguments(ranks, cluster, eager_limit)
+    if not isinstance(trace, Trace | None):
+        raise TypeError(f"trace={trace!r:.60} is no trace: give a minidist.Trace()")
     longest = time_limit(limit)
     carrier = carrier_of(engine, seed, schedule, longest)
     world = World(ranks, cluster, eager_limit, longest, carrier)
     compares = debug_mode(debug)
     return carry(fn, world, lambda: Ledger(trace, compares))
+
+
+def check_arguments(ranks: int, cluster: Cluster | None, eager_limit: int) -> int:
+    """Return the number of ranks; raise TypeError or ValueError unless they can be simulated so."""
+    ranks = whole("ranks", ranks, least=1)
+    whole("eager_limit", eager_limit, least=0)
+    if not isinstance(cluster, Cluster | None):
+        raise TypeError(
+            f"cluster={cluster!r:.60} is no cluster: give one, as Cluster.h100(nodes=1)"
+        )
+    if cluster is not None:
+        cluster.check(ranks)
+    return ranks
 
 
 def carry(
@@ -230,7 +254,7 @@ def carry(
         raise
     if world.failure is not None:
         rank, cause = world.failure
-        if rank >= 0 and not isinstance(cause, RankFailed):
+        if rank >= 0 and not isinstance(cause, RankFailed | DeadlockError | LimitError):
             cause.add_note(f"[rank {rank}] raised this")
         raise cause
     return results

@@ -22,14 +22,14 @@ from typing import Any
 
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import DeadlockError
+from minidist.comm.errors import DeadlockError, whole
 from minidist.comm.ledger import Ledger
 from minidist.comm.threads_wire.carriers.engines import cooperative
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.interleavings.same import same
 from minidist.comm.threads_wire.interleavings.search import Redundant, Search
 from minidist.comm.threads_wire.interleavings.watched import WatchedWorld
-from minidist.comm.threads_wire.threads_wire import carry
+from minidist.comm.threads_wire.threads_wire import carry, check_arguments
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,12 @@ def explore(
 
     Raises
     ------
+    ValueError, TypeError
+        For numbers and clusters that cannot be, as `run`.
     RuntimeError
         If the program does not do the same again in the same interleaving.
     """
-    if ranks < 1 or most < 1:
-        raise ValueError(f"ranks={ranks}, most={most}: both must be at least 1")
-    if cluster is not None:
-        cluster.check(ranks)
+    ranks, most = check_arguments(ranks, cluster, eager_limit), whole("most", most, least=1)
     search, interleavings, redundant = Search(reduce), 0, 0
     first: tuple[Any, tuple[str, ...]] | None = None
     while True:
