@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -782,6 +786,29 @@ def test_forks_and_loops_leave_no_process(
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # which the grader hands on to all that it starts
     assert scores(attack(tmp_path, source, title=FEW, task=1, limit=0.5, alone=True)) == 0
     assert not bearing(marker) and not with_environment(f"TMPDIR={tmp_path}")
+
+
+@pytest.mark.parametrize("when", ("True", "{'PMI_RANK', 'OMPI_COMM_WORLD_RANK'} & {*os.environ}"))
+def test_who_ends_the_grader_finds_nothing_left(when: str, tmp_path: Path) -> None:
+    """As `timeout`, a job's scheduler or a closed terminal do."""
+    (tmp_path / "there").mkdir()
+    marker, mark = "marker-" + secrets.token_hex(8), tmp_path / "started"
+    (tmp_path / "exercise.py").write_text(
+        f"import os, subprocess, time\ndef wait(*_):\n    assert {when}\n    open({str(mark)!r}, 'w')\n    "
+        f"subprocess.Popen(['sh', '-c', 'sleep 600; :', {marker!r}], start_new_session=True)\n    "
+        f"time.sleep(600)\nring_all_gather = wait\n"
+    )
+    command = [sys.executable, "-m", "minidist", "grade", "02", "--task", "2"]
+    command += ["--student", str(tmp_path), "--lessons", str(LESSON.folder.parent)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "there")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as grader:
+        while grader.poll() is None and not (mark.exists() and bearing(marker)):
+            time.sleep(0.05)
+        grader.send_signal(signal.SIGTERM)
+        _, said = grader.communicate(timeout=60)
+    assert (grader.returncode, said) == (128 + signal.SIGTERM, b"")
+    assert not [*(tmp_path / "there").iterdir()] and not bearing(marker)
+    assert not with_environment(f"TMPDIR={tmp_path / 'there'}")
 
 
 def test_eat_all_memory(tmp_path: Path) -> None:
