@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from judges import FIRST_SCALE, HISTORY, INTERVAL, judge_descending, judge_scaling
 from judges_float8 import judge_delayed, judge_quantizing
-from judges_rounding import COPIES, DRAWS, judge_nearest, judge_random
+from judges_rounding import CLOSE, COPIES, DRAWS, judge_nearest, judge_random
 
 from minidist import Communicator
 from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
@@ -163,9 +163,14 @@ def at_random(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
     x, seed = np.repeat(given["x"].astype(np.float32), DRAWS), int(given["seed"])
     random = np.random.default_rng(seed)
     first, second = (exercise.round_at_random(x, random) for _ in range(2))
-    exact = exercise.round_at_random(np.repeat(given["x"][:1].astype(np.float32), COPIES), random)
+    exact = given["x"][:1].astype(np.float32)
+    close = (exact.view(np.uint32) + CLOSE).view(np.float32)
+    exact, close = (
+        exercise.round_at_random(np.repeat(one, COPIES), random) for one in (exact, close)
+    )
     again = exercise.round_at_random(x, np.random.default_rng(seed))
-    return {"bits": first, "second": second, "again": again, "exact": np.unique(exact)}
+    few = {"exact": np.unique(exact), "close": [len(np.unique(close)), np.sum(close != exact)]}
+    return {"bits": first, "second": second, "again": again, **few}
 
 
 def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

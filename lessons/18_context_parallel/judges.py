@@ -258,8 +258,7 @@ def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> N
             name.startswith("minidist.collectives") for name in note.through
         ):
             raise Wrong(
-                f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange "
-                "only"
+                f"{note.line} uses a collective or comm.{note.kind}: use comm.exchange only"
             )
     for rank in range(case.ranks):
         sent, right = sent_by(rank, notes), (rank + 1) % case.ranks

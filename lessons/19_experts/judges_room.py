@@ -178,6 +178,9 @@ def judge_rebalance(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
         "an expert at the mean moves as well, up: it stays": lambda all, own: np.where(
             all > all.mean(), -1, 1
         ),
+        "the mean is rounded down to a whole number before counts are compared with it": lambda all, own: (
+            sign(all.sum() // len(all) - all)
+        ),
         "only experts with too few tokens move": lambda all, own: np.maximum(towards(all), 0),
         "only experts with too many tokens move": lambda all, own: np.minimum(towards(all), 0),
     }
