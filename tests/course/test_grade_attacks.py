@@ -69,11 +69,12 @@ def shared() -> Iterator[None]:
 
 
 def with_environment(variable: str) -> list[int]:
-    """Return the processes that were started with `variable` (NAME=value)."""
+    """Return the processes that were started with `variable` (NAME=value, or how it begins)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is not ours
-            if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+            lines = (entry / "environ").read_bytes().split(b"\0")
+            if any(line.startswith(variable.encode()) for line in lines):
                 found.append(int(entry.name))
     return found
 
@@ -809,6 +810,19 @@ def test_who_ends_the_grader_finds_nothing_left(when: str, tmp_path: Path) -> No
     assert (grader.returncode, said) == (128 + signal.SIGTERM, b"")
     assert not [*(tmp_path / "there").iterdir()] and not bearing(marker)
     assert not with_environment(f"TMPDIR={tmp_path / 'there'}")
+
+
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+def test_temporary_files_of_an_answer_go_with_its_case(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "there"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    source = "import tempfile\ntempfile.mkdtemp()\n" + HONEST
+    tests = attack(tmp_path, source, task=2, wire=wire, title=FEW * (wire != "mpi"), alone=True)
+    assert scores(tests) == sum(test.max_score for test in tests)
+    assert not [*(tmp_path / "there").iterdir()]
 
 
 def test_eat_all_memory(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class Warm(AbstractContextManager["Warm"]):
         `limit` seconds.
         """
         core, importer, answered = self.cores.get(), self.ready(), False
-        told = json.dumps([[], str(stand), self.environment, [str(folder), str(core)]])
+        environment = {**self.environment, "TMPDIR": str(stand)}  # what is left there goes with it
+        told = json.dumps([[], str(stand), environment, [str(folder), str(core)]])
         # an answer may have ended the importer
         with suppress(OSError), socket.socket(socket.AF_UNIX) as case:
             case.connect(SOCKET.format(importer.pid))
