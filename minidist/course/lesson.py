@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from minidist.course.grader.contract import Check
 
-
 LARGEST = 1 << 20  # bytes of an answer: it is copied and read for each case
 
 

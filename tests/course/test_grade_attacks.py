@@ -882,6 +882,21 @@ def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
     assert not with_environment(f"TOKEN={token}")
 
 
+def test_a_case_that_cannot_be_started_keeps_no_core_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `--user` may not run this Python: they would wait for it for ever."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    with Warm([], {}, 1) as warm:
+        monkeypatch.setattr(warm, "ready", refuse)
+        with pytest.raises(PermissionError):
+            warm.run(tmp_path, tmp_path, 1.0)
+        assert warm.cores.qsize() == 1
+
+
 def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None:
     tests = attack(tmp_path, f"{IMPORTER}raise ValueError(importer)", alone=True)
     told = {test.output.partition(" (the call: ")[0] for test in tests}
