@@ -280,6 +280,7 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
 
 
 SLIPS = {  # by mistake, what its rejection says
+    "receives_into_its_keys": "the key that it is given has other values afterwards",
     "writes_for_all": "comm.roll_call is given the values of this rank's piece",
     "a_part_of_a_node_in_full": "if nodes are rounded up, and a part of a node is paid in full",
     "sums_all_in_one": "several are put into one: one for each parameter",
