@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -131,23 +130,14 @@ class Held(TorchFunctionMode):
         return found
 
 
-@contextmanager
-def untouched(**arguments: Tensor) -> Iterator[None]:
-    """Raise `Wrong` if an answer changes one of its arguments."""
-    before = {name: tensor.clone() for name, tensor in arguments.items()}
-    yield
-    for name, tensor in arguments.items():
-        if not torch.equal(tensor, before[name]):
-            raise Wrong(
-                f"the {name} that it is given has other values afterwards: what arrives needs a "
-                "tensor of its own, as backward needs the arguments as they were"
-            )
-
-
 def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run the ring's forward, and see how much is held at a time."""
     qkv = [own(given[name], comm) for name in HEADS]
-    with untouched(**dict(zip(HEADS, qkv, strict=True))), torch.no_grad(), Held(qkv) as held:
+    with (
+        contract.untouched(**dict(zip(HEADS, qkv, strict=True))),
+        torch.no_grad(),
+        Held(qkv) as held,
+    ):
         output, lse = exercise.ring_forward(*qkv, comm)
     return {"output": output.numpy(), "lse": lse.numpy(), "held": held.most}
 
@@ -160,7 +150,7 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     merged = [own(output.numpy(), comm), own(lse[..., None].numpy(), comm)[..., 0].contiguous()]
     arguments = [own(given["gradient"], comm), *qkv, *merged]
     names = ("gradient", *HEADS, "output", "lse")
-    with untouched(**dict(zip(names, arguments, strict=True))), torch.no_grad():
+    with contract.untouched(**dict(zip(names, arguments, strict=True))), torch.no_grad():
         found = exercise.ring_backward(*arguments, comm)
     return {name: gradient.numpy() for name, gradient in zip(HEADS, found, strict=True)}
 

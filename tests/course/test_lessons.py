@@ -280,7 +280,10 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
 
 
 SLIPS = {  # by mistake, what its rejection says
-    "receives_into_its_keys": "the key that it is given has other values afterwards",
+    "scales_the_query_itself": "query has other values after the call",
+    "scales_in_place": "x has other values after the call",
+    "counts_tokens_from_its_own_first": "tokens has other values after the call",
+    "receives_into_its_keys": "key has other values after the call",
     "writes_for_all": "comm.roll_call is given the values of this rank's piece",
     "a_part_of_a_node_in_full": "if nodes are rounded up, and a part of a node is paid in full",
     "sums_all_in_one": "several are put into one: one for each parameter",
