@@ -37,10 +37,9 @@ Plan = list[tuple[str, int]]
 def pass_token(own: Array, comm: Communicator) -> Array:
     """Task 1: send a token once round the ring; every rank adds its `own` to it.
 
-    The token starts on rank 0 as a copy of rank 0's `own`, goes to rank 1, 2, ..., and from the
-    last rank home to rank
-    0. A rank that receives it adds its `own` and passes it on; rank 0 adds nothing when it comes
-       home.
+    The token starts on rank 0 as a copy of rank 0's `own`. It goes to rank 1, 2, ..., and comes
+    home to rank 0 from the last rank. Every rank that receives it adds its `own` and passes it on,
+    except rank 0, which adds nothing when the token comes home.
 
     Parameters
     ----------
@@ -64,9 +63,9 @@ def halo(piece: Array, width: int, comm: Communicator) -> Array:
     """Task 2: return this rank's piece of a ring-shaped array, with `width` elements of its
     neighbours at both ends.
 
-        rank 0 [a b c]   rank 1 [d e f g]   rank 2 [h i]       width 1: rank 1 returns [c d e f g h]
-                                                               and rank 0 [i a b c d]: the ends are
-                                                               neighbours
+        rank 0 [a b c]   rank 1 [d e f g]   rank 2 [h i]
+
+        width 1: rank 1 returns [c d e f g h], and rank 0 [i a b c d], because the ends are neighbours
 
     Parameters
     ----------

@@ -285,6 +285,8 @@ def in_another_way(found: Any, expected: list[int]) -> str:
         return "they come in another order, perhaps from the last parameter to the first"
     if sorted(said) == sorted(expected * 2):
         return "each is sent twice, and what has been summed is summed again"
+    if len(said) < len(expected) and sum(said) == sum(expected):
+        return "several are put into one: one for each parameter, in order"
     if len(said) < len(expected):
         return "some are left out: frozen ones, or those that are 0, count as well"
     return ""

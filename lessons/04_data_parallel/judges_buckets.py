@@ -193,6 +193,8 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
                 f"expected {len(launches)}{hint or HOW_OFTEN}"
             )
         why = "one gradient may complete the bucket that is next and those that waited for it"
+        if result["late"].sum() == len(launches):
+            why = "the hook that completes a bucket launches it, and not `finish`"
         expect(
             rank,
             "buckets that were launched when backward had ended:",

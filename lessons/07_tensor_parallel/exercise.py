@@ -13,6 +13,7 @@ Fill in the functions; their docstrings are the contract. You need from the pack
 
 Send only with these collectives. You are building what `minidist.parallel` does, so calling it
 scores nothing. Where a docstring says "on every rank", all ranks call the function together.
+Leave arguments as they are, unless a docstring says that you change them.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 07             points, and what is still wrong

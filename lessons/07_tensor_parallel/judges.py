@@ -102,9 +102,11 @@ def by_words(array: str) -> Program:
         )
 
         def forward() -> Tensor:
-            if array == "table":
-                return exercise.parallel_embedding(tokens.view(3, 4), mine, vocabulary, comm)
-            return exercise.parallel_cross_entropy(mine, tokens, vocabulary, comm)
+            name = "tokens" if array == "table" else "targets"
+            with contract.untouched(**{name: tokens}):
+                if array == "table":
+                    return exercise.parallel_embedding(tokens.view(3, 4), mine, vocabulary, comm)
+                return exercise.parallel_cross_entropy(mine, tokens, vocabulary, comm)
 
         return forward_backward(
             comm,

@@ -368,7 +368,7 @@ def who_keeps(found: Arrays, calls: list[int], when: str) -> str:
             )
         return ": somebody has it still, so it was kept and not only computed again"
     last = max((n for n, needed in enumerate(calls) if needed == 1), default=-1)
-    if again == [3 - needed for needed in calls]:
+    if 1 in calls and again == [3 - needed for needed in calls]:
         return ": what communicates is computed again, and the rest is not"
     if stored == [n for n, needed in enumerate(calls) if needed > 1]:
         return ": nothing is recomputed, each part is stored"

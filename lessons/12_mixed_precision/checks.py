@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from judges import FIRST_SCALE, HISTORY, INTERVAL, judge_descending, judge_scaling
 from judges_float8 import judge_delayed, judge_quantizing
-from judges_rounding import COPIES, DRAWS, judge_nearest, judge_random
+from judges_rounding import CLOSE, COPIES, DRAWS, judge_nearest, judge_random
 
 from minidist import Communicator
+from minidist.course.grader import contract
 from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "minidist.parallel", "torch")
@@ -155,17 +156,25 @@ def growing(rng: np.random.Generator) -> Arrays:
 
 def nearest(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1, to the nearest."""
-    return {"bits": exercise.to_bfloat16(given["bits"].view(np.float32).copy())}
+    x = given["bits"].view(np.float32).copy()
+    with contract.untouched(x=x):
+        return {"bits": exercise.to_bfloat16(x)}
 
 
 def at_random(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1, at random, on many copies of each number."""
     x, seed = np.repeat(given["x"].astype(np.float32), DRAWS), int(given["seed"])
     random = np.random.default_rng(seed)
-    first, second = (exercise.round_at_random(x, random) for _ in range(2))
-    exact = exercise.round_at_random(np.repeat(given["x"][:1].astype(np.float32), COPIES), random)
+    with contract.untouched(x=x):
+        first, second = (exercise.round_at_random(x, random) for _ in range(2))
+    exact = given["x"][:1].astype(np.float32)
+    close = (exact.view(np.uint32) + CLOSE).view(np.float32)
+    exact, close = (
+        exercise.round_at_random(np.repeat(one, COPIES), random) for one in (exact, close)
+    )
     again = exercise.round_at_random(x, np.random.default_rng(seed))
-    return {"bits": first, "second": second, "again": again, "exact": np.unique(exact)}
+    few = {"exact": np.unique(exact), "close": [len(np.unique(close)), np.sum(close != exact)]}
+    return {"bits": first, "second": second, "again": again, **few}
 
 
 def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -214,10 +223,11 @@ def descending(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
 
 def quantizing(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4."""
-    found = {
-        f"by {scale:g}": exercise.quantize(given["x"] / np.float32(scale), scale)
-        for scale in (1.0, 64.0, 0.125)
-    }
+    found = {}
+    for scale in (1.0, 64.0, 0.125):
+        x = given["x"] / np.float32(scale)
+        with contract.untouched(x=x):
+            found[f"by {scale:g}"] = exercise.quantize(x, scale)
     return found | {"scales": [float(exercise.scale_for(float(amax))) for amax in given["amaxes"]]}
 
 
@@ -226,7 +236,9 @@ def delayed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     scale, found, marks = exercise.DelayedScale(comm, HISTORY), [], []
     for parts in given["x"]:
         marks.append(comm.traffic.messages_sent)
-        found.append([(x8, float(by)) for x8, by in (scale.cast(part.copy()) for part in parts)])
+        parts = parts.copy()
+        with contract.untouched(x=parts):
+            found.append([(x8, float(by)) for x8, by in map(scale.cast, parts)])
         marks.append(comm.traffic.messages_sent)
         scale.update()
     x8 = [[x8 for x8, _ in step] for step in found]

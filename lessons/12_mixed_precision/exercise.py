@@ -14,7 +14,8 @@ collective:
 
 numpy has float16. It has neither bfloat16 nor float8: you compute their numbers from float32
 yourself. You are building what `minidist.memory` and torch's conversions do, so calling anything of
-`minidist.memory` or of torch scores nothing.
+`minidist.memory` or of torch scores nothing. Leave arguments as they are, unless a
+docstring says that you change them.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 12             points, and what is still wrong

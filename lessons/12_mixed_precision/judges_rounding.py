@@ -20,6 +20,7 @@ DRAWS = 4000  # roundings of each number at random
 
 # of a number that is a bfloat16 already, and is not to be moved once in 65,536 times
 COPIES = 1_000_000
+CLOSE = 0x80  # and of a number that lies so many 65,536ths beyond it
 
 
 def judge_nearest(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -125,6 +126,14 @@ def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             }
             near = known(ways, lambda part: np.abs(found - np.minimum(part, 1)).max() < 0.05)  # noqa: B023
             raise Wrong(words + (near or ": the noise is too large, it ends at 0xFFFF"))
+        kinds, up = result["close"].tolist()
+        part = CLOSE / 65536
+        if kinds > 2 or abs(up - COPIES * part) > 6 * (COPIES * part) ** 0.5:
+            raise Wrong(
+                f"of {COPIES} times a number that lies {part:.4f} of the way up, {up} went up, "
+                f"expected about {COPIES * part:.0f}: the noise has to have all values from 0 to "
+                "0xFFFF, and not only some"
+            )
         for each, row, lower, part in zip(x, bits, below.tolist(), parts, strict=True):
             if astray := set(np.unique(row).tolist()) - {lower, lower + (part > 0)}:
                 raise Wrong(

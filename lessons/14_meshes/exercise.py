@@ -125,14 +125,13 @@ def bytes_per_step(
     What is sent
     ------------
     tp : for each layer and microbatch four all-reduces of one activation: for attention and for the
-    MLP, each in forward
-         and in backward.
+        MLP, each in forward and in backward.
     pp : for each microbatch one activation to the next stage, if there is one, and one gradient of
-    an activation to the
-         stage before, if there is one.
-    dp : one all-reduce in each step, of the gradients of all parameters that this rank holds. All
-    all-reduces are rings: with P ranks, each rank sends 2 (P - 1)/P times the bytes of the buffer.
-    The three numbers are whole numbers.
+        an activation to the stage before, if there is one.
+    dp : one all-reduce in each step, of the gradients of all parameters that this rank holds.
+
+    All all-reduces are rings: with P ranks, each rank sends 2 (P - 1)/P times the bytes of the
+    buffer. The three numbers are whole numbers.
     """
     raise NotImplementedError("task 2 is not started")
 

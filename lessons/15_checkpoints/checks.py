@@ -20,7 +20,7 @@ from judges_pieces import judge_dealt
 from judges_run import Training, judge_answered, judge_resumed
 
 from minidist import Communicator, Layout, Mesh
-from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task, Wrong
+from minidist.course.grader.contract import Array, Arrays, Case, Check, Draw, Task, Wrong
 
 BY_HAND = ("minidist.trainer", "minidist.parallel")
 PIECES = Task(1, "who writes what", BY_HAND)
@@ -248,6 +248,22 @@ def let_ahead(comm: Communicator, ahead: int) -> None:
     comm.barrier, comm.roll_call = paced(comm.barrier), paced(comm.roll_call)  # type: ignore[method-assign]
 
 
+def small_talk(comm: Communicator, values: Array) -> None:
+    """Have `comm.roll_call` refuse what has the values of this rank's piece in it."""
+    call = comm.roll_call
+
+    def looked_at(answer: Any) -> list[Any]:
+        said = repr(answer)
+        if any(each in said for each in ("tensor(", "array(", *map(repr, values.tolist()))):
+            raise Wrong(
+                "comm.roll_call is given the values of this rank's piece: each rank writes its own "
+                "into its own file, and roll_call is for names, shapes and numbers of them"
+            )
+        return call(answer)
+
+    comm.roll_call = looked_at  # type: ignore[method-assign]
+
+
 def saved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 beside an earlier checkpoint; return what there was at every moment."""
     size, litter, again, ahead = given["facts"].tolist()
@@ -264,6 +280,7 @@ def saved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     mine = {"w": piece} if len(given["w"]) else {}
     if comm.wire.kind == "threads":
         let_ahead(comm, ahead)
+    small_talk(comm, given["w"])
     log, refused = [], ""
     try:
         log = watched(exercise, lambda: exercise.save(FOLDER, 5, mine, {"loss": 1.5}, comm))

@@ -133,6 +133,8 @@ def watch(
 
 LONG, OTHER = "hierarchical_all_reduce(float32, 1048576, ", "all_reduce(float32, 0001, sum)"
 LARGEST = "all_reduce(float32, 1000, max)"
+# the letters have the same sum, and so have letters times places
+WEIGHED, AS_HEAVY = "all_reduce(float32, 1310, sum)", "all_reduce(float32, 2120, sum)"
 REDUCE, GATHER = "all_reduce(float32, 1000, sum)", "all_gather(float32, 1000)"
 ACTIVATIONS = ("activations", [USUAL, MORE_ACTIVATIONS, USUAL])
 BUFFERS = ("communication", [USUAL, USUAL, USUAL, OTHERS_BUFFERS])
@@ -175,6 +177,7 @@ CHECKS = [
             [LONG + "mean", LONG + "sum", LONG + "sum"],
             [LARGEST, REDUCE, REDUCE],
             [OTHER, REDUCE, REDUCE],
+            [WEIGHED, WEIGHED, AS_HEAVY],
         ),
     ),
     odd("rank 0 is the odd one", 2, words([REDUCE + "!", REDUCE, REDUCE, REDUCE])),

@@ -92,6 +92,9 @@ def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 HASHED = "the digest is Python's `hash`, which is another in each process"
 DIGESTS: dict[str, Callable[[bytes], object]] = {
     "the digest does not depend on the letters' order, as their sum does not": sorted,
+    "the digest is a sum of letters times their places: many words have the same": lambda text: sum(
+        place * letter for place, letter in enumerate(text)
+    ),
     "the digest is the length": len,
     "the digest is of the first letters alone": lambda text: text[:8],
 }

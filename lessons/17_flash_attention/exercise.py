@@ -11,7 +11,7 @@ Query i of a *causal* attention sees keys 0 to i, also where there are more keys
 fewer: i counts from the top left.
 
 You are building `minidist.parallel.context` and torch's `scaled_dot_product_attention`: calling
-them scores nothing.
+them scores nothing. Leave all arguments as they are.
 
     mpirun -n 2 python exercise.py          try it on real processes
     python -m minidist grade 17             points, and what is still wrong

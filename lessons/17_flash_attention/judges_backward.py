@@ -29,6 +29,7 @@ from judges import (
 from judges_tiles import Meter, expect_tiles, measured
 
 from minidist import Communicator
+from minidist.course.grader import contract
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close
 from minidist.memory.account import Account
 
@@ -47,7 +48,9 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     """Run task 4a."""
     output, lse, block, _ = forward_of_all(given)
     leaves = [*tensors(block, ("gradient", *QKV)), torch.from_numpy(output), torch.from_numpy(lse)]
-    with torch.no_grad(), Meter(*leaves) as meter:
+    names = ("gradient", *QKV, "output", "lse")
+    kept = contract.untouched(**dict(zip(names, leaves, strict=True)))
+    with kept, torch.no_grad(), Meter(*leaves) as meter:
         found = exercise.flash_backward(*leaves, bool(given["causal"]))
         if not isinstance(found, tuple | list) or len(found) != 3:
             raise Wrong(

@@ -30,6 +30,7 @@ from judges_tiles import Meter, expect_tiles, measured
 from torch import Tensor
 
 from minidist import Communicator
+from minidist.course.grader import contract
 from minidist.course.grader.contract import Arrays, Case, Figures, Note, Wrong, expect_close
 
 
@@ -53,7 +54,7 @@ def run_stream(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
             yield pair[0], pair[1]
             del pair
 
-    with torch.no_grad(), Meter(query) as meter:
+    with contract.untouched(query=query), torch.no_grad(), Meter(query) as meter:
         found = expect_pair(exercise.attend_stream(query, blocks()))
     return found | measured(meter) | {"held": max(held), "drawn": len(held)}
 
@@ -92,7 +93,8 @@ def judge_stream(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
 def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 3."""
     leaves = tensors(given, QKV)
-    with torch.no_grad(), Meter(*leaves) as meter:
+    kept = contract.untouched(**dict(zip(QKV, leaves, strict=True)))
+    with kept, torch.no_grad(), Meter(*leaves) as meter:
         found = expect_pair(exercise.flash_forward(*leaves, bool(given["causal"])))
     return found | measured(meter)
 

@@ -13,6 +13,7 @@ from judges_tiles import Meter
 
 from minidist import Communicator
 from minidist.collectives import COLLECTIVES
+from minidist.course.grader import contract
 from minidist.course.grader.calls import calls, expect_collectives, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close
 from minidist.trace import Trace
@@ -22,7 +23,8 @@ def run_ranks(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
     """Run task 5."""
     comm.trace = trace = Trace()
     leaves = tensors(given, QKV)
-    with torch.no_grad(), Meter(*leaves):
+    kept = contract.untouched(**dict(zip(QKV, leaves, strict=True)))
+    with kept, torch.no_grad(), Meter(*leaves):
         found = expect_pair(exercise.attention_over_ranks(*leaves, comm))
     return found | {"calls": calls(trace)}
 

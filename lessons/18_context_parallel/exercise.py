@@ -109,7 +109,7 @@ def ring_forward(
     each step a rank sends one block, of H_kv heads, in one or two messages. No collectives.
 
     Memory: besides the arguments, never more than the size of eight blocks, however many ranks
-    there are.
+    there are. Do not change the arguments: backward needs them as they are.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -140,7 +140,7 @@ def ring_backward(
 
     Messages: a block makes P - 1 steps, and a sum of gradients P, to the right as in
     `ring_forward`. So a rank sends 2 P - 1 times the bytes of a block, in P to 4 P - 2 messages. No
-    collectives. On one rank nothing is sent.
+    collectives. On one rank nothing is sent. Do not change the arguments.
     """
     raise NotImplementedError("task 2 is not started")
 

@@ -133,7 +133,11 @@ class Held(TorchFunctionMode):
 def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run the ring's forward, and see how much is held at a time."""
     qkv = [own(given[name], comm) for name in HEADS]
-    with torch.no_grad(), Held(qkv) as held:
+    with (
+        contract.untouched(**dict(zip(HEADS, qkv, strict=True))),
+        torch.no_grad(),
+        Held(qkv) as held,
+    ):
         output, lse = exercise.ring_forward(*qkv, comm)
     return {"output": output.numpy(), "lse": lse.numpy(), "held": held.most}
 
@@ -144,8 +148,10 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     output, lse = attention(*whole, causal(whole[0].shape[2]))
     qkv = [own(given[name], comm) for name in HEADS]
     merged = [own(output.numpy(), comm), own(lse[..., None].numpy(), comm)[..., 0].contiguous()]
-    with torch.no_grad():
-        found = exercise.ring_backward(own(given["gradient"], comm), *qkv, *merged, comm)
+    arguments = [own(given["gradient"], comm), *qkv, *merged]
+    names = ("gradient", *HEADS, "output", "lse")
+    with contract.untouched(**dict(zip(names, arguments, strict=True))), torch.no_grad():
+        found = exercise.ring_backward(*arguments, comm)
     return {name: gradient.numpy() for name, gradient in zip(HEADS, found, strict=True)}
 
 
@@ -258,8 +264,7 @@ def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> N
             name.startswith("minidist.collectives") for name in note.through
         ):
             raise Wrong(
-                f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange "
-                "only"
+                f"{note.line} uses a collective or comm.{note.kind}: use comm.exchange only"
             )
     for rank in range(case.ranks):
         sent, right = sent_by(rank, notes), (rank + 1) % case.ranks

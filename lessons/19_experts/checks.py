@@ -138,13 +138,19 @@ def attached(rng: np.random.Generator, recomputed: bool) -> Case:
 
 
 def tallies(rng: np.random.Generator, ranks: int, experts: int) -> Case:
-    """Draw counts of two steps; in the first the last expert has just the mean."""
+    """Draw counts of two steps: in the first the last expert has just the mean; in the second the
+    first one has less, but as much as is left of the mean without its fraction.
+    """
     counts = rng.integers(0, 30, size=(2, ranks, experts))
     total = counts[0].sum(0)
     spare = -int(total[:-1].sum()) % (experts - 1)
     counts[0, 0, 0] += spare
     mean = (int(total[:-1].sum()) + spare) // (experts - 1)
     counts[0, :, -1] = [mean // ranks + (rank < mean % ranks) for rank in range(ranks)]
+    others = int(counts[1, :, 1:].sum())
+    counts[1, 0, 1] += others % (experts - 1) == 0
+    below = others // (experts - 1)
+    counts[1, :, 0] = [below // ranks + (rank < below % ranks) for rank in range(ranks)]
     bias = rng.integers(-3, 4, size=experts)
     return Case(
         tuple({"bias": bias, "tallies": counts[:, rank]} for rank in range(ranks)),

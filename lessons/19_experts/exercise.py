@@ -19,7 +19,7 @@ given:
 All ranks must call the same of these in the same order, also a rank that has no rows to send.
 
 You are building what `minidist.model.moe` and `minidist.parallel.expert` do, so calling these
-scores nothing.
+scores nothing. Leave arguments as they are, unless a docstring says that you change them.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 19             points, and what is still wrong

@@ -41,7 +41,9 @@ def counted(choice: Array, experts: int) -> Array:
 def run_loss(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Return this rank's share of the loss, and the gradient of its scores."""
     scores = own(given, "scores", comm).requires_grad_()
-    loss = exercise.balance_loss(scores, own(given, "choice", comm), comm)
+    choice = own(given, "choice", comm)
+    with contract.untouched(choice=choice):
+        loss = exercise.balance_loss(scores, choice, comm)
     if loss.dim() or not loss.requires_grad:
         raise Wrong(f"balance_loss returns {tuple(loss.shape)}: a scalar with gradients is wanted")
     loss.backward()

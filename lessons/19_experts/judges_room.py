@@ -14,6 +14,7 @@ from judges import expect_everywhere
 from judges_balance import own, places
 
 from minidist import Communicator
+from minidist.course.grader import contract
 from minidist.course.grader.calls import expect_collectives
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
 
@@ -24,9 +25,9 @@ def run_kept(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     """Return which of this rank's choices have room."""
     mine = torch.tensor(places(given, comm.size)[comm.rank])
     time, experts = given["choice"].shape[1], int(given["experts"])
-    room = exercise.kept(
-        own(given, "choice", comm), mine, time, experts, float(given["factor"]), comm
-    )
+    choice = own(given, "choice", comm)
+    with contract.untouched(choice=choice, positions=mine):
+        room = exercise.kept(choice, mine, time, experts, float(given["factor"]), comm)
     if room.dtype != torch.bool:
         raise Wrong(f"kept returns {room.dtype}: bool is wanted")
     return {"kept": room.numpy()}
@@ -177,6 +178,9 @@ def judge_rebalance(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
         ),
         "an expert at the mean moves as well, up: it stays": lambda all, own: np.where(
             all > all.mean(), -1, 1
+        ),
+        "the mean is rounded down to a whole number before counts are compared with it": lambda all, own: (
+            sign(all.sum() // len(all) - all)
         ),
         "only experts with too few tokens move": lambda all, own: np.maximum(towards(all), 0),
         "only experts with too many tokens move": lambda all, own: np.minimum(towards(all), 0),

@@ -233,7 +233,7 @@ CHECKS = [
         run_step,
         parts("data"),
     ),
-    Check(TIME, "days, money and MFU", 4, each(a_bill, (64,), (16,)), run_bill, judge_bill),
+    Check(TIME, "days, money and MFU", 4, each(a_bill, (64,), (16,), (4,)), run_bill, judge_bill),
     Check(MEMORY, "replicas, and what fits", 3, each(room, (64,), (48,)), run_fits, judge_fits),
     Check(MEMORY, "what fits just so", 1, each(full, (64,)), run_fits, judge_fits),
     Check(

@@ -84,19 +84,18 @@ def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str
     without a remainder, and layers are equal.
 
     computing : a token takes 6 N + 12 L s h operations, forward and backward together (4 L s h of
-    the second term in
-        forward). All GPUs share the work evenly. A GPU reaches `reached` of its `peak`.
+        the second term in forward). All GPUs share the work evenly. A GPU reaches `reached` of its
+        `peak`.
     recomputing : the forward once more, if `layout.recompute`: a third of all operations. Otherwise
-    0.
+        0.
     tensor : for each microbatch and each layer of the GPU's stage 4 all-reduces of an activation
-    along tp, with
-        `recompute` 6. An activation has microbatch * s * h elements of 2 bytes. All GPUs wait for
-        them.
+        along tp, with `recompute` 6. An activation has microbatch * s * h elements of 2 bytes. All
+        GPUs wait for them.
     bubble : (p - 1)/(v m) of the ideal time. The ideal time is computing + recomputing + tensor.
     data : one all-reduce along dp of the gradients of the GPU's N/(tp pp) parameters, 2 bytes each.
-    It hides behind the
-        backward of the last microbatch: two thirds of computing/m, and all of recomputing/m, but no
-        messages. `data` is what is left, at least 0. (ZeRO-1 sends as many bytes.)
+        It hides behind the backward of the last microbatch: two thirds of computing/m, and all of
+        recomputing/m, but no messages. `data` is what is left, at least 0. (ZeRO-1 sends as many
+        bytes.)
 
     All all-reduces are rings: of n bytes on P ranks, 2 (P - 1)/P n bytes pass each link. A group
     that lies within one node has links of `inside`. Any other ring passes through each of its nodes
@@ -147,11 +146,9 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
 
     parameters : 2 bytes for each of the N/(tp pp) parameters of the GPU.
     gradients : as many, of 2 bytes if a replica has one microbatch. The gradients of several are
-    added up in 32 bits,
-        which takes 4 bytes. (What is sent has 2 bytes all the same.)
+        added up in 32 bits, which takes 4 bytes. (What is sent has 2 bytes all the same.)
     optimizer : Adam in mixed precision: a master copy of the weight, momentum and variance, all in
-    32 bits. With ZeRO-1
-        each of the dp ranks holds its part.
+        32 bits. With ZeRO-1 each of the dp ranks holds its part.
     activations : (layers of a stage) * (microbatches under way) * (bytes that a layer keeps)
 
     With flash attention, a layer keeps s b h (10 + 24/tp) bytes of a microbatch of b sequences.

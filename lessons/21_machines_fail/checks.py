@@ -141,16 +141,24 @@ def dealt(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     """Run task 3 for every rank."""
     batch, largest, ranks = given["asked"].tolist()
     counts, lengths, samples, weights = [], [], [], []
+    asked: set[int] = set()
 
     def order(epoch: int) -> np.ndarray[Any, Any]:
         if not 0 <= epoch < len(given["orders"]):
             raise Wrong(f"microbatches asks for the order of epoch {epoch}, which no step here has")
+        asked.add(epoch)
         return given["orders"][epoch].copy()
 
     for step, rank in questions(given):
+        asked.clear()
         parts = exercise.microbatches(order, step, batch, largest, ranks, rank)
         if not isinstance(parts, list | tuple) or not all(map(is_part, parts)):
             raise Wrong(f"microbatches returns {parts!r}, expected a list of (samples, weight)")
+        if len(asked - {0}) > 1:
+            raise Wrong(
+                f"in step {step} microbatches asks for the orders of epochs {sorted(asked)}: after "
+                "a year that would be hundreds, so ask for epoch 0 and the step's own alone"
+            )
         counts.append(len(parts))
         lengths += [len(rows) for rows, _ in parts]
         samples += [int(sample) for rows, _ in parts for sample in rows]

@@ -181,7 +181,12 @@ CHECKS = [
         FEWER_BYTES,
         "its bytes",
         5,
-        each(gradients, (4, 70, 5, 2), (3, 90, 4, 2, "float32")),
+        each(
+            gradients,
+            (4, 70, 5, 2),
+            (3, 90, 4, 2, "float32"),
+            (3, 30, 4, 2, "float64", False, True),
+        ),
         summed,
         judge_bytes,
     ),

@@ -251,13 +251,16 @@ def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     size, item = gradients.shape[1], gradients.itemsize
     count, others = int(case.given[0]["count"]), case.ranks - 1
     expected = others * count * (PLACE + item)
+    wide = "places travel as numbers of 8 bytes; n is far below 2^31, so 4 are enough"
+    if item < 8:
+        wide = f"{wide}, or values as float64"
     ways = {
-        "places travel as numbers of 8 bytes; n is far below 2^31, so 4 are enough": others
-        * count
-        * (8 + item),
+        wide: others * count * (8 + item),
         "places travel as numbers of the values' type": others * count * 2 * item,
         "no places travel": others * count * item,
         "the whole gradient travels, with zeros in it": others * size * item,
+        "all elements travel that are not smaller than number k, which here is 0: that is all of "
+        "them, and k are to travel": others * size * (PLACE + item),
         "everything travels twice": 2 * expected,
         "one more element travels": others * (count + 1) * (PLACE + item),
         "one element fewer travels": others * (count - 1) * (PLACE + item),

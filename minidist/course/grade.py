@@ -12,8 +12,10 @@ writes a results file, which gives 0 points until the grade is known.
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
@@ -40,6 +42,7 @@ FORMATS = {
     "junit": report.junit,
     "gradescope": report.gradescope,
 }
+ENDS = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,15 +68,40 @@ def main(argv: Sequence[str]) -> int:
                 results,
                 report.gradescope([], "the grader was ended before it had finished: submit again"),
             )
-        tests = graded(options)
+        if options.out is not None:
+            options.out.touch()  # now, as a grade that cannot be written is lost
+        with leaving_nothing():
+            tests = graded(options)
         write(options.out, FORMATS[options.format](tests))
     except (GradeError, LaunchError, OSError) as error:
         print(f"minidist grade: {error}", file=sys.stderr)
         if results is not None and results.parent.is_dir():
             write(results, report.gradescope([], str(error)))
         return 2
+    except KeyboardInterrupt:
+        print("minidist grade: interrupted, so there is no grade", file=sys.stderr)
+        return 128 + signal.SIGINT
     score, most = report.totals(tests)
     return 0 if tests and score == most else 1
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does: by default they would end the grader at once, and
+    leave its folders and what answers have started behind.
+    """
+    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def end(number: int, _: object) -> None:
+    """End with a shell's number for "ended by a signal"."""
+    sys.exit(128 + number)
 
 
 def graded(options: argparse.Namespace) -> list[Graded]:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 from minidist.course.grader.contract import Check
 
+LARGEST = 1 << 20  # bytes of an answer: it is copied and read for each case
+
 
 class GradeError(ValueError):
     """Something cannot be graded. The text is one sentence that says why, and what to do."""
@@ -70,8 +72,14 @@ def students_answer(lesson: Lesson, folder: Path) -> Answer:
     or `folder`.
     """
     for place in (folder / "lessons" / lesson.name, folder / lesson.name, folder):
-        if (place / "exercise.py").is_file():
-            return Answer(place / "exercise.py")
+        path = place / "exercise.py"
+        if path.is_file():
+            if path.stat().st_size > LARGEST:
+                raise GradeError(
+                    f"{path} has {path.stat().st_size:,} bytes, an answer at most {LARGEST:,}: take "
+                    "out what is no code"
+                )
+            return Answer(path)
     raise GradeError(
         f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with "
         "--student"

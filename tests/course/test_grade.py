@@ -570,10 +570,25 @@ def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ),
 )
 def test_bad_input_is_one_sentence_and_status_2(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Before any case has run."""
+    monkeypatch.setattr("minidist.course.grader.grading.run_case", None)
     status, out, said = run(argv, capsys)
     assert (status, out, said.count("\n")) == (2, "", 1) and told in said
+
+
+def test_a_file_that_is_too_large_for_an_answer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each case would copy it, and the grader itself read it: here 64 GiB, as a sparse file."""
+    with (tmp_path / "exercise.py").open("w") as file:
+        file.truncate(64 << 30)
+    status, out, said = run(["02", "--student", str(tmp_path)], capsys)
+    assert (status, out) == (2, "") and "has 68,719,476,736 bytes, an answer at most" in said
 
 
 @pytest.mark.parametrize(
@@ -645,6 +660,17 @@ def test_a_record_is_data_and_nothing_else(tmp_path: Path) -> None:
     ):
         with pytest.raises(record.BadRecord):
             record.read(tmp_path / name)
+
+
+def test_a_result_for_which_no_record_has_room_is_told_so(tmp_path: Path) -> None:
+    """And not that a process has ended."""
+    source = """
+    import numpy as np
+    def all_reduce_cost(elements, *_):
+        return np.zeros(record_size)
+    """.replace("record_size", str(record.LARGEST // 8))
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=4, title="fewer"))
+    assert re.search(r"rank 0: \w+ has shape \(5, \d+\): no answer to this", tests[0].output), tests
 
 
 def test_only_a_record_that_bears_the_nonce_counts(tmp_path: Path) -> None:

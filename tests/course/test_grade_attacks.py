@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -65,11 +69,12 @@ def shared() -> Iterator[None]:
 
 
 def with_environment(variable: str) -> list[int]:
-    """Return the processes that were started with `variable` (NAME=value)."""
+    """Return the processes that were started with `variable` (NAME=value, or how it begins)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is not ours
-            if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+            lines = (entry / "environ").read_bytes().split(b"\0")
+            if any(line.startswith(variable.encode()) for line in lines):
                 found.append(int(entry.name))
     return found
 
@@ -784,6 +789,42 @@ def test_forks_and_loops_leave_no_process(
     assert not bearing(marker) and not with_environment(f"TMPDIR={tmp_path}")
 
 
+@pytest.mark.parametrize("when", ("True", "{'PMI_RANK', 'OMPI_COMM_WORLD_RANK'} & {*os.environ}"))
+def test_who_ends_the_grader_finds_nothing_left(when: str, tmp_path: Path) -> None:
+    """As `timeout`, a job's scheduler or a closed terminal do."""
+    (tmp_path / "there").mkdir()
+    marker, mark = "marker-" + secrets.token_hex(8), tmp_path / "started"
+    (tmp_path / "exercise.py").write_text(
+        f"import os, subprocess, time\ndef wait(*_):\n    assert {when}\n    open({str(mark)!r}, 'w')\n    "
+        f"subprocess.Popen(['sh', '-c', 'sleep 600; :', {marker!r}], start_new_session=True)\n    "
+        f"time.sleep(600)\nring_all_gather = wait\n"
+    )
+    command = [sys.executable, "-m", "minidist", "grade", "02", "--task", "2"]
+    command += ["--student", str(tmp_path), "--lessons", str(LESSON.folder.parent)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "there")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as grader:
+        while grader.poll() is None and not (mark.exists() and bearing(marker)):
+            time.sleep(0.05)
+        grader.send_signal(signal.SIGTERM)
+        _, said = grader.communicate(timeout=60)
+    assert (grader.returncode, said) == (128 + signal.SIGTERM, b"")
+    assert not [*(tmp_path / "there").iterdir()] and not bearing(marker)
+    assert not with_environment(f"TMPDIR={tmp_path / 'there'}")
+
+
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+def test_temporary_files_of_an_answer_go_with_its_case(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "there"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    source = "import tempfile\ntempfile.mkdtemp()\n" + HONEST
+    tests = attack(tmp_path, source, task=2, wire=wire, title=FEW * (wire != "mpi"), alone=True)
+    assert scores(tests) == sum(test.max_score for test in tests)
+    assert not [*(tmp_path / "there").iterdir()]
+
+
 def test_eat_all_memory(tmp_path: Path) -> None:
     source = (
         "import numpy as np\ndef attack(*_):\n    kept = [np.empty(1 << 27) for _ in range(64)]\n"
@@ -839,6 +880,21 @@ def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
     assert scores(attacked) == 0
     assert all(test.score == test.max_score for test in honest), honest
     assert not with_environment(f"TOKEN={token}")
+
+
+def test_a_case_that_cannot_be_started_keeps_no_core_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `--user` may not run this Python: they would wait for it for ever."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    with Warm([], {}, 1) as warm:
+        monkeypatch.setattr(warm, "ready", refuse)
+        with pytest.raises(PermissionError):
+            warm.run(tmp_path, tmp_path, 1.0)
+        assert warm.cores.qsize() == 1
 
 
 def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None:

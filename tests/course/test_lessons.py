@@ -280,6 +280,20 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
 
 
 SLIPS = {  # by mistake, what its rejection says
+    "scales_the_query_itself": "query has other values after the call",
+    "scales_in_place": "x has other values after the call",
+    "counts_tokens_from_its_own_first": "tokens has other values after the call",
+    "receives_into_its_keys": "key has other values after the call",
+    "writes_for_all": "comm.roll_call is given the values of this rank's piece",
+    "a_part_of_a_node_in_full": "if nodes are rounded up, and a part of a node is paid in full",
+    "sums_all_in_one": "several are put into one: one for each parameter",
+    "reduces_in_finish": "the hook that completes a bucket launches it, and not `finish`",
+    "stores_everything": "nothing is recomputed, each part is stored",
+    "noise_of_eight_bits": "0 went up, expected about 1953: the noise has to have all values",
+    "letters_times_places": "if the digest is a sum of letters times their places",
+    "compares_with_a_whole_mean": "if the mean is rounded down to a whole number",
+    "asks_for_every_epoch": "so ask for epoch 0 and the step's own alone",
+    "every_zero_travels": "if all elements travel that are not smaller than number k",
     "all_casts_at_first": "if before the first update the scale goes by all casts so far",
     "alpha_without_rank": "if the adapter is scaled by alpha, not by alpha/rank",
     "forgets_to_enter": "if nothing is summed in backward where the region is entered",

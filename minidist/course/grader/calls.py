@@ -80,6 +80,4 @@ def expect_collectives(notes: Sequence[Note]) -> None:
     for note in notes:
         plain = note.kind in ("send", "roll_call", "allocate")
         if plain and not any(name.startswith("minidist.collectives") for name in note.through):
-            raise Wrong(
-                f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only"
-            )
+            raise Wrong(f"{note.line} uses comm.{note.kind}: use the collectives only")

@@ -13,7 +13,8 @@ from the notes, and never the clock. A judge may return figures of its own ({"bu
 smaller the better; the leaderboard shows the largest of all cases.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -137,6 +138,26 @@ def expect_dtype(rank: int, name: str, found: Array, expected: Array) -> None:
         raise Wrong(
             f"rank {rank}: {name} is of {found.dtype}, expected {expected.dtype}, as what was given"
         )
+
+
+@contextmanager
+def untouched(**arguments: Any) -> Iterator[None]:
+    """Raise `Wrong` if an answer changes one of its arguments, which are arrays or tensors."""
+    before = {
+        name: values.copy() if isinstance(values, np.ndarray) else values.detach().clone()
+        for name, values in arguments.items()
+    }
+    yield
+    for name, values in arguments.items():
+        if isinstance(values, np.ndarray):
+            same = values.tobytes() == before[name].tobytes()  # a NaN is no other value than itself
+        else:
+            same = values.equal(before[name])
+        if not same:
+            raise Wrong(
+                f"{name} has other values after the call: compute on a copy, since the caller, or "
+                "its backward, still needs the argument as it was"
+            )
 
 
 def awaited(trace: Trace | None) -> list[int]:

@@ -85,7 +85,12 @@ def grade(
         nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
-        return together(list(pool.map(one, draw(lesson, seed, only))))
+        try:
+            return together(list(pool.map(one, draw(lesson, seed, only))))
+        except BaseException:  # Ctrl-C, or a signal: nobody waits for the cases that still run
+            pool.shutdown(wait=False, cancel_futures=True)
+            ready.end(ready.importer)
+            raise
 
 
 class Drawn(NamedTuple):

@@ -64,7 +64,7 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
 
 def plain(results: Mapping[str, Any]) -> dict[str, Array]:
     """Return a program's results as arrays of numbers. Raises Wrong with the name of a result that
-    is none.
+    is none, or so large that no record has room for it.
     """
     arrays = {name: np.asarray(value) for name, value in results.items()}
     for name, array in arrays.items():
@@ -73,4 +73,6 @@ def plain(results: Mapping[str, Any]) -> dict[str, Array]:
                 f"{name} is {type(results[name]).__name__}, expected numbers: is the result "
                 "returned?"
             )
+        if array.nbytes > LARGEST // 2:  # base 64 takes a third more
+            raise Wrong(f"{name} has shape {array.shape}: no answer to this check is so large")
     return arrays

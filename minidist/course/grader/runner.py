@@ -3,9 +3,9 @@
     folder/ job.json exercise.py (the student's, and nothing else of theirs) given-0 given-1 ...
              ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt
 
-The process gets an environment with nothing of the student's in it, an empty working folder, a
-session of its own and a time limit. Neither what it prints nor its exit status is a grade: only
-records that are signed with the nonces count.
+The process gets an environment with nothing of the student's in it, an empty working folder, which
+is also where it makes temporary files, a session of its own and a time limit. Neither what it
+prints nor its exit status is a grade: only records that are signed with the nonces count.
 """
 
 import functools
@@ -97,7 +97,7 @@ def run_case(
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
             start = [mpirun.path, "-n", str(case.ranks)] if mpirun is not None else []
             start += warm.rank(folder) if forked else isolated("child", folder)
-            env = clean_environment(mpirun)
+            env = {**clean_environment(mpirun), "TMPDIR": str(stand)}
             run_job(
                 start,
                 env=env,

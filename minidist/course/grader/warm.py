@@ -100,18 +100,23 @@ class Warm(AbstractContextManager["Warm"]):
         """Run the case of simulated ranks that lies in `folder`, standing in `stand`, for about
         `limit` seconds.
         """
-        core, importer, answered = self.cores.get(), self.ready(), False
-        told = json.dumps([[], str(stand), self.environment, [str(folder), str(core)]])
-        # an answer may have ended the importer
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as case:
-            case.connect(SOCKET.format(importer.pid))
-            case.sendall(b"." + told.encode() + b"\n")
-            if not select.select([case], [], [], limit + GRACE)[0]:
-                case.shutdown(socket.SHUT_WR)  # so the system ends the case
-            answered = bool(select.select([case], [], [], GRACE)[0]) and case.recv(8) != b""
-        if not answered:
-            self.end(importer)
-        self.cores.put(core)
+        core = self.cores.get()
+        try:
+            importer, answered = self.ready(), False
+            # what is left in the folder for temporary files goes with it
+            environment = {**self.environment, "TMPDIR": str(stand)}
+            told = json.dumps([[], str(stand), environment, [str(folder), str(core)]])
+            # an answer may have ended the importer
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as case:
+                case.connect(SOCKET.format(importer.pid))
+                case.sendall(b"." + told.encode() + b"\n")
+                if not select.select([case], [], [], limit + GRACE)[0]:
+                    case.shutdown(socket.SHUT_WR)  # so the system ends the case
+                answered = bool(select.select([case], [], [], GRACE)[0]) and case.recv(8) != b""
+            if not answered:
+                self.end(importer)
+        finally:
+            self.cores.put(core)  # or other cases would wait for it for ever
 
     def rank(self, folder: Path) -> list[str]:
         """Return the command that stands in for a rank of the case under mpirun that lies in
