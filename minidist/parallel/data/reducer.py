@@ -161,12 +161,15 @@ class Reducer:
             self._begin()
             self._backward_ended()
 
-    def forget(self, parameters: Set[nn.Parameter]) -> None:
-        """Note that these gradients were forgotten, or have become zeros."""
-        self.our_zeros |= {parameter: parameter._grad for parameter in parameters}
+    def forget(self, parameters: Set[nn.Parameter], set_to_none: bool) -> None:
+        """Note that these gradients were forgotten, or have become zeros, which an optimizer still
+        takes for gradients.
+        """
         self.unreduced -= parameters
-        for bucket in self.buckets:
-            bucket.taken -= parameters
+        if set_to_none:
+            self.our_zeros |= dict.fromkeys(parameters)
+            for bucket in self.buckets:
+                bucket.taken -= parameters
 
     def check_places(self) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""

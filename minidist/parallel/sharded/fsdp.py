@@ -236,11 +236,12 @@ class FSDP(DataParallel):
         return self.slice_of(parameter).grad if own is None else own
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, and of their slices."""
+        """Forget the gradients of these parameters, and of their slices, or make them zeros."""
         super().forget_gradients(parameters, set_to_none)
         for flat in {self.flat_of[parameter] for parameter in parameters}:
-            flat.forget_gradients(parameters)
-        self.passes.used -= parameters
+            flat.forget_gradients(parameters, set_to_none)
+        if set_to_none:
+            self.passes.used -= parameters
 
     def optimizer(
         self,
