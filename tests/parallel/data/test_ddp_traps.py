@@ -148,6 +148,19 @@ def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has
 
 
 @all_variants
+def test_a_step_before_any_backward_changes_nothing(variant: type[DataParallel]) -> None:
+    """As some loops have it that make the optimizer's state at once."""
+
+    def program(comm: Communicator) -> None:
+        model = variant(Branches(), comm, op="sum")
+        torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3).step()
+        for parameter, unchanged in zip(model.parameters(), Branches().parameters(), strict=True):
+            assert parameter.grad is None and torch.equal(parameter, unchanged)
+
+    minidist.run(program, 2)
+
+
+@all_variants
 def test_unless_announced_an_unused_parameter_is_an_error_that_names_it(
     variant: type[DataParallel],
 ) -> None:
