@@ -295,12 +295,13 @@ class FSDP(DataParallel):
         return state.full_gradients(self.flats, self.names)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+        """Return the `state_dict` that the serial model would have, on the CPU of every rank; its
+        buffers are rank 0's.
 
         Collective.
         """
         with self.closed.opened():
-            return state.full_state_dict(self.module, self.flats, self.names)
+            return state.full_state_dict(self.module, self.flats, self.names, self.comm)
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
         """Load whole parameters: a serial model's state, or pairs that are drawn one by one.

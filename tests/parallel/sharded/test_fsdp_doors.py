@@ -170,6 +170,23 @@ def test_a_mean_of_weights_goes_along_in_a_copy() -> None:
     minidist.run(program, 2)
 
 
+def test_a_saved_state_is_one_moment_and_the_same_on_every_rank() -> None:
+    """Running averages are each rank's own until its next forward, and go on changing in place."""
+
+    def program(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).double()
+        wrapped = FSDP(model, comm, op="sum")
+        wrapped(rows(0, comm.rank))
+        averages = model[1].running_mean.clone()  # type: ignore[operator]
+        state = wrapped.full_state_dict()
+        wrapped(rows(1, comm.rank))
+        for rank, (of_rank, saved) in enumerate(comm.roll_call((averages, state))):
+            assert all(torch.equal(saved[name], value) for name, value in state.items())
+            assert torch.equal(of_rank, state["1.running_mean"]) == (rank == 0)
+
+    minidist.run(program, 2)
+
+
 def test_precision_is_chosen_by_module() -> None:
     def precision(module: nn.Module) -> MixedPrecision:
         small = isinstance(module, nn.Linear) and module.out_features == 7
