@@ -31,6 +31,21 @@ class Hook:
         method = self.method()
         return None if method is None else method(*(it() for it in self.first), *others)
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Be copied, with the module that it is on, as one that does nothing: the strategy knows
+        only the original.
+        """
+        return ended, ()
+
+
+def ended() -> Callable[..., None]:
+    """Return a hook that does nothing."""
+    return does_nothing
+
+
+def does_nothing(*_: object) -> None:
+    """Do nothing."""
+
 
 def waiting_for(parameter: nn.Parameter) -> str:
     """Return the kind of strategy, which still exists, that waits for the gradient of a parameter;

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.placement import placement_of
+from minidist.parallel.sharded.access.linked import updated
 
 
 def clip_by_global_norm(
@@ -20,11 +21,11 @@ def clip_by_global_norm(
     Return the norm before, a scalar tensor.
 
     With plain data parallelism every rank holds all gradients, and finds the same norm without a
-    message. Where ranks hold slices (ZeRO), blocks (tensor parallelism) or other experts, the
-    parameters' own records say so, and the squares of all ranks are added, and so are those of the
-    stages of a pipeline; what several ranks hold, only the first counts. In a loop of your own,
-    pass in `axes` what no record can know: along which other axes ranks hold other parameters. An
-    axis that the records name is not counted twice.
+    message. Where ranks hold slices (ZeRO, whether `parameters` are these or the model's own),
+    blocks (tensor parallelism) or other experts, the records say so, and the squares of all ranks
+    are added, and so are those of the stages of a pipeline; what several ranks hold, only the first
+    counts. In a loop of your own, pass in `axes` what no record can know: along which other axes
+    ranks hold other parameters. An axis that the records name is not counted twice.
 
     The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is
     infinite or not a number, the gradients stay as they are: no scale could mend them, and the
@@ -46,7 +47,7 @@ def clip_by_global_norm(
         )
     # along which others have more
     by_axes: dict[tuple[Communicator, ...], list[nn.Parameter]] = defaultdict(list)
-    parameters = list(parameters)
+    parameters = [updated(parameter) for parameter in parameters]
     for parameter in parameters:
         if parameter.requires_grad or parameter.grad is not None:
             by_axes[placement_of(parameter).axes].append(parameter)

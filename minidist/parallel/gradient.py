@@ -39,11 +39,15 @@ class Spread:
         Whether other ranks hold other parameters, as the stages of a pipeline do. What asks for
         many gradients at a time, to clip or to unscale them, would then get another answer on each
         stage, and is refused.
+    mixed : bool
+        Whether it was joined from gradients that are spread otherwise, or whole, so that no
+        question has an answer.
     """
 
     axes: tuple[Communicator, ...]
     counts: bool = True
     staged: bool = False
+    mixed: bool = False
 
 
 class PartOfGradient(Tensor):
@@ -61,9 +65,9 @@ class PartOfGradient(Tensor):
             if func in ANSWERS:
                 return ANSWERS[func](*args, **kwargs)
             result = func(*args, **kwargs)
-        if func in ELEMENTWISE and type(result) is Tensor:
+        if func in ELEMENTWISE and type(result) is Tensor and "out" not in kwargs:
             part = next((value for value in args if isinstance(value, cls)), None)
-            if part is not None and part.shape == result.shape:
+            if part is not None and part.numel() == result.numel():
                 return become_part(result, part.spread)
         return result
 
@@ -104,6 +108,8 @@ def norms_of_wholes(
             "several ranks"
         )
         raise RuntimeError(f"{fault}, and no graph leads there: ask for it under torch.no_grad()")
+    for part in parts:
+        _refuse_mixed(part)
     terms = [_term(part, order, dtype) for part in parts]
     by_axes: dict[tuple[Communicator, ...], list[int]] = {}
     for at, part in enumerate(parts):
@@ -202,6 +208,7 @@ def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
         if args or options or not isinstance(part, PartOfGradient):
             options |= {} if dtype is None else {"dtype": dtype}
             return ask(part, *args, **options)  # along a dim, this rank's elements are meant
+        _refuse_mixed(part)
         asked = part if part.numel() else part.new_full((1,), nothing)
         asked = asked if dtype is None else asked.to(dtype)
         found = ask(asked)
@@ -258,6 +265,26 @@ def _refused(question: str) -> Callable[..., Any]:
     return answer
 
 
+def _joined(join: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return what several gradients are joined by: parts that are spread alike are one part then."""
+
+    def answer(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
+        joined = join(tensors, *args, **options)
+        spreads = {part.spread for part in tensors if isinstance(part, PartOfGradient)}
+        if "out" in options or not spreads:
+            return joined
+        alike = len(spreads) == 1 and all(isinstance(part, PartOfGradient) for part in tensors)
+        return become_part(joined, spreads.pop() if alike else Spread((), mixed=True))
+
+    return answer
+
+
+def _refuse_mixed(part: Tensor) -> None:
+    """Raise ValueError if a part was joined from gradients that are not spread alike."""
+    if isinstance(part, PartOfGradient) and part.spread.mixed:
+        refuse("what was joined from gradients of which others are whole or spread otherwise")
+
+
 def _set(part: Tensor, index: Any, value: Any) -> None:
     """Answer `part[index] = value`: where the index would be one into the whole, it is refused."""
     if isinstance(index, Tensor):
@@ -281,6 +308,7 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.norm: _any_norm,
     torch.linalg.matrix_norm: _refused("linalg.matrix_norm"),
     Tensor.__setitem__: _set,
+    **{join: _joined(join) for join in (torch.cat, torch.concat, torch.hstack, torch.stack)},
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     torch.mean: _mean,
     Tensor.mean: _mean,
@@ -303,6 +331,17 @@ ALONE = (
     "argmax",
     "argmin",
     "count_nonzero",
+    "nansum",
+    "nanmean",
+    "prod",
+    "logsumexp",
+    "std_mean",
+    "var_mean",
+    "aminmax",
+    "topk",
+    "kthvalue",
+    "histc",
+    "inner",
 )
 """Questions that no sum over ranks answers."""
 ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
@@ -321,17 +360,24 @@ OPERATORS = (
     "ge",
     "lt",
     "le",
+    "and",
+    "or",
+    "xor",
 )
-REFLECTED = ("rmul", "radd", "rsub")
-CASTS = ("to", "float", "double", "half", "bfloat16")
+REFLECTED = ("rmul", "radd", "rsub", "rtruediv", "rpow", "rand", "ror", "rxor")
+CASTS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda")
 FUNCTIONS = (
     *("mul", "div", "pow", "square", "sqrt", "abs", "neg", "sign", "add", "sub", "clamp", "detach"),
     *("isfinite", "isnan", "isinf", "nan_to_num", "eq", "ne", "gt", "ge", "lt", "le"),
+    *("exp", "log", "log2", "log10", "rsqrt", "reciprocal", "relu", "clamp_min", "clamp_max"),
+    *("maximum", "minimum", "where", "logical_and", "logical_or", "logical_not"),
 )
-METHODS = (*FUNCTIONS, *CASTS, *(f"__{name}__" for name in (*OPERATORS, *REFLECTED)))
+SHAPES = ("flatten", "reshape", "ravel", "squeeze", "unsqueeze")
+VIEWS = (*SHAPES, "view", "view_as", "reshape_as", "contiguous")
+METHODS = (*FUNCTIONS, *VIEWS, *CASTS, *(f"__{name}__" for name in (*OPERATORS, *REFLECTED)))
 ELEMENTWISE = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
-    *(getattr(torch, name) for name in FUNCTIONS),
+    *(getattr(torch, name) for name in (*FUNCTIONS, *SHAPES)),
     *(getattr(Tensor, name) for name in METHODS),
 }
 """What makes a part of the whole's result out of a part: on the way from a gradient to a

@@ -156,12 +156,11 @@ def test_torchs_clip_is_right_in_other_norms(way: str, order: float) -> None:
 
 @EACH
 def test_our_clip_finds_the_axes_itself(way: str) -> None:
-    def clip(called: Any) -> Tensor:
-        return clip_by_global_norm(
-            called.slices if isinstance(called, ZeRO1 | FSDP) else called.parameters(), LIMIT
-        )
-
-    compare(way, clip, lambda called: clip_grad_norm_(called.parameters(), LIMIT))
+    compare(
+        way,
+        lambda called: clip_by_global_norm(called.parameters(), LIMIT),
+        lambda called: clip_grad_norm_(called.parameters(), LIMIT),
+    )
 
 
 def test_a_head_that_two_ranks_share_counts_once() -> None:
@@ -242,9 +241,8 @@ def test_torchs_scaler_skips_a_step_on_all_ranks(way: str, fused: bool) -> None:
             if isinstance(called, NaiveDataParallel):
                 called.synchronize()
             if step == 1 and hit:
-                next(p.grad for p in values if p.grad is not None and p.grad.numel()).view(-1)[
-                    0
-                ] = math.inf
+                part = next(p.grad for p in values if p.grad is not None and p.grad.numel())
+                part.as_subclass(Tensor).view(-1)[0] = math.inf
             before = [value.detach().clone() for value in values]
             if step == 2:
                 scaler.unscale_(optimizer)
@@ -312,6 +310,10 @@ QUESTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "finite": lambda g: torch.isfinite(g).all(),
     "bad": lambda g: (~g.isfinite()).any(),
     "smallest": lambda g: torch.amin(3 * g),
+    "laid flat": lambda g: g.view(-1).norm(),
+    "laid end to end": lambda g: torch.cat([g.flatten(), 2 * g.reshape(-1)]).norm(),
+    "in between": lambda g: ((g > 0) & (g < 3)).sum(),
+    "of others": lambda g: torch.where(g > 0, g, 0).clamp_min(1).sum(),
 }
 
 
@@ -504,6 +506,9 @@ def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> 
         for ask in (
             lambda: gradient.std(),
             lambda: torch.median(gradient),
+            lambda: gradient.flatten().topk(1),
+            lambda: torch.cat([gradient, torch.ones(2)]).norm(),
+            lambda: torch.cat([gradient, torch.ones(2)]).sum(),
             lambda: gradient.__setitem__(0, 0),
         ):
             with pytest.raises(ValueError, match="this rank has only a part of the gradient"):

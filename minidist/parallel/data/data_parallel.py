@@ -94,7 +94,7 @@ class DDP(DataParallel):
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, or make them zeros; see `DataParallel`."""
         super().forget_gradients(parameters, set_to_none)
-        self.reducer.forget(parameters)
+        self.reducer.forget(parameters, set_to_none)
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return this rank's tensors by category, for `Account`: the buckets are gradients."""

@@ -62,8 +62,6 @@ class Reducer:
         Those of this backward that are not launched yet.
     unreduced : set[nn.Parameter]
         Those whose gradients only `no_sync` has added up.
-    our_zeros : dict[nn.Parameter, Tensor | None]
-        The zeros that stand where no gradient has come yet. A gradient that is not these is used.
     """
 
     def __init__(
@@ -91,13 +89,11 @@ class Reducer:
         hooks = strategy.hooks
         for node in self.accumulators:
             hooks.append(node.register_prehook(Hook(self._gradient_comes)))
-        for parameter, bucket in self.bucket_of.items():
+        for parameter in self.bucket_of:
             arrived = Hook(self._gradient_arrived, whose=self.expected.strategy)
             hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
             parameter._grad = None
-            bucket.adopt(parameter)
         weakref.finalize(self, remove_all, hooks).atexit = False
-        self.our_zeros = {parameter: parameter._grad for parameter in self.expected.parameters}
 
     # ---------------------------------------------------------------- in the order of a backward
 
@@ -119,7 +115,6 @@ class Reducer:
         bucket = self.bucket_of[parameter]
         self.expected.check_arrival(parameter, bucket.ready)
         bucket.adopt(parameter)
-        self.our_zeros.pop(parameter, None)
         if self.expected.synchronising:
             bucket.mark_ready(parameter)
             self.launch_ready()
@@ -135,10 +130,7 @@ class Reducer:
         """Launch the buckets that are left, which have unused parameters, and wait for all."""
         self.ended = True
         self.unreduced.clear()
-        given = [parameter for parameter in self.expected.parameters if parameter._grad is not None]
-        used = {
-            parameter for parameter in given if parameter._grad is not self.our_zeros.get(parameter)
-        }
+        used = {parameter for parameter in self.expected.parameters if parameter._grad is not None}
         used.update(*(bucket.taken for bucket in self.buckets))
         for parameter, bucket in self.bucket_of.items():
             if parameter not in bucket.ready:
@@ -161,12 +153,14 @@ class Reducer:
             self._begin()
             self._backward_ended()
 
-    def forget(self, parameters: Set[nn.Parameter]) -> None:
-        """Note that these gradients were forgotten, or have become zeros."""
-        self.our_zeros |= {parameter: parameter._grad for parameter in parameters}
+    def forget(self, parameters: Set[nn.Parameter], set_to_none: bool) -> None:
+        """Note that these gradients were forgotten, or have become zeros, which an optimizer still
+        takes for gradients.
+        """
         self.unreduced -= parameters
-        for bucket in self.buckets:
-            bucket.taken -= parameters
+        if set_to_none:
+            for bucket in self.buckets:
+                bucket.taken -= parameters
 
     def check_places(self) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""

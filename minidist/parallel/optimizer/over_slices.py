@@ -46,7 +46,7 @@ class Owner(Protocol):
         """Let parameters follow their slices, which a step has updated."""
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, and of their slices."""
+        """Forget the gradients of these parameters, and of their slices, or make them zeros."""
 
 
 class SliceOptimizers:

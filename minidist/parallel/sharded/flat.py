@@ -98,11 +98,17 @@ class Shard:
             if self.gradient is not None and parameter not in without:
                 piece.grad = self.gradient[self.pieces[parameter]]
 
-    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Forget the gradients of these parameters, as far as they are in this shard."""
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool) -> None:
+        """Forget the gradients of these parameters, as far as they are in this shard, or make them
+        zeros.
+        """
         for parameter, piece in self.slices.items():
-            if parameter in parameters:
+            if parameter not in parameters:
+                continue
+            if set_to_none:
                 piece.grad = None  # `add_gradient` then begins anew
+            elif piece._grad is not None:
+                piece._grad.zero_()
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
@@ -336,13 +342,14 @@ class Flat:
         gradients = (collected, parameter._grad)
         return any(each is not None and bool(each.any()) for each in gradients)
 
-    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Forget the gradients of these parameters; if they are all of this tensor's, free the
-        memory, too.
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool) -> None:
+        """Forget the gradients of these parameters, or make them zeros; if they are all of this
+        tensor's, free the memory that is no longer needed.
         """
         if self.shard.slices.keys() <= parameters:
-            self.shard.gradient = self.accumulated = None
-            self.accumulated_of = {}
-        self.shard.forget_gradients(parameters)
+            self.accumulated, self.accumulated_of = None, {}
+            if set_to_none:
+                self.shard.gradient = None
+        self.shard.forget_gradients(parameters, set_to_none)
         for parameter in self.accumulated_of.keys() & parameters:
             self.accumulated_of[parameter].zero_()

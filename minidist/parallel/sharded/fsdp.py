@@ -236,11 +236,12 @@ class FSDP(DataParallel):
         return self.slice_of(parameter).grad if own is None else own
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, and of their slices."""
+        """Forget the gradients of these parameters, and of their slices, or make them zeros."""
         super().forget_gradients(parameters, set_to_none)
         for flat in {self.flat_of[parameter] for parameter in parameters}:
-            flat.forget_gradients(parameters)
-        self.passes.used -= parameters
+            flat.forget_gradients(parameters, set_to_none)
+        if set_to_none:
+            self.passes.used -= parameters
 
     def optimizer(
         self,
@@ -294,12 +295,13 @@ class FSDP(DataParallel):
         return state.full_gradients(self.flats, self.names)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the `state_dict` that the serial model would have, on the CPU of every rank.
+        """Return the `state_dict` that the serial model would have, on the CPU of every rank; its
+        buffers are rank 0's.
 
         Collective.
         """
         with self.closed.opened():
-            return state.full_state_dict(self.module, self.flats, self.names)
+            return state.full_state_dict(self.module, self.flats, self.names, self.comm)
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
         """Load whole parameters: a serial model's state, or pairs that are drawn one by one.

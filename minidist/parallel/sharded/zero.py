@@ -271,11 +271,11 @@ class ZeRO1(DataParallel):
     # ------------- then gradients are forgotten, and phase 1 begins anew
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, and of their slices."""
+        """Forget the gradients of these parameters, and of their slices, or make them zeros."""
         super().forget_gradients(parameters, set_to_none)
-        self.reducer.forget(parameters)
+        self.reducer.forget(parameters, set_to_none)
         for part in {self.part_of[parameter] for parameter in parameters}:
-            part.shard.forget_gradients(parameters)
+            part.shard.forget_gradients(parameters, set_to_none)
 
     # ------------- besides
 

@@ -42,6 +42,10 @@ class Meetings(NamedTuple):
     mixing: float = 0.0
     share: float = 0.0  # of the elements that are sent; 0: all
 
+    def due(self, fragment: int) -> int:
+        """Return the step after which a fragment is sent for the first time."""
+        return (fragment + 1) * self.every // self.fragments
+
 
 class Fragment:
     """Parameters that are sent together.
@@ -130,8 +134,7 @@ class Outer:
                 members.setdefault(kind, []).append(parameter)
         self.fragments = []
         for (number, _), parameters in sorted(members.items(), key=lambda item: item[0][0]):
-            due = (number + 1) * meetings.every // meetings.fragments
-            self.fragments.append(Fragment(parameters, due, meetings))
+            self.fragments.append(Fragment(parameters, meetings.due(number), meetings))
         self.fragment_with = {
             parameter: fragment for fragment in self.fragments for parameter in fragment.parameters
         }
@@ -174,8 +177,11 @@ class Outer:
         return {"optimizer": kept, "communication": travel}
 
     def meets_next(self) -> bool:
-        """Tell whether something is sent after the next step."""
-        return any(self._since(fragment, ahead=1) == 0 for fragment in self.fragments)
+        """Tell whether something is sent after the next step: by any rank of the site, which may
+        have other fragments, so that all of them say the same.
+        """
+        dues = map(self.meetings.due, range(self.meetings.fragments))
+        return any(self._since(due, ahead=1) == 0 for due in dues)
 
     @torch.no_grad()
     def stepped(self) -> None:
@@ -185,16 +191,16 @@ class Outer:
         """
         self.steps += 1
         for fragment in self.fragments:
-            if self._since(fragment) == 0:
+            if self._since(fragment.due) == 0:
                 self._send(fragment)
-            if self._since(fragment) == self.meetings.delay:
+            if self._since(fragment.due) == self.meetings.delay:
                 self._merge(fragment)
 
-    def _since(self, fragment: Fragment, ahead: int = 0) -> int:
-        """Return how many steps ago a fragment was sent, counted from now or from some steps ahead;
-        -1: never.
+    def _since(self, due: int, ahead: int = 0) -> int:
+        """Return how many steps ago the fragment that was due then was sent, counted from now or
+        from some steps ahead; -1: never.
         """
-        passed = int(self.steps) + ahead - fragment.due
+        passed = int(self.steps) + ahead - due
         return passed % self.meetings.every if passed >= 0 else -1
 
     def _send(self, fragment: Fragment) -> None:

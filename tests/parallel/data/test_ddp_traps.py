@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist.comm import Communicator
-from minidist.parallel import DDP, DataParallel
+from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -73,7 +73,12 @@ def train_branches(model: nn.Module, plan: Plan, ranks: list[int], zero: Zero) -
     """Train on the rows of `ranks`; weight decay tells a gradient that is None from one that is
     zero.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
+    options = {"lr": 0.05, "weight_decay": 0.3}
+    optimizer = (
+        model.optimizer(torch.optim.AdamW, **options)
+        if isinstance(model, ZeRO1 | FSDP)
+        else torch.optim.AdamW(model.parameters(), **options)
+    )
     for step in plan:
         zero(model, optimizer)
         loss = sum(
@@ -83,6 +88,8 @@ def train_branches(model: nn.Module, plan: Plan, ranks: list[int], zero: Zero) -
         if isinstance(model, DataParallel):
             model.synchronize()
         optimizer.step()
+    if isinstance(model, FSDP):
+        model.unwrap()
     return {
         name.removeprefix("module."): parameter.detach()
         for name, parameter in model.named_parameters()
@@ -108,6 +115,24 @@ def test_what_is_unused_stays_as_in_the_serial_run(
         assert largest_difference(found, expected) <= 1e-9
 
 
+@pytest.mark.parametrize("variant", [DDP, ZeRO1, ZeRO2, FSDP])
+@pytest.mark.parametrize("whose", ["model", "optimizer"])
+def test_a_gradient_that_was_made_zeros_is_still_one(
+    variant: type[DataParallel], whose: str
+) -> None:
+    def to_zeros(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        {"model": model, "optimizer": optimizer}[whose].zero_grad(set_to_none=False)
+
+    def program(comm: Communicator) -> dict[str, Tensor]:
+        wrapped = variant(Branches(comm.rank), comm, op="sum", unused=True)
+        return train_branches(wrapped, plan, [comm.rank], to_zeros)
+
+    plan: Plan = [[(0, 1), (0, 1)], [(0,), (0,)], [(1, 2), (1, 2)]]
+    expected = train_branches(Branches(0), plan, [0, 1], to_zeros)
+    for found in minidist.run(program, 2):
+        assert largest_difference(found, expected) <= 1e-9
+
+
 @all_variants
 def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has_it(
     variant: type[DataParallel],
@@ -120,6 +145,19 @@ def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has
         return [gradient is None for gradient in gradients(model)]
 
     assert minidist.run(program, 3) == [[False, False, True]] * 3
+
+
+@all_variants
+def test_a_step_before_any_backward_changes_nothing(variant: type[DataParallel]) -> None:
+    """As some loops have it that make the optimizer's state at once."""
+
+    def program(comm: Communicator) -> None:
+        model = variant(Branches(), comm, op="sum")
+        torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3).step()
+        for parameter, unchanged in zip(model.parameters(), Branches().parameters(), strict=True):
+            assert parameter.grad is None and torch.equal(parameter, unchanged)
+
+    minidist.run(program, 2)
 
 
 @all_variants

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
+from torch.optim.swa_utils import AveragedModel
 
 import minidist
 from minidist.comm import Communicator
@@ -140,6 +141,48 @@ def test_parameters_of_another_model_are_neither_replicated_nor_ignored() -> Non
             match="6 of the parameters in replicated= and ignored= are none of the model's",
         ):
             FSDP(net(), comm, op="sum", replicated=list(net().parameters()))
+
+    minidist.run(program, 2)
+
+
+def test_a_mean_of_weights_goes_along_in_a_copy() -> None:
+    """torch's `AveragedModel` copies the module, and then reads its parameters at each update."""
+
+    def program(comm: Communicator) -> None:
+        wrapped, serial = FSDP(net(comm.rank), comm, op="sum"), net()
+        with wrapped.gathered():
+            ours, theirs = AveragedModel(wrapped.module), AveragedModel(serial)
+        optimizers = wrapped.optimizer(AdamW, lr=0.05), AdamW(serial.parameters(), lr=0.05)
+        for step in range(2):
+            for model, optimizer, ranks in (
+                (wrapped, optimizers[0], (comm.rank,)),
+                (serial, optimizers[1], range(comm.size)),
+            ):
+                optimizer.zero_grad()
+                for rank in ranks:
+                    model(rows(step, rank)).square().sum().backward()
+                optimizer.step()
+            theirs.update_parameters(serial)
+            with wrapped.gathered():
+                ours.update_parameters(wrapped.module)
+        assert torch.allclose(ours(rows(9, 0)), theirs(rows(9, 0)), rtol=1e-9)
+
+    minidist.run(program, 2)
+
+
+def test_a_saved_state_is_one_moment_and_the_same_on_every_rank() -> None:
+    """Running averages are each rank's own until its next forward, and go on changing in place."""
+
+    def program(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7)).double()
+        wrapped = FSDP(model, comm, op="sum")
+        wrapped(rows(0, comm.rank))
+        averages = model[1].running_mean.clone()  # type: ignore[operator]
+        state = wrapped.full_state_dict()
+        wrapped(rows(1, comm.rank))
+        for rank, (of_rank, saved) in enumerate(comm.roll_call((averages, state))):
+            assert all(torch.equal(saved[name], value) for name, value in state.items())
+            assert torch.equal(of_rank, state["1.running_mean"]) == (rank == 0)
 
     minidist.run(program, 2)
 

@@ -372,6 +372,12 @@ def test_a_site_is_spread_as_any_model(
         assert float((ours[name].double() - whole).abs().max() / size) <= 1e-9, name
 
 
+def test_stages_with_other_fragments_meet_at_the_same_steps(text: Path, tmp_path: Path) -> None:
+    """All ranks ask together whether they meet next, also those that have nothing to send."""
+    apart = "--pp 2 --no-tied --local-steps 3 --fragments 2 --outer-delay 0"
+    assert train_on(4, SITE, apart, f"--text {text} --save {tmp_path}") == 0
+
+
 def test_sites_report_their_share_of_the_serial_loss(text: Path) -> None:
     """Rows of unequal length: a site divides by half of all tokens, not by its own."""
     asked = f"--dp 1 --by-length --text {text} --batch 7 --steps 1 --precision float64"

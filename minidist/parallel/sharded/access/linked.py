@@ -77,6 +77,12 @@ class ShardedParameter(nn.Parameter):
         return twin
 
 
+def updated(parameter: nn.Parameter) -> nn.Parameter:
+    """Return what an optimizer updates of a parameter: this rank's slice of it, if it is sharded."""
+    strategy = parameter.strategy() if isinstance(parameter, ShardedParameter) else None
+    return parameter if strategy is None else strategy.slice_of(parameter)
+
+
 class LinkedGradients:
     """Makes each parameter a `ShardedParameter`, until `remove`.
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA
 
 from minidist.collectives import all_gather
+from minidist.comm import Communicator
 from minidist.parallel.data.flatten import views_into
-from minidist.parallel.data.replicas import keeps_more
+from minidist.parallel.data.replicas import copy_from_root, keeps_more
 from minidist.parallel.sharded.flat import Flat
 
 Names: TypeAlias = dict[nn.Parameter, str]
@@ -61,10 +62,12 @@ def gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
     return views_into(whole, flat.parameters)
 
 
-def full_state_dict(model: nn.Module, flats: list[Flat], names: Names) -> dict[str, Tensor]:
+def full_state_dict(
+    model: nn.Module, flats: list[Flat], names: Names, comm: Communicator
+) -> dict[str, Tensor]:
     """Return the `state_dict` that the serial model would have, on the CPU of every rank.
 
-    Collective.
+    Buffers are those of rank 0. Later steps change nothing of it. Collective.
     """
     whole = {name: value.to("cpu", copy=True) for name, value in full_tensors(flats, names)}
     every = model.named_parameters(remove_duplicate=False)
@@ -72,10 +75,17 @@ def full_state_dict(model: nn.Module, flats: list[Flat], names: Names) -> dict[s
     # for its names, their order, and the buffers: not for values
     with torch._C.DisableTorchFunctionSubclass():
         state = model.state_dict()
-    return {
-        name: whole[aliases[name]] if name in aliases else value.cpu()
-        for name, value in state.items()
-    }
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    found = {}
+    for name, value in state.items():
+        if name in aliases:
+            found[name] = whole[aliases[name]]
+            continue
+        copied = value.clone()
+        if name in buffers:
+            copy_from_root(copied, comm)
+        found[name] = copied.cpu()
+    return found
 
 
 def load(
