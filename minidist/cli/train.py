@@ -31,7 +31,7 @@ from minidist.trace import Event, Trace
 from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
 from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
-from minidist.trainer.config import Config
+from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.corpus.packed import Packed
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
@@ -91,7 +91,7 @@ def train_as(member: Enters, argv: Sequence[str]) -> int:
 
 def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | None = None) -> int:
     """Set up the same on all ranks, then run, as the only run that saves to its folder."""
-    config, notes = together(comm, lambda: parse_with_notes(argv))
+    config, notes = together(comm, lambda: asked_for(argv))
     asked, config = config, going_on(config, comm, carrier)
     by_itself = config.run.resume and not asked.run.resume
     if carrier is None:
@@ -117,6 +117,19 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
         again = carrier is not None and carrier.again
         together(comm, lambda: held.enter_context(check_files(config, comm, again)))
         return run_and_report(run, corpus, carrier, by_itself)
+
+
+def asked_for(argv: Sequence[str]) -> tuple[Config, list[str]]:
+    """Return the run that the command line asks for, and notes; raise `ConfigError` if it could not
+    be.
+    """
+    config, notes = parse_with_notes(argv)
+    if config.data.eval_text and not config.run.eval_every:  # `losses` measures at the end
+        raise ConfigError(
+            f"--eval-text {' '.join(config.data.eval_text)} is for runs with --eval-every STEPS: "
+            "add that, or leave --eval-text out"
+        )
+    return config, notes
 
 
 def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None) -> Config:

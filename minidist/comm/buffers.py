@@ -129,8 +129,8 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         flags = buffer.flags
         if not flags.c_contiguous:
             raise ValueError(
-                f"buffer of shape {buffer.shape} is not contiguous: pass "
-                "numpy.ascontiguousarray(buffer)"
+                f"buffer of shape {buffer.shape} is not contiguous: say "
+                "x = numpy.ascontiguousarray(x), and pass that x, which gets the result"
             )
         if buffer.dtype not in NAMES:
             raise _unsupported(buffer.dtype)
@@ -142,16 +142,16 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     if type(buffer) is Nowhere:
         return buffer
     if not is_tensor(buffer):
-        shown = " ".join(repr(buffer).split())
+        shown = f"{type(buffer).__name__}: {' '.join(repr(buffer).split()):.60}"
         raise TypeError(
-            f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}"
+            f"a buffer is a plain numpy array (as of numpy.asarray) or a torch tensor, not {shown}"
         )
     flat, name = buffer, _name_of(buffer.dtype)
     if name not in DTYPES:
         raise _unsupported(buffer.dtype)
     if not flat.is_contiguous():
         raise ValueError(
-            f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()"
+            f"tensor of shape {tuple(flat.shape)} is not contiguous: say x = x.contiguous(), pass x"
         )
     if flat.is_meta:
         return Nowhere(flat.dtype, flat.itemsize, flat.numel())

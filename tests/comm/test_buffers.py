@@ -87,7 +87,7 @@ BUFFERS: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (
         [1.0, 2.0],
         TypeError,
-        r"a buffer is a numpy array or a torch tensor, not list: \[1\.0, 2\.0\]",
+        r"a buffer is a plain numpy array .* or a torch tensor, not list: \[1\.0, 2\.0\]",
     ),
     "a number": (3.5, TypeError, "not float: 3.5"),
     "a numpy scalar": (np.float64(3), TypeError, "not float64"),

@@ -131,3 +131,13 @@ def test_held_out_text_that_is_too_short_is_refused(
         "minidist train: --eval-every 1: the held-out text is too short for a sequence of 16 "
         "tokens: use --eval-text FILE, or a larger --held-out\n"
     )
+
+
+def test_text_to_measure_on_that_nobody_would_measure_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_on(2, f"--steps 2 --eval-text {short_text(tmp_path, 300)}") == 2
+    assert capsys.readouterr().err == (
+        f"minidist train: --eval-text {short_text(tmp_path, 300)} is for runs with --eval-every STEPS: "
+        "add that, or leave --eval-text out\n"
+    )
