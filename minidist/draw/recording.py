@@ -19,6 +19,7 @@ import numpy as np
 
 from minidist.comm import Cluster, Communicator, DeadlockError, run
 from minidist.comm.buffers import Array, Kind, dtype_name, flatten
+from minidist.comm.errors import whole
 from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
 from minidist.comm.stream import Job, Stream
@@ -58,10 +59,10 @@ def record(
 
     Raises
     ------
-    ValueError
-        For more than 16 ranks, or a formula for a counter that there is not.
+    ValueError, TypeError
+        For more than 16 ranks, or none, or a formula for a counter that there is not.
     """
-    if ranks > MOST_RANKS:
+    if whole("ranks", ranks, least=1) > MOST_RANKS:
         raise ValueError(
             f"ranks={ranks}: a recording tells at most {MOST_RANKS} ranks' contributions apart"
         )
@@ -140,12 +141,13 @@ class Watching(Communicator):
         shows the tensor of that variable, whenever a line runs in a function of an algorithm or of
         the program that has the variable.
         """
-        if dtype_name(buffer) not in ("int64", "float64"):
+        array = flatten(buffer)
+        if dtype_name(array) not in ("int64", "float64"):
             raise TypeError(
-                f"{name!r} is {dtype_name(buffer)}: contributions can be read off int64 and "
+                f"{name!r} is {dtype_name(array)}: contributions can be read off int64 and "
                 "float64 only"
             )
-        self.observer.watch(name, flatten(buffer), cells, variable)
+        self.observer.watch(name, array, whole("cells", cells, least=1), variable)
         return buffer
 
     seen = True  # by the observer: spans are steps of the recording

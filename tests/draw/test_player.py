@@ -251,10 +251,16 @@ def test_buffers_may_come_later_and_be_split() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks=17: a recording tells at most 16 ranks"):
         record(ring, 17)
+    with pytest.raises(TypeError, match="ranks=2.5 must be a whole number"):
+        record(ring, 2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no counter 'seconds'"):
         record(ring, 2, formulas={"seconds": "0"})
     with pytest.raises(TypeError, match="'x' is float32"):
         record(lambda comm: comm.watch("x", np.ones(2, np.float32)), 2)
+    with pytest.raises(TypeError, match="a buffer is a plain numpy array"):
+        record(lambda comm: comm.watch("x", [1, 2]), 2)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="cells=0 must be at least 1"):
+        record(lambda comm: comm.watch("x", np.ones(2), cells=0), 2)
     with pytest.raises(ValueError, match="without forks"):
         record(lambda comm: comm.fork(), 2)
     with pytest.raises(ValueError, match="shows no overlap"):
