@@ -26,7 +26,7 @@ from minidist.collectives import all_reduce
 from minidist.comm.agree import all_or_none
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
-from minidist.memory.precision.mixed import LossScaler
+from minidist.memory.precision.mixed import LossScaler, check_finite
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, parallelize
 from minidist.parallel.data.sampler import State
@@ -139,7 +139,7 @@ class Trainer:
         ConfigError
             On every rank, if the folder of the offloaded state has no room.
         FloatingPointError
-            On every rank, if gradients overflow at every loss scale.
+            On every rank, if gradients overflow, at every loss scale if there is one.
         Regroup
             On every rank, once `self.awaited`, if set, says on any that others wait outside.
         """
@@ -175,9 +175,8 @@ class Trainer:
         if self.leaves and not self.saves:
             raise Regroup
         held = self._watch(Account()).sample()
-        return Outcome(
-            self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else []
-        )
+        saves = writer.saves if writer else []
+        return Outcome(self._whole_model(), history, sent, self.scaler, held, saves)
 
     def _after_step(
         self, metrics: StepMetrics, reporter: Reporter | None, writer: Writer | None
@@ -308,11 +307,12 @@ class Trainer:
         assert self.ready is not None, "a step has run backward and measured its gradients"
         measured, overflow, rate = self.ready
         self.ready = None
-        scale = 1.0
+        scale = self.scaler.scale if self.scaler else 1.0
         with self.comm.span("optimizer"):
             if self.scaler is not None:
-                scale = self.scaler.scale
                 self.scaler.update(overflow)
+            elif self.mesh.dcn.size == 1:  # sites would not stop together
+                check_finite(measured)
             norm = float(measured) / scale
             limit = self.config.optimizer.clip
             clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0

@@ -186,9 +186,12 @@ def test_configurations_of_older_versions_are_read(tmp_path: Path) -> None:
         tmp_path, rope_parameters=None, rope_scaling=None, num_key_value_heads=None, head_dim=None
     )
     assert read_llama_config(tmp_path) == dataclasses.replace(SMALL, key_value_heads=4)
-    edit_config(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
-    with pytest.raises(ValueError, match="rope_type='linear'"):
-        read_llama_config(tmp_path)
+    for beside in (None, {"rope_type": "default", "rope_theta": 10_000.0}):
+        edit_config(
+            tmp_path, rope_parameters=beside, rope_scaling={"type": "linear", "factor": 2.0}
+        )
+        with pytest.raises(ValueError, match="rope_type='linear'"):
+            read_llama_config(tmp_path)
 
 
 @pytest.mark.parametrize("config", [SMALL, TIED], ids=["untied", "tied"])

@@ -151,6 +151,20 @@ def test_a_sliding_window_is_read_and_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text()) == said | {"sliding_window": 3}
 
 
+def test_what_a_mixtral_leaves_out_is_what_transformers_takes_it_for(tmp_path: Path) -> None:
+    """Its defaults are not those of a Llama: a base of 10,000 would turn every head otherwise."""
+    transformers = pytest.importorskip("transformers")
+    save_llama(rough_model(MIXTRAL), tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    for name in ("rope_theta", "rope_parameters", "rms_norm_eps"):
+        del said[name]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    config = load_llama(tmp_path).config
+    assert config.norm_epsilon == theirs.rms_norm_eps
+    assert config.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

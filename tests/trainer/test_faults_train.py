@@ -17,6 +17,8 @@ import pytest
 from ranks import clean_environment, warm_python
 from training import PROGRAM, TINY, short_text, tensors
 
+import minidist
+from minidist.cli.train import train
 from minidist.launch.jobs import MARK, end_job, members, run_job
 from minidist.trainer.checkpoint import restore
 from minidist.trainer.checkpoint.store import complete, newest
@@ -213,3 +215,19 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
             assert process.wait(timeout=60) == 141 and process.stderr.read() == b""
         finally:
             process.kill()
+
+
+# ---------------------------------------------------------------- gradients that are no numbers
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_gradients_are_no_numbers_ends_and_keeps_its_checkpoints(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, folder = short_text(tmp_path), tmp_path / "run"
+    words = [*TINY, "--text", str(text), "--lr", "1e20", "--clip", "0", "--warmup", "0"]
+    words += ["--steps", "5", "--save-every", "1", "--save", str(folder)]
+    assert minidist.run(lambda comm: train(words, comm), ranks=ranks, torch=True) == [2] * ranks
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "lower --lr" in said
+    assert [path.name for path in complete(folder)] == ["step-00000001"]

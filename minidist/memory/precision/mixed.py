@@ -116,6 +116,17 @@ class LossScaler:
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
 
 
+def check_finite(norm: Tensor) -> None:
+    """Raise FloatingPointError if the norm of gradients whose loss is not scaled is infinite or not
+    a number: a step would make every parameter so, and checkpoints would follow.
+    """
+    if not math.isfinite(value := float(norm)):
+        raise FloatingPointError(
+            f"the norm of the gradients is {value}, and a step would spoil every parameter: go on "
+            "from the last checkpoint with a lower --lr, or with --clip"
+        )
+
+
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether a device can multiply matrices of a dtype. A CPU emulates float8; a GPU needs
     hardware for it.

@@ -31,6 +31,7 @@ from minidist.trainer.foreign.llama_names import (
     check_known,
     is_stack,
     kind_of,
+    left_out_of,
     llama_name,
     sizes_of,
     their_names,
@@ -158,21 +159,24 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
     path = Path(directory) / CONFIG_FILE
     theirs = _read_json(path)
     said = partial(_say, path, theirs)
-    # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled
-    # variant had one.
-    both: dict[str, Any] = {"rope_theta": said("rope_theta", kind=float, default=10_000.0)}
-    rotary = said("rope_parameters", kind=dict, default={}) or said(
-        "rope_scaling", kind=dict, default={}
-    )
     if (kind := str(theirs.get("model_type"))) not in FIXED:
         _demand(path, "model_type", theirs.get("model_type"), *FIXED)
+    left_out = left_out_of(kind)
+    # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled
+    # variant had one, and where a file has both, that one counts.
+    both: dict[str, Any] = {
+        "rope_theta": said("rope_theta", kind=float, default=left_out["rope_theta"])
+    }
+    rotary = said("rope_scaling", kind=dict, default={}) or said(
+        "rope_parameters", kind=dict, default={}
+    )
     for name, supported in FIXED[kind].items():
         _demand(path, name, theirs.get(name, supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
     names = sizes_of(kind).items()
     sizes = {
-        ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED))
+        ours: said(name, kind=kinds[ours], default=left_out.get(ours, REQUIRED))
         for ours, name in names
     }
     if kind == "mistral" and "sliding_window" not in theirs:

@@ -20,7 +20,7 @@ from typing import Any
 from minidist.model.config import GPTConfig
 
 TABLES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
-SIZES, WINDOW, EXPERT_SIZES, LEFT_OUT, LLAMA_NAMES, STACKS = TABLES.values()
+SIZES, WINDOW, EXPERT_SIZES, LEFT_OUT, LEFT_OUT_OF_MIXTRAL, LLAMA_NAMES, STACKS = TABLES.values()
 FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "mistral": {"hidden_act": "silu"},
@@ -43,6 +43,12 @@ def sizes_of(kind: str) -> dict[str, str]:
     """Return the sizes in a model's configuration, ours to theirs, by its model_type."""
     sizes: dict[str, str] = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
     return sizes if kind == "llama" else sizes | WINDOW
+
+
+def left_out_of(kind: str) -> dict[str, Any]:
+    """Return what a configuration of some model_type means that does not say it, by our names."""
+    means: dict[str, Any] = LEFT_OUT | (LEFT_OUT_OF_MIXTRAL if kind == "mixtral" else {})
+    return means
 
 
 def kind_of(config: GPTConfig) -> str:
