@@ -332,25 +332,41 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
 """Questions about all of a gradient."""
 HOMES = (torch, Tensor, torch.linalg, nn.functional)
 NUMBERS = (
-    *("std", "var", "std_mean", "var_mean", "median", "nanmedian", "quantile", "prod", "histc"),
-    *("argmax", "argmin", "aminmax", "topk", "kthvalue", "sort", "argsort", "cumsum", "cumprod"),
-    *("count_nonzero", "nansum", "nanmean", "logsumexp", "softmax", "log_softmax", "matrix_norm"),
+    *("std", "var", "std_mean", "var_mean"),
+    *("median", "nanmedian", "quantile", "prod", "histc"),
+    *("argmax", "argmin", "aminmax", "topk"),
+    *("kthvalue", "sort", "argsort", "cumsum", "cumprod"),
+    *("count_nonzero", "nansum", "nanmean"),
+    *("logsumexp", "softmax", "log_softmax"),
+    "matrix_norm",
 )
 PRODUCTS = (
-    *("dot", "vdot", "inner", "vecdot", "outer", "matmul", "__matmul__", "__rmatmul__", "linear"),
-    *("mm", "mv", "bmm", "addmm", "addmv", "einsum", "tensordot", "multi_dot"),
+    *("dot", "vdot", "inner", "vecdot", "outer"),
+    *("matmul", "__matmul__", "__rmatmul__", "linear"),
+    *("mm", "mv", "bmm", "addmm", "addmv"),
+    *("einsum", "tensordot", "multi_dot"),
 )
 DISTANCES = (
-    *("dist", "cdist", "pairwise_distance", "cosine_similarity", "normalize"),
-    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    "dist",
+    "cdist",
+    "pairwise_distance",
+    "cosine_similarity",
+    "normalize",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
 )
 """Questions that no sum over ranks answers."""
 for name in (*NUMBERS, *PRODUCTS, *DISTANCES):
     asked = {getattr(home, name) for home in HOMES if hasattr(home, name)}
     ANSWERS |= {ask: _refused(ask, name) for ask in asked}
 OPERATORS = (
-    *("mul", "truediv", "pow", "invert", "add", "sub", "neg"),
-    *("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "xor"),
+    *("mul", "truediv", "pow", "invert"),
+    *("add", "sub", "neg"),
+    *("eq", "ne", "gt"),
+    *("ge", "lt", "le"),
+    *("and", "or", "xor"),
 )
 REFLECTED = ("rmul", "radd", "rsub", "rtruediv", "rpow", "rand", "ror", "rxor")
 CASTS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda")
