@@ -7,7 +7,7 @@ Functions over flats: each gathers one at a time, so that a rank has room for no
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,8 @@ def load(
         for name, module in model.named_modules()
         if keeps_more(module)
     }
-    missing, wrong = {**names, **saved_buffers(model)}, []
+    missing: dict[Any, str] = {**names, **saved_buffers(model)}
+    wrong = []
     writes: list[Callable[[], object]] = []
     at_once = isinstance(tensors, Mapping)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
