@@ -361,6 +361,8 @@ SLIPS = {  # by mistake, what its rejection says
     "starts_from_its_own": "the outer step starts where this site is now",
     "backward_with_newer_weights": "it has to use those of its forward",
     "rate_of_a_delay_from_zero": "the delay is counted from 0",
+    "computes_and_throws_away": "with a block of a later rank nothing is computed, not even to be",
+    "gradients_of_later_ranks": "with a block of a later rank nothing is computed, not even to be",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 
