@@ -377,9 +377,9 @@ def test_a_file_that_cannot_be_used_is_told_so(source: str, told: str, tmp_path:
     ), tests[0].output
 
 
-def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> None:
+def test_an_error_of_the_checks_tells_what_they_cannot_use(tmp_path: Path) -> None:
     """In a judge, in a program, or in what a program hands to the answer, whose line is then
-    named.
+    named. It is the check's own fault only if the answer has not been called.
     """
     source = "def f(give):\n    return give()\ndef ring_all_gather(x):\n    return x\n"
     lesson_file = """
@@ -399,13 +399,14 @@ def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> Non
     judged, called, returned, stub = (
         test.output for test in grade(lesson, answer(tmp_path / "student", source))
     )
-    fault = "its own fault, unless the answer returns other than its docstring says"
+    asked = "are type, shape and dtype those that the docstring says?"
+    cannot = r"the check cannot use what"
     assert re.fullmatch(
-        rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged
+        rf"{cannot} the answer returned or left \(KeyError: 'y'\): {re.escape(asked)}", judged
     )
     assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key' (the call: one)"
     assert re.fullmatch(
-        rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned
+        rf"rank 0: {cannot} f returned or left \(IndexError: .*\): {re.escape(asked)}", returned
     )
     assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 
@@ -427,9 +428,7 @@ def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path)
     nothing, arguments, own = (
         test.output for test in grade(lesson, answer(tmp_path / "student", "def f(x):\n    pass\n"))
     )
-    assert nothing.startswith(
-        "rank 0: the check meets None where a value is expected (checks.py:4 in nothing: float()"
-    )
+    assert nothing.startswith("rank 0: the check meets None where a value is expected (float()")
     assert nothing.endswith(
         "and f returned None: does it return, or leave, what its docstring says?"
     )
@@ -437,7 +436,7 @@ def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path)
         "rank 0: f() takes 1 positional argument but 2 were given: keep the arguments as they"
     )
     assert own.startswith(
-        "the check fails at checks.py:6 in own (TypeError: once() missing 1 required positional"
+        "rank 0: the check cannot use what f returned or left (TypeError: once() missing 1 required"
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.course.grader.contract import Case, Check, Wrong, leaning
+from minidist.course.grader.contract import UNUSABLE, Case, Check, Wrong, leaning
 from minidist.course.grader.runner import UNREADABLE, Ran, run_case, warm_processes
 from minidist.course.grader.warm import Warm
 from minidist.course.lesson import Answer, Lesson, place_of
@@ -149,8 +149,10 @@ def verdict(
     except (
         Exception
     ) as error:  # whatever a student's data does to a judge must not end the grading of the others
-        where = place_of(traceback.extract_tb(error.__traceback__)[-1])
-        return FAILED, UNREADABLE.format(where, type(error).__name__, error), {}
+        where, kind = place_of(traceback.extract_tb(error.__traceback__)[-1]), type(error).__name__
+        if answer.may_lean:  # who writes checks wants to know where
+            return FAILED, UNREADABLE.format(where, kind, error), {}
+        return FAILED, UNUSABLE.format("the answer returned or left", kind, error), {}
     sent = [note.bytes for note in ran.notes if note.kind == "send"]
     return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
 
