@@ -310,7 +310,7 @@ def check_dense(model: nn.Module, names: dict[nn.Parameter, str], strategy: str)
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             weight = module.weight
-            if weight.requires_grad and weight in names:
+            if isinstance(weight, nn.Parameter) and weight.requires_grad and weight in names:
                 raise ValueError(sparse_fault(names[weight], strategy))
 
 
