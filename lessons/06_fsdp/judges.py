@@ -116,12 +116,13 @@ def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     """
     memory = Memory(parts(given))
     block, parameters = memory.modules[0], list(memory.modules[0].parameters())
+    shapes = [tuple(parameter.shape) for parameter in parameters]
     unit = exercise.ShardedUnit(block, comm)
     found = {"shard": unit.shard.detach().clone().numpy()}
     for stage in range(3):
         memory.mark(comm)
         unit.gather()
-        expect_same(block, parameters)
+        expect_same(block, parameters, shapes)
         found[f"whole {stage}"] = flat(block.parameters())
         if stage == 0:
             output = block(torch.tensor(given["x"][0]))
@@ -137,14 +138,22 @@ def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     return found | {"held": memory.held, "marks": memory.marks}
 
 
-def expect_same(block: Block, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise `Wrong` unless the block still has these parameters, and in float64."""
+def expect_same(
+    block: Block, parameters: Sequence[nn.Parameter], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Raise `Wrong` unless the block still has these parameters, whole, and in float64."""
     if any(now is not before for now, before in zip(block.parameters(), parameters, strict=True)):
         raise Wrong(
             "the module has other nn.Parameter objects now: an optimizer would step the old ones"
         )
     if found := [parameter.dtype for parameter in parameters if parameter.dtype != torch.float64]:
         raise Wrong(f"after gather a parameter is {found[0]}, expected torch.float64, as before")
+    for parameter, shape in zip(parameters, shapes, strict=True):
+        if (now := tuple(parameter.shape)) != shape:
+            raise Wrong(
+                f"after gather a parameter has shape {now}, expected {shape}, as before: `release` "
+                "frees the memory and leaves the shapes, or `gather` assigns `data` again"
+            )
 
 
 def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

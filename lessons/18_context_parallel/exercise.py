@@ -133,7 +133,7 @@ def ring_backward(
         What `ring_forward` got, and what it returned: the *merged* output and lse.
 
     The blocks go round a second time. With `attend_backward` each rank computes the gradients of
-    the blocks that it sees. It adds up what it finds for its own queries. What it finds for keys
+    the blocks that it sees, and of no others. It adds up what it finds for its own queries. What it finds for keys
     and values belongs to another rank: so a sum of gradients [2, B, H_kv, T/P, d] follows each
     block around, and each rank adds its term. After the last rank has added its term, the sum needs
     one more step to reach the rank whose block it is.

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from judges_products import Products, expect_shares
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -102,9 +103,6 @@ def without_noise(
     ]
 
 
-# ---------------------------------------------------------------- task 1
-
-
 # ---------------------------------------------------------------- task 2
 
 
@@ -137,9 +135,11 @@ def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         contract.untouched(**dict(zip(HEADS, qkv, strict=True))),
         torch.no_grad(),
         Held(qkv) as held,
+        Products() as products,
     ):
         output, lse = exercise.ring_forward(*qkv, comm)
-    return {"output": output.numpy(), "lse": lse.numpy(), "held": held.most}
+    found = {"output": output.numpy(), "lse": lse.numpy()}
+    return found | {"held": held.most, "products": products.count}
 
 
 def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -150,9 +150,14 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     merged = [own(output.numpy(), comm), own(lse[..., None].numpy(), comm)[..., 0].contiguous()]
     arguments = [own(given["gradient"], comm), *qkv, *merged]
     names = ("gradient", *HEADS, "output", "lse")
-    with contract.untouched(**dict(zip(names, arguments, strict=True))), torch.no_grad():
-        found = exercise.ring_backward(*arguments, comm)
-    return {name: gradient.numpy() for name, gradient in zip(HEADS, found, strict=True)}
+    with (
+        contract.untouched(**dict(zip(names, arguments, strict=True))),
+        torch.no_grad(),
+        Products() as products,
+    ):
+        returned = exercise.ring_backward(*arguments, comm)
+    found = {name: gradient.numpy() for name, gradient in zip(HEADS, returned, strict=True)}
+    return found | {"products": products.count}
 
 
 Seen: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys, by place, and T/P
@@ -232,6 +237,7 @@ def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         expected = [part(whole, case, rank) for rank in range(case.ranks)]
         expect_everywhere(f"the {name}", [result[name] for result in results], expected, stories)
     expect_ring(case, notes, case.ranks - 1, case.ranks - 1)
+    expect_shares(results)
 
 
 def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:

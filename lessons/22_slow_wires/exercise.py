@@ -110,8 +110,9 @@ class OuterStep:
 
         Cost
         ----
-        When the sites meet, one all-reduce for each parameter, of its own size. At any other time a
-        site sends not a single byte; nor does it when an `OuterStep` is made.
+        When the sites meet, as many bytes as one all-reduce of each parameter sends. You may also
+        send all parameters as one flat array: that is as many bytes in fewer messages. At any other
+        time a site sends not a single byte; nor does it when an `OuterStep` is made.
         """
         raise NotImplementedError("task 2 is not started")
 

@@ -204,7 +204,7 @@ def judge_steps(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 
 
 def judge_silence(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> dict[str, float]:
-    """One all-reduce for each parameter when sites meet, and not a byte at any other time."""
+    """The bytes of one all-reduce of each parameter when sites meet, and none at any other time."""
     _, asked = asked_of(case)
     for rank, result in enumerate(results):
         one, sent = int(result["one"]), result["sent"].tolist()
@@ -231,7 +231,7 @@ def judge_silence(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             }
             raise Wrong(
                 f"{case.label}: rank {rank} sends {found} bytes after step {step}, when the sites "
-                f"meet, expected {one}, one all-reduce for each parameter"
+                f"meet, expected {one}, as one all-reduce of each parameter does"
                 + known(ways, partial(eq, found))
             )
     steps = len(results[0]["seen"])

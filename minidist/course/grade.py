@@ -6,8 +6,9 @@
 
     python -m minidist grade --package 02 --seed 7     the zip for Gradescope, in place of a grade
 
-Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. `--format gradescope` always
-writes a results file, which gives 0 points until the grade is known.
+Exit status: 0 at full score, 1 below it, 2 if nothing could be graded, or with `--all` not every
+lesson: one without an exercise.py has 0 points. `--format gradescope` always writes a results file,
+which gives 0 points until the grade is known.
 """
 
 import argparse
@@ -21,9 +22,10 @@ from pathlib import Path
 from minidist.comm.errors import LaunchError
 from minidist.course.grader import report
 from minidist.course.grader.contract import Check
-from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
+from minidist.course.grader.grading import AT_ONCE, HANGS, LIMIT, Graded, absent, grade
 from minidist.course.grader.runner import warm_processes
 from minidist.course.lesson import (
+    Answer,
     GradeError,
     find_lesson,
     lessons_in,
@@ -71,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         if options.out is not None:
             options.out.touch()  # now, as a grade that cannot be written is lost
         with leaving_nothing():
-            tests = graded(options)
+            tests, missing = graded(options)
         write(options.out, FORMATS[options.format](tests))
     except (GradeError, LaunchError, OSError) as error:
         print(f"minidist grade: {error}", file=sys.stderr)
@@ -81,8 +83,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("minidist grade: interrupted, so there is no grade", file=sys.stderr)
         return 128 + signal.SIGINT
+    for why in missing:
+        print(f"minidist grade: 0 points, as {why}", file=sys.stderr)
     score, most = report.totals(tests)
-    return 0 if tests and score == most else 1
+    return 2 if missing else 0 if tests and score == most else 1
 
 
 @contextmanager
@@ -104,8 +108,10 @@ def end(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def graded(options: argparse.Namespace) -> list[Graded]:
-    """Return the tests of the lessons that the options name."""
+def graded(options: argparse.Namespace) -> tuple[list[Graded], list[str]]:
+    """Return the tests of the lessons that the options name, and why some of `--all` have no
+    answer.
+    """
 
     def chosen(check: Check) -> bool:
         there = check.wire == "threads" or not options.simulated
@@ -120,22 +126,35 @@ def graded(options: argparse.Namespace) -> list[Graded]:
         )
     names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
     lessons = [find_lesson(folder, name) for name in names]
-    tests: list[Graded] = []
-    with warm_processes(lessons, AT_ONCE, options.user) as warm:
-        for lesson in lessons:
-            answer = (
+    answers: list[Answer | str] = []
+    for lesson in lessons:
+        try:
+            answers.append(
                 reference_answer(lesson) if options.solution else students_answer(lesson, student)
             )
-            tests += grade(
-                lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm
-            )
+        except GradeError as error:
+            if not options.all:
+                raise
+            answers.append(str(error))
+    missing = [why for why in answers if isinstance(why, str)]
+    if missing and len(missing) == len(lessons):
+        raise GradeError(missing[0])
+    tests: list[Graded] = []
+    with warm_processes(lessons, AT_ONCE, options.user) as warm:
+        for lesson, answer in zip(lessons, answers, strict=True):
+            if isinstance(answer, str):
+                tests += absent(lesson, answer, options.seed, chosen)
+            else:
+                tests += grade(
+                    lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm
+                )
     if not lessons:
         raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
     if not tests:
         raise GradeError(
             f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them"
         )
-    return tests
+    return tests, missing
 
 
 def default_lessons() -> Path:
@@ -159,7 +178,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="minidist grade", description="Grade an exercise of the course.")
     add, number = parser.add_argument, flag_of(int, NOT_NEGATIVE)
     add("lesson", nargs="?", help="its number: 02")
-    add("--all", action="store_true", help="grade every lesson")
+    add(
+        "--all",
+        action="store_true",
+        help="grade every lesson; one without an exercise.py has 0 points",
+    )
     add("--task", type=number, metavar="N", help="grade this task only, while you work on it")
     add(
         "--simulated",
@@ -190,7 +213,8 @@ def _parser() -> argparse.ArgumentParser:
         "--limit",
         type=flag_of(float, SECONDS),
         default=LIMIT,
-        help=f"seconds for one case ({LIMIT:g})",
+        help=f"seconds for one case ({LIMIT:g}); after {HANGS} in a row that take more, the rest of the "
+        "task is not tried",
     )
     add("--user", type=_user, help="run the student's code as this user (needs root)")
     add("--package", action="store_true", help="build the autograder's zip for Gradescope instead")

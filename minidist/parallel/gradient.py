@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
@@ -205,9 +206,10 @@ def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
 
     def answer(part: Any, *args: Any, **options: Any) -> Any:
         dtype = options.pop("dtype", None)
-        if args or options or not isinstance(part, PartOfGradient):
-            options |= {} if dtype is None else {"dtype": dtype}
-            return ask(part, *args, **options)  # along a dim, this rank's elements are meant
+        if dtype is not None and not isinstance(part, PartOfGradient):
+            options["dtype"] = dtype
+        if _about_elements(part, args, options, ask.__name__):
+            return ask(part, *args, **options)
         _refuse_mixed(part)
         asked = part if part.numel() else part.new_full((1,), nothing)
         asked = asked if dtype is None else asked.to(dtype)
@@ -222,9 +224,20 @@ def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
     return answer
 
 
+def _about_elements(part: Any, args: Any, options: Any, question: str) -> bool:
+    """Tell whether this asks for no whole: of a plain tensor, or of two tensors' elements. Along a
+    dim, it would be one of the whole, and is refused.
+    """
+    if not isinstance(part, PartOfGradient) or (args and isinstance(args[0], Tensor)):
+        return True
+    if (args or options) and part.spread.axes:
+        refuse(f"its {question} along a dim, or into out=,")
+    return bool(args or options)
+
+
 def _mean(part: Any, *args: Any, **options: Any) -> Any:
     """Answer `torch.mean`: the sum of all elements, divided by their number."""
-    if args or options or not isinstance(part, PartOfGradient):
+    if _about_elements(part, args, options, "mean"):
         return torch.mean(part, *args, **options)
     number = torch.full((part.numel(),), 1.0, dtype=torch.float64, device=part.device)
     return SUM(part) / SUM(become_part(number, part.spread))
@@ -252,14 +265,13 @@ def refuse(what: str) -> NoReturn:
     )
 
 
-def _refused(question: str) -> Callable[..., Any]:
+def _refused(ask: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return what a question gets that would be answered for this rank's part alone."""
-    name = question.rpartition(".")[2]
-    ask = getattr(torch.linalg if question.startswith("linalg") else torch, name)
 
     def answer(*args: Any, **options: Any) -> Any:
-        if any(isinstance(value, PartOfGradient) and value.spread.axes for value in args):
-            refuse(f"its {name}")
+        given = tree_leaves((args, options))
+        if any(isinstance(value, PartOfGradient) and value.spread.axes for value in given):
+            refuse(f"its {name.strip('_')}")
         return ask(*args, **options)
 
     return answer
@@ -306,7 +318,6 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.linalg.norm: _any_norm,
     torch.norm: _any_norm,
     Tensor.norm: _any_norm,
-    torch.linalg.matrix_norm: _refused("linalg.matrix_norm"),
     Tensor.__setitem__: _set,
     **{join: _joined(join) for join in (torch.cat, torch.concat, torch.hstack, torch.stack)},
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
@@ -319,50 +330,43 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     },
 }
 """Questions about all of a gradient."""
-ALONE = (
-    "std",
-    "var",
-    "median",
-    "nanmedian",
-    "quantile",
+HOMES = (torch, Tensor, torch.linalg, nn.functional)
+NUMBERS = (
+    *("std", "var", "std_mean", "var_mean"),
+    *("median", "nanmedian", "quantile", "prod", "histc"),
+    *("argmax", "argmin", "aminmax", "topk"),
+    *("kthvalue", "sort", "argsort", "cumsum", "cumprod"),
+    *("count_nonzero", "nansum", "nanmean"),
+    *("logsumexp", "softmax", "log_softmax"),
+    "matrix_norm",
+)
+PRODUCTS = (
+    *("dot", "vdot", "inner", "vecdot", "outer"),
+    *("matmul", "__matmul__", "__rmatmul__", "linear"),
+    *("mm", "mv", "bmm", "addmm", "addmv"),
+    *("einsum", "tensordot", "multi_dot"),
+)
+DISTANCES = (
     "dist",
-    "dot",
-    "vdot",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "nansum",
-    "nanmean",
-    "prod",
-    "logsumexp",
-    "std_mean",
-    "var_mean",
-    "aminmax",
-    "topk",
-    "kthvalue",
-    "histc",
-    "inner",
+    "cdist",
+    "pairwise_distance",
+    "cosine_similarity",
+    "normalize",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
 )
 """Questions that no sum over ranks answers."""
-ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
-ANSWERS |= {getattr(Tensor, name): _refused(name) for name in ALONE if hasattr(Tensor, name)}
+for name in (*NUMBERS, *PRODUCTS, *DISTANCES):
+    asked = {getattr(home, name) for home in HOMES if hasattr(home, name)}
+    ANSWERS |= {ask: _refused(ask, name) for ask in asked}
 OPERATORS = (
-    "mul",
-    "truediv",
-    "pow",
-    "invert",
-    "add",
-    "sub",
-    "neg",
-    "eq",
-    "ne",
-    "gt",
-    "ge",
-    "lt",
-    "le",
-    "and",
-    "or",
-    "xor",
+    *("mul", "truediv", "pow", "invert"),
+    *("add", "sub", "neg"),
+    *("eq", "ne", "gt"),
+    *("ge", "lt", "le"),
+    *("and", "or", "xor"),
 )
 REFLECTED = ("rmul", "radd", "rsub", "rtruediv", "rpow", "rand", "ror", "rxor")
 CASTS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda")

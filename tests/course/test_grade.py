@@ -344,6 +344,20 @@ def test_a_hang_is_told_by_line(wire: str, tmp_path: Path) -> None:
     assert re.search(place, tests[0].output), tests[0].output
 
 
+@pytest.mark.parametrize("where", ("in one task", "in the file"))
+def test_after_three_cases_that_hang_the_rest_is_not_tried(where: str, tmp_path: Path) -> None:
+    """Of this task, or of all if the file itself does not end; the first ones say where."""
+    in_task = HONEST + "\ndef ring_all_gather(chunks, comm):\n    while True: pass\n"
+    source = in_task if where == "in one task" else "while True: pass\n"
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(wire="threads"), limit=0.7)
+    hung = of_task(tests, 2) if where == "in one task" else tests
+    assert all("it did not end within" in test.output for test in hung[:3]) and len(hung) > 5
+    assert {test.output for test in hung[3:]} == {grading.NOT_TRIED}
+    assert sum(test.score for test in hung) == 0
+    tried = [test.output != grading.NOT_TRIED for test in of_task(tests, 1)[3:]]
+    assert tried and all(tried) == (where == "in one task")
+
+
 def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -> None:
     source = (
         HONEST
@@ -377,9 +391,9 @@ def test_a_file_that_cannot_be_used_is_told_so(source: str, told: str, tmp_path:
     ), tests[0].output
 
 
-def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> None:
+def test_an_error_of_the_checks_tells_what_they_cannot_use(tmp_path: Path) -> None:
     """In a judge, in a program, or in what a program hands to the answer, whose line is then
-    named.
+    named. It is the check's own fault only if the answer has not been called.
     """
     source = "def f(give):\n    return give()\ndef ring_all_gather(x):\n    return x\n"
     lesson_file = """
@@ -399,13 +413,14 @@ def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> Non
     judged, called, returned, stub = (
         test.output for test in grade(lesson, answer(tmp_path / "student", source))
     )
-    fault = "its own fault, unless the answer returns other than its docstring says"
+    asked = "are type, shape and dtype those that the docstring says?"
+    cannot = r"the check cannot use what"
     assert re.fullmatch(
-        rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged
+        rf"{cannot} the answer returned or left \(KeyError: 'y'\): {re.escape(asked)}", judged
     )
     assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key' (the call: one)"
     assert re.fullmatch(
-        rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned
+        rf"rank 0: {cannot} f returned or left \(IndexError: .*\): {re.escape(asked)}", returned
     )
     assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 
@@ -427,9 +442,7 @@ def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path)
     nothing, arguments, own = (
         test.output for test in grade(lesson, answer(tmp_path / "student", "def f(x):\n    pass\n"))
     )
-    assert nothing.startswith(
-        "rank 0: the check meets None where a value is expected (checks.py:4 in nothing: float()"
-    )
+    assert nothing.startswith("rank 0: the check meets None where a value is expected (float()")
     assert nothing.endswith(
         "and f returned None: does it return, or leave, what its docstring says?"
     )
@@ -437,7 +450,7 @@ def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path)
         "rank 0: f() takes 1 positional argument but 2 were given: keep the arguments as they"
     )
     assert own.startswith(
-        "the check fails at checks.py:6 in own (TypeError: once() missing 1 required positional"
+        "rank 0: the check cannot use what f returned or left (TypeError: once() missing 1 required"
     )
 
 
@@ -551,6 +564,28 @@ def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             (folder / LESSON.name / file.name).write_text(file.read_text())
     status, out, _ = run(["--all", "--lessons", str(folder)], capsys)
     assert status == 1 and out.startswith(LESSON.name) and out.count("not started") > 20
+
+
+def test_of_all_lessons_one_without_an_answer_has_0_points_and_the_others_are_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lessons = tmp_path / "lessons"
+    for name in (LESSON.name, "01_ranks"):
+        (lessons / name).mkdir(parents=True)
+        for part in ("checks.py", "judges*.py", "exercise.py"):
+            for file in (LESSON.folder.parent / name).glob(part):
+                (lessons / name / file.name).write_text(file.read_text())
+    folder = tmp_path / "student" / LESSON.name
+    folder.mkdir(parents=True)
+    answer(folder, HONEST)
+    argv = ["--all", "--simulated", "--lessons", str(lessons), "--student", str(folder.parent)]
+    status, out, told = run([*argv, "--format", "json"], capsys)
+    grades = json.loads(out)
+    why = f"there is no exercise.py of lesson 01_ranks in {folder.parent}"
+    assert status == 2 and told.startswith(f"minidist grade: 0 points, as {why}")
+    missing = [test for test in grades["tests"] if test["output"].startswith(why)]
+    assert sum(test["max_score"] for test in missing) > 80
+    assert grades["score"] == grades["max_score"] - sum(test["max_score"] for test in missing)
 
 
 @pytest.mark.parametrize(

@@ -1823,8 +1823,8 @@ COURSE = [
     Mutation(
         "None from an answer is told as the check's own fault",
         "minidist/course/grader/child.py",
-        old='            last = name if nothing else ""\n',
-        new='            last = ""\n',
+        old="            last = watch.returned.get(threading.get_ident(), NOTHING_YET)\n",
+        new="            last = NOTHING_YET\n",
         tests=(f"{GRADE}::test_none_and_other_arguments_are_told_as_the_answer_s_doing",),
     ),
     Mutation(

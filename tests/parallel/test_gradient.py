@@ -10,6 +10,7 @@ import math
 import pickle
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -494,6 +495,25 @@ def test_what_is_changed_between_two_backwards_stays_changed(kind: Any) -> None:
     minidist.run(program, 2)
 
 
+OF_THIS_RANK_ALONE: tuple[Callable[[Tensor], object], ...] = (
+    lambda g: g.sum(0),
+    lambda g: g.max(dim=0),
+    lambda g: g.mean(-1),
+    lambda g: torch.all(g > 0, 0),
+    lambda g: g @ torch.ones(len(g)).double(),
+    lambda g: torch.ones(len(g)).double() @ g,
+    lambda g: torch.mv(torch.ones(2, len(g)).double(), g),
+    lambda g: torch.einsum("i,i->", g, g),
+    lambda g: torch.einsum("i,i->", [g, g]),
+    lambda g: torch.linalg.vecdot(g, g),
+    lambda g: nn.functional.cosine_similarity(g, g, dim=0),
+    lambda g: nn.functional.normalize(g, dim=0),
+    lambda g: nn.functional.mse_loss(g, torch.zeros_like(g)),
+    lambda g: nn.HuberLoss()(torch.zeros_like(g), target=g),
+    lambda g: g.softmax(0),
+)
+
+
 def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> None:
     def program(comm: Communicator) -> None:
         model = net()
@@ -510,6 +530,7 @@ def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> 
             lambda: torch.cat([gradient, torch.ones(2)]).norm(),
             lambda: torch.cat([gradient, torch.ones(2)]).sum(),
             lambda: gradient.__setitem__(0, 0),
+            *(partial(ask, gradient) for ask in OF_THIS_RANK_ALONE),
         ):
             with pytest.raises(ValueError, match="this rank has only a part of the gradient"):
                 ask()

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import minidist
 from minidist.comm.communicator import Communicator
+from minidist.comm.errors import CommunicationError
 from minidist.course.grader import record
-from minidist.course.grader.contract import Array, Check, Note, Program, Wrong
-from minidist.course.grader.watch import Handed, Watch
+from minidist.course.grader.contract import UNUSABLE, Array, Check, Note, Program, Wrong
+from minidist.course.grader.watch import Handed, Returned, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
@@ -39,6 +40,9 @@ from minidist.launch.imports import quick_imports
 Part: TypeAlias = tuple[str, Mapping[str, object], str, object, object]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
+NOTHING_YET = Returned("", False)
+# what has words of its own, or tells of another rank's error
+TOLD_ELSEWHERE = (Wrong, CommunicationError, NotImplementedError)
 
 
 class Prepared(NamedTuple):
@@ -118,7 +122,7 @@ def run_shares(
     watch.begin(prepared.before if as_prepared else frozenset())
     with quick_imports():
         exercises = exercises_of(shares, watch)
-    run_program(check.program, exercises, watch, shares, world, hang)
+    run_program(check.program, exercises, watch, shares, world, hang, bool(job["beside"]))
     check_untouched(sealed)
 
 
@@ -134,6 +138,7 @@ def run_program(
     shares: Mapping[int, Share],
     world: Communicator | None,
     hang: TextIO,
+    may_lean: bool = False,
 ) -> None:
     """Run a check's program on the ranks of this process; `hang` is told which thread is whose."""
 
@@ -156,8 +161,9 @@ def run_program(
             watch.switch(None)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
-            name, nothing = watch.returned.get(threading.get_ident(), ("", False))
-            last = name if nothing else ""
+            last = watch.returned.get(threading.get_ident(), NOTHING_YET)
+            # where a check fails is of use to who writes it, and tries solutions and mistakes
+            last = NOTHING_YET if may_lean and not last.nothing else last
             share.results, share.error = None, describe(error, watch.exercise, watch.lesson, last)
             raise
 
@@ -176,13 +182,15 @@ def take_share(folder: Path, rank: int) -> Share:
     return Share(rank, facts["nonce"], {name: array.copy() for name, array in arrays.items()})
 
 
-def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -> dict[str, str]:
+def describe(
+    error: BaseException, exercise: str, lesson: str, last: Returned = NOTHING_YET
+) -> dict[str, str]:
     """Return an error as plain text: its type, what it says, and where it came from.
 
     `line` is the innermost line of the student's file that led to the error, or if none did, that
     of the checks. A `NotImplementedError` raised by the student's own file says that the task is
     not started; any other does not. `last` is the student's function that came back to the checks
-    last, if it returned None.
+    last: an error of the checks after that is caused by what it returned or left.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [
@@ -193,31 +201,33 @@ def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -
     ]
     if isinstance(error, SyntaxError) and error.filename == exercise:
         places.append(f"{Path(exercise).name}:{error.lineno}")
-    in_checks = bool(frames) and frames[-1].filename.startswith(lesson)
-    if in_checks and (said := answers_doing(error, places[-1], last)):
+    in_checks = bool(places) and not any(frame.filename == exercise for frame in frames)
+    if in_checks and (said := answers_doing(error, last)):
         return {"type": "Wrong", "text": said, "line": places[-1]}
     foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
     kind = type(error).__name__ + " of a library" * foreign
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
 
 
-def answers_doing(error: BaseException, place: str, last: str) -> str:
+def answers_doing(error: BaseException, last: Returned) -> str:
     """Return what to say of an error in a line of the checks that the answer has caused; nothing if
     it did not.
 
-    It takes other arguments than the checks give, or it returned None, or left it, where a value
-    was expected.
+    It takes other arguments than the checks give, or what it returned, or left, is not what was
+    expected.
     """
-    text = str(error)
+    text = str(error)[:2000]
     call = re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)
     if isinstance(error, TypeError) and call and hasattr(sys.modules.get("exercise"), call[1]):
         return f"{text}: keep the arguments as they are in the handout, the checks call it so"
-    if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
-        says = f"the check meets None where a value is expected ({place}: {text})"
+    if not last.name or not isinstance(error, Exception) or isinstance(error, TOLD_ELSEWHERE):
+        return ""
+    if isinstance(error, TypeError | AttributeError) and last.nothing and "NoneType" in text:
         return (
-            f"{says}, and {last} returned None: does it return, or leave, what its docstring says?"
+            f"the check meets None where a value is expected ({text}), and {last.name} returned "
+            "None: does it return, or leave, what its docstring says?"
         )
-    return ""
+    return UNUSABLE.format(f"{last.name} returned or left", type(error).__name__, text)
 
 
 def seal() -> list[Part]:

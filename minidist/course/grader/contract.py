@@ -40,6 +40,8 @@ SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
 NEVER = ("checks", "solution", "minidist.course")
 # the communicator that an answer is given
 GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")
+# of an error inside the checks, after the answer has come back to them
+UNUSABLE = "the check cannot use what {} ({}: {}): are type, shape and dtype those that the docstring says?"
 BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
 
 

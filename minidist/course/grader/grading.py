@@ -3,14 +3,14 @@
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 
-from minidist.course.grader.contract import Case, Check, Wrong, leaning
+from minidist.course.grader.contract import UNUSABLE, Case, Check, Wrong, leaning
 from minidist.course.grader.runner import UNREADABLE, Ran, run_case, warm_processes
 from minidist.course.grader.warm import Warm
 from minidist.course.lesson import Answer, Lesson, place_of
@@ -19,6 +19,8 @@ PASSED, FAILED, NOT_STARTED, LEANS = "passed", "failed", "not started", "leans"
 LIMIT = 10.0  # seconds for a case on simulated ranks
 MORE_FOR_MPI = 3.0  # times as long under mpirun, which first has to start them
 AT_ONCE = 2  # cases that run beside each other
+HANGS = 3  # cases of a task in a row that run into the limit: the rest of it is not tried
+NOT_TRIED = f"not tried, since {HANGS} cases in a row before it did not end in time: see there at which line"
 COMES_OUT, OR_IF = ": this is what comes out if ", ", or if "  # as `known` writes them
 
 
@@ -71,26 +73,47 @@ def grade(
         Default: they are started and ended here.
     """
     untouched = is_handout(lesson, answer)
+    plan = draw(lesson, seed, only)
+    rans: dict[int, Ran] = {}
 
-    def one(drawn: Drawn) -> Graded:
+    def one(place: int) -> None:
+        drawn = plan[place]
         seconds = limit * (MORE_FOR_MPI if drawn.check.wire == "mpi" else 1)
-        ran = (
-            Ran(not_started=NOT_STARTED)
-            if untouched
-            else run_case(lesson, drawn.number, drawn.case, answer, seconds, ready)
-        )
-        return judged(lesson, answer, drawn, ran)
+        if untouched:
+            rans[place] = Ran(not_started=NOT_STARTED)
+        elif given_up(plan, place, rans):
+            rans[place] = Ran(failure=NOT_TRIED)
+        else:
+            rans[place] = run_case(lesson, drawn.number, drawn.case, answer, seconds, ready)
 
     with (
         nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         try:
-            return together(list(pool.map(one, draw(lesson, seed, only))))
+            list(pool.map(one, range(len(plan))))
         except BaseException:  # Ctrl-C, or a signal: nobody waits for the cases that still run
             pool.shutdown(wait=False, cancel_futures=True)
             ready.end(ready.importer)
             raise
+    # one that ran beside the last of those that hang counts as not tried, whoever was faster
+    tried = [
+        Ran(failure=NOT_TRIED) if given_up(plan, place, rans) else rans[place]
+        for place in range(len(plan))
+    ]
+    return together(
+        [judged(lesson, answer, drawn, ran) for drawn, ran in zip(plan, tried, strict=True)]
+    )
+
+
+def absent(
+    lesson: Lesson, why: str, seed: int = 0, only: Callable[[Check], bool] = lambda check: True
+) -> list[Graded]:
+    """Return the cases of a lesson of which there is no answer: 0 points each, and `why`."""
+    nowhere = Answer(lesson.folder / "exercise.py")
+    return together(
+        [judged(lesson, nowhere, drawn, Ran(failure=why)) for drawn in draw(lesson, seed, only)]
+    )
 
 
 class Drawn(NamedTuple):
@@ -110,6 +133,25 @@ def draw(lesson: Lesson, seed: int, only: Callable[[Check], bool]) -> list[Drawn
             cases = check.draw(np.random.default_rng([seed, index]))
             plan += [Drawn(index, check, case, check.points / len(cases)) for case in cases]
     return plan
+
+
+def given_up(plan: Sequence[Drawn], place: int, rans: Mapping[int, Ran]) -> bool:
+    """Tell whether `HANGS` cases in a row before this one hang, of its task, or of all tasks where
+    the file itself does not end.
+    """
+    task, before = plan[place].check.task.number, range(place)
+    nothing = Ran()
+    of_task = [
+        rans.get(each, nothing).hung for each in before if plan[each].check.task.number == task
+    ]
+    of_file = [
+        rans.get(each, nothing).hung and " in <module>" in rans[each].failure for each in before
+    ]
+    return any(
+        all(hung[first : first + HANGS])
+        for hung in (of_task, of_file)
+        for first in range(len(hung) - HANGS + 1)
+    )
 
 
 def judged(lesson: Lesson, answer: Answer, drawn: Drawn, ran: Ran) -> Graded:
@@ -149,8 +191,10 @@ def verdict(
     except (
         Exception
     ) as error:  # whatever a student's data does to a judge must not end the grading of the others
-        where = place_of(traceback.extract_tb(error.__traceback__)[-1])
-        return FAILED, UNREADABLE.format(where, type(error).__name__, error), {}
+        where, kind = place_of(traceback.extract_tb(error.__traceback__)[-1]), type(error).__name__
+        if answer.may_lean:  # who writes checks wants to know where
+            return FAILED, UNREADABLE.format(where, kind, error), {}
+        return FAILED, UNUSABLE.format("the answer returned or left", kind, error), {}
     sent = [note.bytes for note in ran.notes if note.kind == "send"]
     return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
 

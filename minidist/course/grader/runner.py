@@ -51,6 +51,7 @@ class Ran(NamedTuple):
     notes: Sequence[Note] = ()
     failure: str = ""
     not_started: str = ""
+    hung: bool = False
 
 
 class Told(NamedTuple):
@@ -119,9 +120,11 @@ def warm_processes(lessons: Sequence[Lesson], processes: int, user: str | None =
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
     """Return what the ranks recorded, or the reason why one did not."""
     told = [told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)]
+    report = hang_report(folder, len(nonces), limit)
     return outcome(told) or Ran(
         notes=[note for one in told for note in one.notes],
-        failure=hang_report(folder, len(nonces), limit) or missing(told),
+        failure=report or missing(told),
+        hung=bool(report),
     )
 
 

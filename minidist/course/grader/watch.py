@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from minidist.comm.communicator import Communicator
@@ -53,6 +53,13 @@ HIDING = {
     "sys.monitoring.register_callback",
     "gc.get_objects",
 }
+
+
+class Returned(NamedTuple):
+    """Which function of the answer came back to the checks, and whether with None."""
+
+    name: str
+    nothing: bool
 
 
 class Watch:
@@ -82,9 +89,7 @@ class Watch:
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
         self.noted: set[tuple[str, str]] = set()
-        self.returned: dict[
-            int, tuple[str, bool]
-        ] = {}  # by thread, what came back to the checks: whose, and is it None
+        self.returned: dict[int, Returned] = {}  # by thread, what came back to the checks last
         self.switching = threading.Lock()
 
     def begin(self, before: Set[int] = frozenset()) -> None:
@@ -123,7 +128,9 @@ class Watch:
             if event == "c_call":
                 self.called(library_of(what), frame)
             elif frame.f_back and self.owner(frame.f_back) == CHECKS:
-                self.returned[threading.get_ident()] = frame.f_code.co_name, what is None
+                name = frame.f_code.co_qualname
+                made = name.removesuffix(".__init__")  # it returns None, and leaves an object
+                self.returned[threading.get_ident()] = Returned(made, what is None and made == name)
 
     def look(self, frame: FrameType, code: CodeType, caller: FrameType | None) -> None:
         """Look at a call of Python code."""

@@ -48,8 +48,9 @@ class DataParallel(nn.Module, Replica):
     MismatchError
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        If `op` is missing or unknown, if another strategy has wrapped the model already, or if
-        tensor parallelism has given ranks of `comm` different blocks of a parameter.
+        If `op` is missing or unknown, if an embedding is `sparse`, if another strategy has wrapped
+        the model already, or if tensor parallelism has given ranks of `comm` different blocks of a
+        parameter.
     """
 
     alone = False
@@ -84,6 +85,7 @@ class DataParallel(nn.Module, Replica):
                     f"parameter {name} belongs to another DDP already: call unwrap() on the other "
                     "first"
                 )
+        check_dense(model, self.names, type(self).__name__)
         self.expected = ExpectedGradients(
             type(self).__name__, self.names, comm, unused, self.ignored
         )
@@ -259,10 +261,12 @@ class ExpectedGradients:
             )
 
     def check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
-        """Raise RuntimeError for a gradient that is to be differentiated again, or that came before
-        in this backward.
+        """Raise RuntimeError for a gradient that is to be differentiated again, that is sparse, or
+        that came before in this backward.
         """
         self.refuse_graphs()
+        if parameter._grad is not None and parameter._grad.layout != torch.strided:
+            raise RuntimeError(sparse_fault(self.names[parameter], self.strategy))
         if self.synchronising and parameter in arrived:
             raise RuntimeError(
                 f"a second gradient came for {self.names[parameter]} within one backward, and the "
@@ -299,6 +303,23 @@ class ExpectedGradients:
         }
         for parameter in self.nowhere_used:
             parameter._grad = None
+
+
+def check_dense(model: nn.Module, names: dict[nn.Parameter, str], strategy: str) -> None:
+    """Raise ValueError if a trained embedding of the model is to get a sparse gradient."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            weight = module.weight
+            if isinstance(weight, nn.Parameter) and weight.requires_grad and weight in names:
+                raise ValueError(sparse_fault(names[weight], strategy))
+
+
+def sparse_fault(name: str, strategy: str) -> str:
+    """Return why a sparse gradient is refused."""
+    return (
+        f"the gradient of {name} is sparse, with other rows on each rank, and {strategy} reduces "
+        "whole ones: give its embedding sparse=False, or freeze it"
+    )
 
 
 def checked_op(op: str | None, strategy: str) -> str:

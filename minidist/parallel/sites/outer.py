@@ -110,7 +110,7 @@ class Outer:
     optimizer : torch.optim.Optimizer
         The inner optimizer. Its parameters are the same on all sites now.
     fragment_of : mapping
-        The number of the fragment of each of these parameters, from 0.
+        The number of the fragment of each of these parameters that is trained, from 0.
     comm : Communicator
         The sites.
     meetings : Meetings
@@ -130,8 +130,9 @@ class Outer:
         members: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                kind = fragment_of[parameter], wide(parameter)
-                members.setdefault(kind, []).append(parameter)
+                if parameter.requires_grad:
+                    kind = fragment_of[parameter], wide(parameter)
+                    members.setdefault(kind, []).append(parameter)
         self.fragments = []
         for (number, _), parameters in sorted(members.items(), key=lambda item: item[0][0]):
             self.fragments.append(Fragment(parameters, meetings.due(number), meetings))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, FSDP, MixedPrecision, ZeRO1
+from minidist.parallel import DDP, FSDP, MixedPrecision, ZeRO1, ZeRO2
 
 
 class Aside(Layers):
@@ -59,10 +60,32 @@ def new_optimizer(model: nn.Module) -> None:
     optimizer.step()
 
 
+def sparse(comm: Communicator, kind: Any) -> None:
+    """Try a table whose gradient is sparse from the beginning, and one that becomes so later."""
+    with pytest.raises(ValueError, match=r"gradient of 0\.weight is sparse") as caught:
+        kind(nn.Sequential(nn.Embedding(9, 4, sparse=True)), comm, op="sum")
+    assert kind.__name__ in str(caught.value) and not comm.traffic.messages_sent
+    wrapped = kind(nn.Sequential(nn.Embedding(9, 4)), comm, op="sum")
+    wrapped.module[0].sparse = True
+    wrapped(torch.arange(3)).sum().backward()
+
+
+def of_one(model: FSDP, grad: Callable[[Tensor, list[Any]], object]) -> None:
+    grad(model(rows(0)).sum(), [next(model.module.parameters())])
+
+
 MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (
         lambda comm: backward(FSDP(Layers(), comm, op="sum"), create_graph=True),
         "without create_graph",
+    ),
+    *(
+        (partial(sparse, kind=kind), f"{kind.__name__} reduces whole ones: give its embedding")
+        for kind in (DDP, ZeRO1, ZeRO2, FSDP)
+    ),
+    *(
+        (lambda comm, ask=ask: of_one(FSDP(Layers(), comm, op="sum"), ask), "without inputs=")
+        for ask in (lambda loss, of: loss.backward(inputs=of), torch.autograd.grad)
     ),
     (
         lambda comm: backward(FSDP(Aside(), comm, op="sum", unused=True)),
@@ -236,6 +259,27 @@ def test_another_models_state_changes_nothing() -> None:
         )
 
     assert all(minidist.run(program, 2))
+
+
+class Scaled(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("same", self.scale)
+        self.register_buffer("computed", torch.ones(2), persistent=False)
+
+
+def test_a_state_without_a_buffer_is_another_models() -> None:
+    def program(comm: Communicator) -> None:
+        model = FSDP(nn.Sequential(Scaled()), comm, op="sum")
+        whole = {name: value + 1 for name, value in model.full_state_dict().items()}
+        model.load(whole)
+        some = {name: value + 1 for name, value in whole.items() if "weight" in name}
+        with pytest.raises(ValueError, match=r"model: 0.bias is missing; 0.scale is missing$"):
+            model.load(some)
+        assert all(torch.equal(it, whole[name]) for name, it in model.full_state_dict().items())
+
+    minidist.run(program, 2)
 
 
 @pytest.mark.parametrize("ranks", (1, 2))

@@ -119,7 +119,13 @@ def needs_no_values(func: Any, args: Any) -> bool:
 
 
 def refuse(parameter: str, what: str) -> NoReturn:
-    """Raise RuntimeError for what needs the values of a freed parameter."""
+    """Raise RuntimeError for what needs the values of a freed parameter, or asks autograd for it."""
+    if what in ("backward", "grad"):
+        raise RuntimeError(
+            f"{what} was asked for the gradient of {parameter} by name, but FSDP reduces the "
+            "gradients of all that is trained: call backward() without inputs=, and freeze the "
+            "others by requires_grad_(False) before wrapping"
+        )
     raise RuntimeError(
         f"{parameter} is freed between the forwards of its unit, so {what!r} would find NaN, and "
         "what is written there would be lost: read it in gathered() or full_state_dict(), change "

@@ -7,7 +7,7 @@ Functions over flats: each gathers one at a time, so that a rank has room for no
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -99,21 +99,25 @@ def load(
     Raises
     ------
     ValueError
-        If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has
-        changed then.
+        If names or shapes are not this model's, or a parameter or a buffer is missing. If
+        `tensors` is a `Mapping`, nothing has changed then.
     """
-    targets = dict(model.named_buffers()) | dict(model.named_parameters(remove_duplicate=False))
+    targets: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    targets |= dict(model.named_parameters(remove_duplicate=False))
     extra = {
         f"{name}.{EXTRA}".lstrip("."): module.set_extra_state
         for name, module in model.named_modules()
         if keeps_more(module)
     }
-    missing, wrong = set(names.values()), []
+    missing: dict[Any, str] = {**names, **saved_buffers(model)}
+    wrong = []
     writes: list[Callable[[], object]] = []
     at_once = isinstance(tensors, Mapping)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     for name, value in pairs:
         target = targets.get(name)
+        if target is not None:
+            missing.pop(target, None)
         if name in extra:
             writes.append(partial(extra[name], value))
         elif target is None or target.shape != value.shape:
@@ -121,15 +125,24 @@ def load(
             wrong.append(f"{name} is {list(value.shape)} there and {here} here")
         elif isinstance(target, nn.Parameter) and target in flat_of:
             writes.append(partial(flat_of[target].write, target, value))
-            missing.discard(names[target])
         else:  # a buffer, or an ignored parameter
             writes.append(partial(target.detach().copy_, value))
         # what is drawn one by one may not fit at once
         while writes and not at_once:
             writes.pop()()
-    wrong += [f"{name} is missing" for name in names.values() if name in missing]
+    wrong += [f"{name} is missing" for name in missing.values()]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+        raise ValueError(f"this is the state of another model: {'; '.join(wrong[:3])}{more}")
     for write in writes:
         write()
+
+
+def saved_buffers(model: nn.Module) -> dict[Tensor, str]:
+    """Return the names of the buffers that a model's state has: not those that are computed anew."""
+    return {
+        buffer: f"{name}.{label}".lstrip(".")
+        for name, module in model.named_modules()
+        for label, buffer in module.named_buffers(recurse=False)
+        if label not in module._non_persistent_buffers_set
+    }
