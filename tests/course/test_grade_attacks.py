@@ -913,8 +913,11 @@ def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> 
         + kind
     )
     tests = attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)
-    told = "did not end within 0.5 seconds" if "fifo" in kind else "left no record of this run"
-    assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
+    told = ("left no record of this run",)
+    if "fifo" in kind:
+        told = "did not end within 0.5 seconds", "not tried, since 3 cases in a row"
+    heard = [any(words in test.output for words in told) for test in tests]
+    assert scores(tests) == 0 and all(heard), tests[0].output
 
 
 def test_files_beside_the_answer_are_ignored(

@@ -79,8 +79,10 @@ class ShardedParameter(nn.Parameter):
 
 def updated(parameter: nn.Parameter) -> nn.Parameter:
     """Return what an optimizer updates of a parameter: this rank's slice of it, if it is sharded."""
-    strategy = parameter.strategy() if isinstance(parameter, ShardedParameter) else None
-    return parameter if strategy is None else strategy.slice_of(parameter)
+    asked = getattr(parameter, "strategy", None)  # what a `ShardedParameter` has
+    strategy = None if asked is None else asked()
+    piece: nn.Parameter = parameter if strategy is None else strategy.slice_of(parameter)
+    return piece
 
 
 class LinkedGradients:
