@@ -312,7 +312,7 @@ class Trainer:
             if self.scaler is not None:
                 self.scaler.update(overflow)
             elif self.mesh.dcn.size == 1:  # sites would not stop together
-                check_finite(measured)
+                check_finite(measured, self.writer.wait if self.writer else None)
             norm = float(measured) / scale
             limit = self.config.optimizer.clip
             clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0

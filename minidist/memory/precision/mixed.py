@@ -15,6 +15,7 @@ the weight, 2 for its gradient, 12 for the master and its two moments. (Micikevi
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -116,11 +117,14 @@ class LossScaler:
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
 
 
-def check_finite(norm: Tensor) -> None:
+def check_finite(norm: Tensor, before: Callable[[], object] | None = None) -> None:
     """Raise FloatingPointError if the norm of gradients whose loss is not scaled is infinite or not
-    a number: a step would make every parameter so, and checkpoints would follow.
+    a number: a step would make every parameter so, and checkpoints would follow. `before` is called
+    first: a checkpoint may be on its way.
     """
     if not math.isfinite(value := float(norm)):
+        if before is not None:
+            before()
         raise FloatingPointError(
             f"the norm of the gradients is {value}, and a step would spoil every parameter: go on "
             "from the last checkpoint with a lower --lr, or with --clip"
