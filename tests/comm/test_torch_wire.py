@@ -5,6 +5,7 @@ little as srun.
 from __future__ import annotations
 
 import json
+import socket
 import textwrap
 from typing import NamedTuple
 
@@ -386,3 +387,18 @@ def test_an_exit_status_is_kept(failures: Failures) -> None:
 @pytest.mark.parametrize("name", ["first_goes_first", "destroys_the_group", "needs_srun_only"])
 def test_a_normal_end_is_silent(failures: Failures, name: str) -> None:
     assert failures[name] == (Rank(0, "", ""), Rank(0, "", ""))
+
+
+def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+        program = "import minidist; minidist.init(limit=5)"
+        environment = clean_environment() | place | alone
+        job = run_job([*warm_python(), "-c", program], env=environment, timeout=60, capture=True)
+    assert job.returncode == 1
+    said = job.stderr.splitlines()[-1]
+    assert f"rank 0 of 1 did not meet the others at 127.0.0.1:{place['MASTER_PORT']}" in said
+    assert said.endswith("another program listens there: set MASTER_PORT to a port that is free")

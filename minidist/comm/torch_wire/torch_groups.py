@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from minidist.comm.errors import LaunchError
 from minidist.comm.torch_wire.gpus import number_in, own_gpu
 from minidist.comm.torch_wire.torch_request import explaining
 
@@ -94,6 +97,11 @@ def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
 def initialize(timeout: timedelta) -> dist.ProcessGroup:
     """Start torch.distributed as the launcher's variables say, unless it has been; return the group
     of all ranks.
+
+    Raises
+    ------
+    LaunchError
+        If this rank does not meet the others in time.
     """
     if not dist.is_initialized():
         rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
@@ -103,16 +111,35 @@ def initialize(timeout: timedelta) -> dist.ProcessGroup:
         if device is not None:
             torch.cuda.set_device(device)
         backend = "nccl" if device is not None else "gloo"
-        dist.init_process_group(
-            backend,
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-            device_id=device,
-            store=store_of_restart(size, timeout),
-        )
+        with _meeting(rank, size):
+            dist.init_process_group(
+                backend,
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+                device_id=device,
+                store=store_of_restart(size, timeout),
+            )
         atexit.register(_close)
     return everyone()
+
+
+@contextlib.contextmanager
+def _meeting(rank: int, size: int) -> Iterator[None]:
+    """Say in one sentence why this rank did not meet the others, and what to do."""
+    try:
+        yield
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        reason = str(error).splitlines()[0]
+        fix = f"start all {size} ranks at about the same time, with the same MASTER_ADDR and port"
+        if "EADDRINUSE" in reason:
+            fix = "another program listens there: set MASTER_PORT to a port that is free"
+        elif rank > 0 and isinstance(error, dist.DistNetworkError):
+            fix = f"{fix}, at which rank 0 can be reached from here"
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LaunchError(
+            f"rank {rank} of {size} did not meet the others at {place} ({reason}): {fix}"
+        ) from None
 
 
 def store_of_restart(size: int, timeout: timedelta) -> Store | None:
