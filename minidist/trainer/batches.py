@@ -126,9 +126,9 @@ class Batches:
         """Yield the first batches of an epoch, or with a count of 0 all."""
         return islice(self.epoch(), count or None)
 
-    def epoch(self, number: int = 0) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[Batch]:
         """Yield one whole epoch, without moving the position: for measuring on held-out text."""
-        return map(self._batch, self.sampler.epoch_batches(number))
+        return map(self._batch, self.sampler.epoch_batches(0))
 
     def state_dict(self) -> State:
         """Return where the batches stand, the same on every rank; fit for JSON."""

@@ -232,12 +232,11 @@ class World:
             self.pause()
             return operation.done
         with self.lock:
-            lane.polling, lane.released = True, False
+            lane.released = False
             self.pollers[id(lane)] = lane
             try:
                 self.wait(lane, Poll(operation))
             finally:
-                lane.polling = False
                 del self.pollers[id(lane)]
             return operation.done if self.cluster is None else not lane.released
 

@@ -10,8 +10,9 @@ there are no more ranks than heads. If there are fewer key-value heads than rank
 all ranks that need it.
 
 Cost: (P - 1)/P of B T/P (2 H + 2 H_kv) d elements forward, in 2 (P - 1) messages, and the same
-backward. With P ranks that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs
-et al. 2023, "DeepSpeed Ulysses".)
+backward; if H_kv is less than P, it counts as P. If no heads are grouped, that is 2/P of what a
+rank of a ring sends forward, and less of what it sends backward. (Jacobs et al. 2023, "DeepSpeed
+Ulysses".)
 """
 
 import torch

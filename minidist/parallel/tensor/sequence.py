@@ -20,8 +20,8 @@ product. `sum_gradient` sums the terms in backward, as soon as the gradient is c
 
 A dropout mask is the slice of the serial mask at this rank's positions.
 
-Cost: the bytes of tensor parallelism in twice as many messages, and one all-reduce of D numbers for
-each norm in each backward. Between regions each rank keeps 1/P of the activations. The gathered
+Cost: the bytes of tensor parallelism in twice as many collectives, and one all-reduce of D numbers
+for each norm in each backward. Between regions each rank keeps 1/P of the activations. The gathered
 input of a region is kept whole for the weights' gradients; Korthikanti et al. keep the shard and
 gather it again in backward. (2022, sections 4.2.2 and 4.3.)
 """
