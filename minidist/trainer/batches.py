@@ -110,12 +110,8 @@ class Batches:
         multiple: int = 1,
         columns: Columns | None = None,
     ) -> None:
-        self.samples, self.sampler, self.multiple, self.columns = (
-            samples,
-            sampler,
-            multiple,
-            columns,
-        )
+        self.samples, self.sampler = samples, sampler
+        self.multiple, self.columns = multiple, columns
         self._checksum = samples.checksum()
 
     def __iter__(self) -> Iterator[Batch]:

@@ -141,7 +141,8 @@ def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
         action="store_true",
         help="take flags of Megatron-LM, too; they win over files",
     )
-    for row in MEGATRON if megatron_too else ():
+    offered = MEGATRON if megatron_too else []
+    for row in offered:
         shown = row.note or (
             flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others"
         )

@@ -55,7 +55,8 @@ class Dispatch:
     def __init__(
         self, experts: Experts, comm: Communicator, levels: Levels | None = None, fp8: bool = False
     ) -> None:
-        self.experts, self.comm, self.levels, self.fp8 = experts, comm, levels, fp8
+        self.experts, self.comm = experts, comm
+        self.levels, self.fp8 = levels, fp8
 
     def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
         """Return what the experts make of `rows` [M, D]; the `counts` are of all E experts."""

@@ -165,7 +165,8 @@ def load_text(files: Sequence[str | Path] = ()) -> bytes:
     TextError
         If a file cannot be read or is empty.
     """
-    return b"".join(piece.text for piece in (read_pieces(files) if files else _built_in()))
+    pieces = read_pieces(files) if files else _built_in()
+    return b"".join(piece.text for piece in pieces)
 
 
 def load_tokenizer(file: str | Path | None = None) -> "Tokenizer":
