@@ -138,13 +138,7 @@ class Float8Multiply(nn.Module):
     def __init__(self, history: int, device: torch.device, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.scales = tuple(
-            DelayedScale(
-                dtype,
-                history,
-                device,
-                shape,
-            )
-            for dtype in (E4M3, E4M3, E5M2)
+            DelayedScale(dtype, history, device, shape) for dtype in (E4M3, E4M3, E5M2)
         )
         self.histories = torch.zeros(3, *shape, history, device=device)
         for scale, row in zip(self.scales, self.histories, strict=True):
@@ -248,12 +242,7 @@ class Float8Product(torch.autograd.Function):
         ctx.dtype = weight.dtype
         x8, x_scale = of_x.cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
         weight8, weight_scale = of_weight.cast(weight, learn)  # [N, D]
-        ctx.save_for_backward(
-            x8,
-            x_scale,
-            weight8,
-            weight_scale,
-        )
+        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
         product = scaled_matmul(
             x8,
             weight8.t(),

@@ -44,7 +44,8 @@ class Ulysses(Across):
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)
         query, key, value = at_autocast(query, key, value)
-        if (copies := ranks // groups) > 1:
+        copies = ranks // groups
+        if copies > 1:
             key = key.repeat_interleave(copies, dim=1)
             value = value.repeat_interleave(copies, dim=1)
         parts = (query, key, value)
@@ -55,15 +56,9 @@ class Ulysses(Across):
         arriving = all_to_all(leaving, self.comm)
         # now tokens lie by rank; therefore sort them by position for `serial`, and back
         time = ranks * query.shape[2]
-        of_ranks = [
-            positions(
-                self.order,
-                ranks,
-                rank,
-                time,
-            )
-            for rank in range(ranks)
-        ]
+        of_ranks = []
+        for rank in range(ranks):
+            of_ranks.append(positions(self.order, ranks, rank, time))
         lies = torch.cat(of_ranks).to(query.device)
         tokens = torch.cat(arriving.unbind(), dim=2)  # [B, heads, T, d]
         whole = tokens.index_select(2, lies.argsort())

@@ -177,13 +177,8 @@ class FSDP(DataParallel):
         self.hooks += [self.closed, self.optimizers.guard]
         weakref.finalize(self, leave, self.hooks, model).atexit = False
 
-        self.passes = Passes(
-            self.window,
-            self.expected,
-            self.op,
-            reshard_after_forward,
-            self.hooks,
-        )
+        # Last the hooks that gather, free and reduce while the model runs.
+        self.passes = Passes(self.window, self.expected, self.op, reshard_after_forward, self.hooks)
 
     def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         return Ranks(self.comm, self.names, shard_ranks, bool(self.replicated))

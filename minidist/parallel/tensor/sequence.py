@@ -78,7 +78,9 @@ def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
 def check_time(time: int, comm: Communicator) -> None:
     """Raise ValueError unless this number of tokens can be split evenly over the ranks."""
     if time % comm.size:
-        such = time - time % comm.size or comm.size
+        such = time - time % comm.size
+        if such == 0:
+            such = comm.size
         fault = f"{time} tokens in a row cannot be split evenly over {comm.size} ranks"
         raise ValueError(
             f"{fault}: with sequence=True choose a length that {comm.size} divides, such as {such}"
@@ -104,11 +106,9 @@ def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
     def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, *rest = inputs
         handed.append(x)
+        rows, time = x.shape[0], x.shape[TIME]
         token = torch.empty((), dtype=torch.int64, device=x.device)
-        all_tokens = token.expand(
-            x.shape[0],
-            x.shape[TIME] * comm.size,
-        )
+        all_tokens = token.expand(rows, time * comm.size)
         return all_tokens, *rest
 
     stage.register_forward_pre_hook(count)
