@@ -256,7 +256,6 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
                     batch = next(batches)
                     batch = batch if self._pin_for is None else batch.pin_memory()
                     self._ready.put((batch, self._source.state_dict()))
-        except (
-            BaseException
-        ) as error:  # everything: the consumer would wait for ever for a thread that died
+        except BaseException as error:
+            # everything: the consumer would wait for ever for a thread that died
             self._ready.put(error)  # StopIteration, if all went well

@@ -70,9 +70,8 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not name or any(f".{part}." in f".{name}." for part in skip):
             continue
-        if isinstance(module, nn.Linear) and hasattr(
-            module, "product"
-        ):  # it is cut over ranks, and does more than that
+        if isinstance(module, nn.Linear) and hasattr(module, "product"):
+            # it is cut over ranks, and does more than multiply
             module.add_module("in_fp8", Float8Multiply(history, module.weight.device))
             module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[assignment]
             names.append(name)
