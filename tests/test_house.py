@@ -203,6 +203,22 @@ def test_a_folders_page_names_its_files() -> None:
     assert wrong == [], "a folder's `__init__.py` says what is in it, and in which order to read"
 
 
+def test_a_folders_page_names_no_file_that_is_gone() -> None:
+    gone = []
+    users = {"x.py", "program.py"}  # what somebody starts, in an example
+    for page in FILES:
+        if page.name != "__init__.py" or page.parent == PACKAGE:
+            continue
+        if place(page) == "course":  # it names the files of lessons
+            continue
+        there = {file.name for file in (PACKAGE / place(page)).rglob("*.py")} | users
+        for named in re.findall(r"[\w/]+\.py\b", ast.get_docstring(parse(page)) or ""):
+            elsewhere = (PACKAGE / named, PACKAGE.parent / named)
+            if Path(named).name not in there and not any(path.exists() for path in elsewhere):
+                gone.append(f"{name_of(page)}: {named}")
+    assert gone == [], "a folder's `__init__.py` names files that are not in it"
+
+
 def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
     pages = [file for file in FILES if file.name == "plain.py"]
     assert pages

@@ -271,14 +271,18 @@ def headline(trainer: Trainer, samples: Samples | Packed) -> str:
     )
     memory, resumed = config.memory, trainer.start.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
-    asked = {
-        f"adapters of rank {config.adapter_rank}{' beside matrices in 4 bits' * config.run.qlora}": config.adapter_rank,
-        f"beginning with the weights in {config.run.init}": config.run.init,
-        f"recompute {memory.recompute}": memory.recompute != "none",
-        f"blocks compiled{' but for dropout' * (config.model.dropout > 0)}": config.parallel.compile,
-        f"the optimizer's state in {place}": memory.offload != "none",
-    }
-    line = ", ".join([line, *(words for words, so in asked.items() if so)])
+    if config.adapter_rank:
+        beside = " beside matrices in 4 bits" if config.run.qlora else ""
+        line += f", adapters of rank {config.adapter_rank}{beside}"
+    if config.run.init:
+        line += f", beginning with the weights in {config.run.init}"
+    if memory.recompute != "none":
+        line += f", recompute {memory.recompute}"
+    if config.parallel.compile:
+        but = " but for dropout" if config.model.dropout > 0 else ""
+        line += f", blocks compiled{but}"
+    if memory.offload != "none":
+        line += f", the optimizer's state in {place}"
     if resumed is not None:
         line += f"\nresumed after step {resumed.step}"
         line += (

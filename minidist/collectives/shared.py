@@ -3,7 +3,7 @@
     registered buffers     fence   rank r: add chunk r of all, write the sum into every rank's chunk r   fence
     ordinary buffers       copy into registered memory what others need, and copy the results out of it
 
-No message is sent. The bytes that a rank reads from or writes to another rank's memory count as
+Messages carry no data. The bytes that a rank reads from or writes to another rank's memory count as
 sent. All-reduce: 2 (P - 1)/P n bytes a rank, as in a ring, but in two fences instead of 2(P - 1)
 messages, and without the copies that messages make. Up to `SMALL` bytes every rank adds up
 everything itself: (P - 1) n bytes and a single fence. Two ranks do so up to `SMALL_FOR_TWO`, because

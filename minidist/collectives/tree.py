@@ -5,8 +5,8 @@
 A broadcast takes ceil(log2 P) rounds instead of P - 1. A reduce is the same tree with the arrows
 reversed. Gather and scatter send the shards of a subtree together. The root has number 0; the other
 numbers count from it. Cost for n bytes: broadcast and reduce send P - 1 messages of n bytes in
-total; gather and scatter move n/2 log2 P bytes in total. (Thakur, Rabenseifner & Gropp 2005,
-section 4.1.)
+total; gather and scatter move n/2 log2 P bytes in total, at most. (Thakur, Rabenseifner & Gropp
+2005, section 4.1.)
 """
 
 from minidist.collectives.fast import blocks, temporary

@@ -114,9 +114,8 @@ def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     while True:
         try:
             comm.wait_until(lambda: bool(jobs), "work", idle=True)
-        except (
-            Exception
-        ):  # the run is over, or has failed: whoever waits for a job hears it from its own wait
+        except Exception:
+            # the run is over, or has failed: whoever waits for a job hears it from its own wait
             return
         job = jobs.popleft()
         if job is None:

@@ -108,9 +108,9 @@ def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw all ranks after `count` steps, and the messages that are under way or have just come."""
     panel.set(xlim=(0, grid.width), ylim=(grid.height, 0), aspect="equal")
     last = len(recording.steps)
-    title = f"after {count} of {last} events" + ": deadlock" * bool(
-        recording.deadlock and count == last
-    )
+    title = f"after {count} of {last} events"
+    if recording.deadlock and count == last:
+        title += ": deadlock"
     panel.set_title(title if count else "before the first event", color=INK, fontsize=9.5)
     for name, left in grid.left.items():
         panel.text(left, 14, name, color=FAINT, fontsize=8, va="center")

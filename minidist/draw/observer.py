@@ -205,7 +205,7 @@ class Observer:
         return {name: tuple(cells) for name, cells in found.items()}
 
     def _words(self, array: Array) -> str:
-        bytes = f"{array.nbytes} byte{'s' * (array.nbytes != 1)}"
+        bytes = "1 byte" if array.nbytes == 1 else f"{array.nbytes} bytes"
         return words(self._overlapping(array), self._read(), self.ranks) or bytes
 
 

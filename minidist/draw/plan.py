@@ -86,7 +86,9 @@ def draw_plan(
     )
     known = [(place, around) for place, around in enumerate(ranges) if around]
     longest = max((around[1] for _, around in known), default=0.0)
-    unit = "seconds of a step, one after the other" + "; black: its range" * bool(known)
+    unit = "seconds of a step, one after the other"
+    if known:
+        unit += "; black: its range"
     _bars(panels[1], names, steps, STEP, unit, longest)
     for place, around in known:
         panels[1].plot(around, (place, place), color="black", linewidth=1.2, marker="|")

@@ -165,6 +165,8 @@ def run_on_machines(
             )
             continue
         allocation.failures[node] += 1
-        out = " for the second time: it is left out" * (allocation.failures[node] == TWICE)
-        print(f"minidist launch: the job has lost a rank on {node}{out}", file=sys.stderr)
+        said = f"minidist launch: the job has lost a rank on {node}"
+        if allocation.failures[node] == TWICE:
+            said += " for the second time: it is left out"
+        print(said, file=sys.stderr)
     return outcome

@@ -302,13 +302,12 @@ def _kept_by(comm: Communicator) -> Iterator[Buffer]:
     for _, _, memories in list(comm.registered.windows.values()):
         yield memories[comm.rank]
     for kept in list(comm.kept.values()):  # a stream's thread may add to it
-        for part in (
-            list(kept.values())
-            if isinstance(kept, dict)
-            else kept
-            if isinstance(kept, tuple)
-            else ()
-        ):
+        parts: Iterable[object] = ()
+        if isinstance(kept, dict):
+            parts = list(kept.values())
+        elif isinstance(kept, tuple):
+            parts = kept
+        for part in parts:
             if isinstance(part, Communicator):
                 yield from _kept_by(part)
             elif isinstance(part, np.ndarray | Tensor):

@@ -45,7 +45,7 @@ def clip_by_global_norm(
         raise ValueError(
             f"limit={limit} is no bound for a norm: give a positive number, or 0 for none"
         )
-    # along which others have more
+    # parameters, by the axes along which other ranks hold other parts of them
     by_axes: dict[tuple[Communicator, ...], list[nn.Parameter]] = defaultdict(list)
     parameters = [updated(parameter) for parameter in parameters]
     for parameter in parameters:

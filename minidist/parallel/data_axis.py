@@ -107,7 +107,8 @@ class DataAxis(Strategy):
     def words(self, recipe: Recipe, mesh: Mesh) -> str:
         """Name the stage of ZeRO, or what reduces whole gradients."""
         how = f"ZeRO-{recipe.zero}" if recipe.zero else recipe.strategy
-        how += f", {recipe.compress}" * bool(recipe.compress)
+        if recipe.compress:
+            how += f", {recipe.compress}"
         if recipe.zeropp:
             how = f"ZeRO++ with nodes of {len(mesh.data.node)}"
         return f"dp={mesh.dp.size} ({how})"

@@ -127,7 +127,10 @@ def norms_of_wholes(
 
 
 def _join(order: float) -> str:
-    return "sum" if math.isfinite(order) else "max" if order > 0 else "min"
+    """Return the reduction that joins the ranks' terms of a norm."""
+    if math.isfinite(order):
+        return "sum"
+    return "max" if order > 0 else "min"
 
 
 def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
@@ -192,9 +195,9 @@ def _unscale(parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
 
 def axes_of(tensors: Iterable[Tensor]) -> Iterable[Communicator]:
     """Yield the axes along which these are spread, in the same order on every rank."""
-    return (
-        comm for part in tensors if isinstance(part, PartOfGradient) for comm in part.spread.axes
-    )
+    for part in tensors:
+        if isinstance(part, PartOfGradient):
+            yield from part.spread.axes
 
 
 def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
@@ -239,8 +242,9 @@ def _mean(part: Any, *args: Any, **options: Any) -> Any:
     """Answer `torch.mean`: the sum of all elements, divided by their number."""
     if _about_elements(part, args, options, "mean"):
         return torch.mean(part, *args, **options)
-    number = torch.full((part.numel(),), 1.0, dtype=torch.float64, device=part.device)
-    return SUM(part) / SUM(become_part(number, part.spread))
+    ones = torch.ones(part.numel(), dtype=torch.float64, device=part.device)
+    total = ANSWERS[torch.sum]
+    return total(part) / total(become_part(ones, part.spread))
 
 
 CLIP = (
@@ -308,82 +312,85 @@ def _set(part: Tensor, index: Any, value: Any) -> None:
     part[index] = value
 
 
-SUM = _asked_of(torch.sum, "sum", 0)
-JOINED: dict[str, tuple[str, float]] = {"sum": ("sum", 0), "any": ("max", 0), "all": ("min", 1)}
-JOINED |= {"max": ("max", -math.inf), "amax": ("max", -math.inf)}
-JOINED |= {"min": ("min", math.inf), "amin": ("min", math.inf)}
-ANSWERS: dict[Any, Callable[..., Any]] = {
-    torch._foreach_norm: _foreach_norm,
-    torch.linalg.vector_norm: _vector_norm,
-    torch.linalg.norm: _any_norm,
-    torch.norm: _any_norm,
-    Tensor.norm: _any_norm,
-    Tensor.__setitem__: _set,
-    **{join: _joined(join) for join in (torch.cat, torch.concat, torch.hstack, torch.stack)},
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-    torch.mean: _mean,
-    Tensor.mean: _mean,
-    **{getattr(torch, name): _asked_of(getattr(torch, name), *how) for name, how in JOINED.items()},
-    **{
-        getattr(Tensor, name): _asked_of(getattr(Tensor, name), *how)
-        for name, how in JOINED.items()
-    },
+# ---------------------------------------------------------------- which question gets which answer
+
+JOINED: dict[str, tuple[str, float]] = {
+    "sum": ("sum", 0),
+    "any": ("max", 0),
+    "all": ("min", 1),
+    "max": ("max", -math.inf),
+    "amax": ("max", -math.inf),
+    "min": ("min", math.inf),
+    "amin": ("min", math.inf),
 }
-"""Questions about all of a gradient."""
-HOMES = (torch, Tensor, torch.linalg, nn.functional)
-NUMBERS = (
-    *("std", "var", "std_mean", "var_mean"),
-    *("median", "nanmedian", "quantile", "prod", "histc"),
-    *("argmax", "argmin", "aminmax", "topk"),
-    *("kthvalue", "sort", "argsort", "cumsum", "cumprod"),
-    *("count_nonzero", "nansum", "nanmean"),
-    *("logsumexp", "softmax", "log_softmax"),
-    "matrix_norm",
-)
-PRODUCTS = (
-    *("dot", "vdot", "inner", "vecdot", "outer"),
-    *("matmul", "__matmul__", "__rmatmul__", "linear"),
-    *("mm", "mv", "bmm", "addmm", "addmv"),
-    *("einsum", "tensordot", "multi_dot"),
-)
-DISTANCES = (
-    "dist",
-    "cdist",
-    "pairwise_distance",
-    "cosine_similarity",
-    "normalize",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-)
-"""Questions that no sum over ranks answers."""
-for name in (*NUMBERS, *PRODUCTS, *DISTANCES):
-    asked = {getattr(home, name) for home in HOMES if hasattr(home, name)}
-    ANSWERS |= {ask: _refused(ask, name) for ask in asked}
-OPERATORS = (
-    *("mul", "truediv", "pow", "invert"),
-    *("add", "sub", "neg"),
-    *("eq", "ne", "gt"),
-    *("ge", "lt", "le"),
-    *("and", "or", "xor"),
-)
-REFLECTED = ("rmul", "radd", "rsub", "rtruediv", "rpow", "rand", "ror", "rxor")
-CASTS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda")
-FUNCTIONS = (
-    *("mul", "div", "pow", "square", "sqrt", "abs", "neg", "sign", "add", "sub", "clamp", "detach"),
-    *("isfinite", "isnan", "isinf", "nan_to_num", "eq", "ne", "gt", "ge", "lt", "le"),
-    *("exp", "log", "log2", "log10", "rsqrt", "reciprocal", "relu", "clamp_min", "clamp_max"),
-    *("maximum", "minimum", "where", "logical_and", "logical_or", "logical_not"),
-)
-SHAPES = ("flatten", "reshape", "ravel", "squeeze", "unsqueeze")
-VIEWS = (*SHAPES, "view", "view_as", "reshape_as", "contiguous")
-METHODS = (*FUNCTIONS, *VIEWS, *CASTS, *(f"__{name}__" for name in (*OPERATORS, *REFLECTED)))
-ELEMENTWISE = {
-    Tensor.data.__get__,  # type: ignore[attr-defined]
-    *(getattr(torch, name) for name in (*FUNCTIONS, *SHAPES)),
-    *(getattr(Tensor, name) for name in METHODS),
-}
-"""What makes a part of the whole's result out of a part: on the way from a gradient to a
-question.
+"""Questions that one number answers: how ranks join theirs, and what one without elements brings."""
+
+REFUSED = """
+    std var std_mean var_mean median nanmedian quantile prod histc
+    argmax argmin aminmax topk kthvalue sort argsort cumsum cumprod
+    count_nonzero nansum nanmean logsumexp softmax log_softmax matrix_norm
+
+    dot vdot inner vecdot outer matmul __matmul__ __rmatmul__ linear
+    mm mv bmm addmm addmv einsum tensordot multi_dot
+
+    dist cdist pairwise_distance cosine_similarity normalize
+    mse_loss l1_loss smooth_l1_loss huber_loss
 """
+"""Questions that no sum over ranks answers."""
+
+FUNCTIONS = """
+    mul div pow square sqrt abs neg sign add sub clamp detach
+    isfinite isnan isinf nan_to_num eq ne gt ge lt le
+    exp log log2 log10 rsqrt reciprocal relu clamp_min clamp_max
+    maximum minimum where logical_and logical_or logical_not
+    flatten reshape ravel squeeze unsqueeze
+"""
+METHODS = """
+    view view_as reshape_as contiguous
+    to type float double half bfloat16 cpu cuda
+    __mul__ __truediv__ __pow__ __add__ __sub__ __and__ __or__ __xor__
+    __rmul__ __rtruediv__ __rpow__ __radd__ __rsub__ __rand__ __ror__ __rxor__
+    __neg__ __invert__ __eq__ __ne__ __gt__ __ge__ __lt__ __le__
+"""
+"""What makes a part of the whole's result out of a part: `FUNCTIONS` are methods, too."""
+
+
+def _answers() -> dict[Any, Callable[..., Any]]:
+    """Return the answer to each question about all of a gradient, by what of torch's asks it."""
+    answers: dict[Any, Callable[..., Any]] = {
+        torch._foreach_norm: _foreach_norm,
+        torch.linalg.vector_norm: _vector_norm,
+        torch.linalg.norm: _any_norm,
+        torch.norm: _any_norm,
+        Tensor.norm: _any_norm,
+        Tensor.__setitem__: _set,
+        torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+        torch.mean: _mean,
+        Tensor.mean: _mean,
+    }
+    for join in (torch.cat, torch.concat, torch.hstack, torch.stack):
+        answers[join] = _joined(join)
+    for name, (op, nothing) in JOINED.items():
+        for home in (torch, Tensor):
+            ask = getattr(home, name)
+            answers[ask] = _asked_of(ask, op, nothing)
+    for name in REFUSED.split():
+        for home in (torch, Tensor, torch.linalg, nn.functional):
+            if hasattr(home, name):
+                ask = getattr(home, name)
+                answers[ask] = _refused(ask, name)
+    return answers
+
+
+def _elementwise() -> set[Any]:
+    """Return what is done to each element, or to the shape, on the way from a gradient to a
+    question.
+    """
+    functions = [getattr(torch, name) for name in FUNCTIONS.split()]
+    methods = [getattr(Tensor, name) for name in (FUNCTIONS + METHODS).split()]
+    data = Tensor.data.__get__  # type: ignore[attr-defined]
+    return {data, *functions, *methods}
+
+
+ANSWERS = _answers()
+ELEMENTWISE = _elementwise()

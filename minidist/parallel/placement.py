@@ -72,8 +72,9 @@ class Block:
         """
         if self.dim is None:
             return piece.detach()
+        # of ranks that hold the same block, only the first brings it
         counts = [
-            (stop - start) * (rank % self.copies == 0)
+            stop - start if rank % self.copies == 0 else 0
             for rank, (start, stop) in enumerate(self.bounds)
         ]
         rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]

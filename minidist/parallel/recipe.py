@@ -63,6 +63,18 @@ class Spread(
     """
 
 
+def offered(schedule: str) -> tuple[int | str, ...]:
+    """Return what can be combined with a schedule: stages of ZeRO, and options.
+
+    8 bits put no weight gradients off.
+    """
+    if schedule in (NO_PIPELINE, "gpipe", "1f1b"):
+        return (0, 1, 2, 3, "cp", "ep", *ADAPTERS, "fp8", "zeropp")
+    if schedule in ("naive", "interleaved"):
+        return (0, 1, "cp", "ep", *ADAPTERS, "fp8")
+    return (0, 1, "cp", "ep", *ADAPTERS)
+
+
 @dataclass(frozen=True)
 class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, Spread):
     """How a model is spread over a mesh, and what each rank does with its layers.
@@ -75,14 +87,9 @@ class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, S
     """
 
     supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {
-        name: (0, 1, 2, 3, "cp", "ep", *ADAPTERS, "fp8", "zeropp")
-        if name in (NO_PIPELINE, "gpipe", "1f1b")
-        else (0, 1, "cp", "ep", *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
-        for name in (NO_PIPELINE, *NAMES, OWN_PLAN)
+        name: offered(name) for name in (NO_PIPELINE, *NAMES, OWN_PLAN)
     }
-    """What can be combined with each schedule: stages of ZeRO, and options. 8 bits put no weight
-    gradients off.
-    """
+    """What can be combined with each schedule."""
 
     @property
     def own_plan(self) -> Plan | None:

@@ -8,7 +8,7 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
     compute/, links.py                   how long a layer computes, and how long messages take
     run.py                               a run: model, machine, layout and software
     stages.py, parts/, step.py           the seconds of a layer, of a stage, of a step
-    traffic.py, memory.py                the bytes it sends, the bytes of a GPU
+    traffic.py, memory/                  the bytes it sends, the bytes of a GPU
     search/, cost.py                     which layout, and what the run costs
     sites/                               several such machines that a slow wire joins
 

@@ -119,7 +119,7 @@ class Model:
                 f"{self.dense_layers} dense layers lead those with experts: give experts and "
                 "dense_ffn, or leave them out"
             )
-        if self.unwindowed and not self.unwindowed < self.layers * (self.window > 0):
+        if self.unwindowed and not (self.window > 0 and self.unwindowed < self.layers):
             raise PlanError(
                 f"{self.unwindowed} of {self.layers} layers have no window of {self.window} tokens: "
                 "give window, and fewer"

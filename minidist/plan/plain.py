@@ -15,7 +15,7 @@ and d ranks; a rank has v chunks.
 
 Two things are simpler here than on a real cluster: every layer computes at one `rate`, and only
 gradients are sent while something is computed (the backward of the last microbatch). `step.py` and
-`memory.py` have no such limits: they know products by their tiles, every schedule and software,
+`memory/` have no such limits: they know products by their tiles, every schedule and software,
 experts and long sequences.
 """
 

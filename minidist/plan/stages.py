@@ -101,9 +101,8 @@ def filling(run: Setup, stages: Sequence[Stage], sending: float) -> float:
     if run.schedule in SPLIT:
         # F + I - W of F + I + W
         weights = slowest.shares[1] * slowest.of_layers + slowest.last * FORWARD_OF_HEAD
-        if (
-            run.schedule in V_SHAPED
-        ):  # it takes 2p microbatches until weights fill all that they can
+        if run.schedule in V_SHAPED:
+            # it takes 2p microbatches until weights fill all that they can
             weights *= min(1.0, run.microbatches / run.pp - 1)
         share *= 1 - 2 * weights / max(seconds)
     elif run.schedule.startswith(("zb-2p", "zb-h2")):

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-STDLIB = os.path.dirname(
-    traceback.__file__
-)  # Python's own library: a folder, or in a browser a zip
+# Python's own library: a folder, or in a browser a zip
+STDLIB = os.path.dirname(traceback.__file__)
 LIBRARY = (STDLIB + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 INSTALLED = {"site-packages", "dist-packages"}
 

@@ -110,12 +110,8 @@ class Batches:
         multiple: int = 1,
         columns: Columns | None = None,
     ) -> None:
-        self.samples, self.sampler, self.multiple, self.columns = (
-            samples,
-            sampler,
-            multiple,
-            columns,
-        )
+        self.samples, self.sampler = samples, sampler
+        self.multiple, self.columns = multiple, columns
         self._checksum = samples.checksum()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -126,9 +122,9 @@ class Batches:
         """Yield the first batches of an epoch, or with a count of 0 all."""
         return islice(self.epoch(), count or None)
 
-    def epoch(self, number: int = 0) -> Iterator[Batch]:
+    def epoch(self) -> Iterator[Batch]:
         """Yield one whole epoch, without moving the position: for measuring on held-out text."""
-        return map(self._batch, self.sampler.epoch_batches(number))
+        return map(self._batch, self.sampler.epoch_batches(0))
 
     def state_dict(self) -> State:
         """Return where the batches stand, the same on every rank; fit for JSON."""
@@ -260,7 +256,6 @@ class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
                     batch = next(batches)
                     batch = batch if self._pin_for is None else batch.pin_memory()
                     self._ready.put((batch, self._source.state_dict()))
-        except (
-            BaseException
-        ) as error:  # everything: the consumer would wait for ever for a thread that died
+        except BaseException as error:
+            # everything: the consumer would wait for ever for a thread that died
             self._ready.put(error)  # StopIteration, if all went well

@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,9 @@ class FileError(ValueError):
 
 def reason(error: Exception) -> str:
     """Return what went wrong, in the words of the file system if it was the one to say so."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
 
 
 @contextmanager
@@ -136,13 +138,11 @@ def check_values(node: Any, name: str = "", depth: int = 0) -> None:
     if type(node) in (int, float):
         with retold(FileError, ValueError, before=f"has {name} = {shown(node)}, which "):
             read_number(node, type(node))
-    items = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(node, dict):
+        items = node.items()
+    elif isinstance(node, list):
+        items = enumerate(node)
     for key, value in items:
         check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
 

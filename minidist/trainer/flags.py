@@ -67,12 +67,10 @@ def parse_with_notes(
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    flags: Sections = {
-        section: {
-            option.name: values[option.name] for option in flags_of(cls) if option.name in values
-        }
-        for section, cls in classes().items()
-    }
+    flags: Sections = {}
+    for section, cls in classes().items():
+        names = [option.name for option in flags_of(cls)]
+        flags[section] = {name: values[name] for name in names if name in values}
     sections = read_toml(Path(values["config"])) if "config" in values else {}
     notes: list[str] = []
     if "deepspeed" in values:
@@ -141,7 +139,8 @@ def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
         action="store_true",
         help="take flags of Megatron-LM, too; they win over files",
     )
-    for row in MEGATRON if megatron_too else ():
+    offered = MEGATRON if megatron_too else []
+    for row in offered:
         shown = row.note or (
             flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others"
         )

@@ -82,28 +82,24 @@ def muon_groups(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str
 def rate_at(config: Config, step: int) -> float:
     """Return the learning rate of a step, counted from 0."""
     options = config.optimizer
+    shape = options.lr_schedule
     total = config.run.steps
     batch = config.data.batch
     warmup = min(options.warmup, total)
     cooldown = 0
-    if options.lr_schedule == "wsd":
+    if shape == "wsd":
         cooldown = min(options.cooldown or -(-total // 5), total - warmup)
     peak = linear_scaling(options.lr, options.base_batch or batch, batch)
-    return learning_rate(
-        step,
-        peak,
-        warmup,
-        total,
-        shape=options.lr_schedule,
-        cooldown=cooldown,
-    )
+    return learning_rate(step, peak, warmup, total, shape=shape, cooldown=cooldown)
 
 
 def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
     """Return the function that allocates shards of parameters beside the optimizer's state; None:
     on the device.
     """
-    place = config.offload_to if config.parallel.zero == 3 else None
+    if config.parallel.zero != 3:
+        return None
+    place = config.offload_to
     if isinstance(place, Path):
         return lambda count, dtype: mapped((count,), dtype, place, "parameters")
     if place == "cpu" and torch.cuda.is_available():
@@ -119,10 +115,6 @@ def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
         layout = mesh.layout
         ranks = (config.parallel.hsdp or layout.data) * layout.pp * layout.tp
         bytes = sum(parameter.nbytes for parameter in model.parameters()) // ranks
+        what = "this rank's part of the parameters"
         with retold(ConfigError, OSError, before="--offload disk: "):
-            mapped(
-                (bytes,),
-                torch.uint8,
-                config.offload_to,
-                "this rank's part of the parameters",
-            )
+            mapped((bytes,), torch.uint8, config.offload_to, what)

@@ -1061,8 +1061,8 @@ TENSOR = [
     Mutation(
         "a block that several ranks hold is put together from each of them",
         "minidist/parallel/placement.py",
-        old=("counts = [\n            (stop - start) * (rank % self.copies == 0)\n            for"),
-        new="counts = [(stop - start) * (rank % self.copies >= 0) for",
+        old="stop - start if rank % self.copies == 0 else 0",
+        new="stop - start",
         tests=(
             "tests/parallel/tensor/test_tensor_parallel.py::"
             "test_parity_on_eight_ranks_of_which_four_share_a_key_value_head",

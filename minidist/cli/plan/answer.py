@@ -240,11 +240,18 @@ def words_of(run: Setup) -> list[str]:
     ]
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
-        axes += ["light-ends"] * run.ends_less
-    axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
-    axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.hsdp}"] * (run.hsdp > 0)
-    again = {"none": [], "full": ["recompute"]}
-    axes += again.get(run.recompute, [f"recompute={run.recompute}"]) + ["offload"] * run.offload
+        if run.ends_less:
+            axes.append("light-ends")
+    if run.order != AXES:
+        axes.append(f"order={','.join(run.order)}")
+    if run.zero > 0:
+        axes.append(f"zero={run.zero}")
+    if run.hsdp > 0:
+        axes.append(f"hsdp={run.hsdp}")
+    if run.recompute != "none":
+        axes.append("recompute" if run.recompute == "full" else f"recompute={run.recompute}")
+    if run.offload:
+        axes.append("offload")
     return [*axes, f"microbatch={run.microbatch}"]
 
 
@@ -262,11 +269,12 @@ def differing(run: Setup, other: Setup) -> str:
         for word in theirs
         if word not in mine and "=" in word and word.partition("=")[0] not in named
     ]
-    gone += ["recompute"] if run.recompute == "none" != other.recompute else []
-    without = f"without {' and '.join(word.partition('=')[0] for word in gone)}" if gone else ""
-    return " ".join(
-        [*(word for word in mine if word not in theirs), *([without] if without else [])]
-    )
+    if run.recompute == "none" != other.recompute:
+        gone.append("recompute")
+    said = [word for word in mine if word not in theirs]
+    if gone:
+        said.append(f"without {' and '.join(word.partition('=')[0] for word in gone)}")
+    return " ".join(said)
 
 
 def meanings(offers: Iterable[Offer]) -> list[str]:

@@ -97,13 +97,8 @@ def left_out(sites: PlannedSites) -> str:
 
 def sites_tree(sites: PlannedSites) -> dict[str, Any]:
     """Return the same for programs, with the share of the time that trains by policy."""
-    ways = {
-        name: {
-            **way._asdict(),
-            "trains": {
-                policy: trains(way, sites.job, policy, sites.wire.sites) for policy in POLICIES
-            },
-        }
-        for name, way in sites.ways.items()
-    }
+    ways = {}
+    for name, way in sites.ways.items():
+        shares = {policy: trains(way, sites.job, policy, sites.wire.sites) for policy in POLICIES}
+        ways[name] = {**way._asdict(), "trains": shares}
     return {"ways": ways, "best": sites.wins}

@@ -223,7 +223,8 @@ def known_device(said: str) -> str:
 
 def run_of(run: CheckedRun, machine: Machine) -> Setup:
     """Return what the planner calls a run of `train`, in the package's own software."""
-    data, layout, recipe, sizes = run.config.data, run.mesh.layout, run.fit.recipe, run.sizes
+    data, layout = run.config.data, run.mesh.layout
+    recipe, sizes = run.fit.recipe, run.sizes
     width = run.config.dtype.itemsize
     same = ("layers", "hidden", "heads", "vocabulary", "tied", "experts", "top_k", "head_dim")
     rest: dict[str, Any] = {
@@ -235,9 +236,9 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     axes: dict[str, Any] = {
         axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")
     }
-    generation = (
-        "minidist-compiled" if recipe.compile else "minidist" if width == 2 else "minidist-32"
-    )
+    generation = "minidist" if width == 2 else "minidist-32"
+    if recipe.compile:
+        generation = "minidist-compiled"
     return Setup(
         Model(**{name: getattr(sizes, name) for name in same}, **rest),
         machine,

@@ -9,7 +9,7 @@ command says so. Nothing is planned here. `answer.py` prints what is found.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -169,9 +169,7 @@ class Offer(NamedTuple):
     refusal: str
 
 
-def offers(
-    groups: Sequence[Sequence[Found]], most: int, why: Callable[[Setup], str] = refusal
-) -> tuple[list[Offer], Counter[str]]:
+def offers(groups: Sequence[Sequence[Found]], most: int) -> tuple[list[Offer], Counter[str]]:
     """Return the best of the first groups that `train` takes, at most `most`, and what it says to
     others.
 
@@ -183,11 +181,11 @@ def offers(
         if unsaid(group[0].run) or len(taken) == most or refused.total() >= MOST_REFUSED:
             break
         for place, each in enumerate(group[:ASKED], start=1):
-            if reason := why(each.run):
+            if reason := refusal(each.run):
                 refused[reason] += 1
             else:
                 taken.append(Offer(each, group[place:], ""))
                 break
     if taken:
         return sorted(taken, key=lambda offer: offer.found.seconds), refused
-    return [Offer(group[0], group[1:], why(group[0].run)) for group in groups[:most]], Counter()
+    return [Offer(group[0], group[1:], refusal(group[0].run)) for group in groups[:most]], Counter()

@@ -76,9 +76,8 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Variants, command
     chosen = together(comm, lambda: variants(config, comm.size))
     tokenizer, samples, *_ = together(comm, lambda: read_corpus(config.data))
     layouts = together(comm, lambda: [layout_of(asked, comm.size) for asked in chosen.values()])
-    with_mesh = [
-        *zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)
-    ]  # own memory each
+    meshes = [Mesh(comm.split(0), layout) for layout in layouts]  # own memory each
+    with_mesh = list(zip(chosen.values(), meshes, strict=True))
     runs = together(
         comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in with_mesh]
     )

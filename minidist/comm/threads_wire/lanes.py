@@ -67,8 +67,7 @@ class Lane:
     since: float = 0.0  # when it began to wait, on this machine's clock
     idle: bool = False  # a stream without work keeps nobody waiting
     polls: int = 0
-    polling: bool = False  # while it waits: may it go on with "not yet" once nobody else can move?
-    released: bool = False  # it may, now
+    released: bool = False  # a poll: it may go on with "not yet", as nobody else can move
     seen: int = -1  # what the world had posted when it was last released
     vain: int = 0  # how often it was released since
     finished: bool = False

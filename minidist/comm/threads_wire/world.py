@@ -61,9 +61,8 @@ class World:
         # lists, which are made faster than deques: hardly one ever holds a second message
         self.unmatched: dict[tuple[str, int, int, int], list[Operation]] = {}
         self.roll_calls: dict[tuple[str, int], RollCall] = {}
-        self.groups: dict[
-            tuple[str, int], Group
-        ] = {}  # that some of their ranks have still to ask for
+        # that some of their ranks have still to ask for
+        self.groups: dict[tuple[str, int], Group] = {}
         self.pollers: dict[int, Lane] = {}  # that wait, and may be told "not yet"
         self.failure: tuple[int, BaseException] | None = None
         self.progress = 0
@@ -232,12 +231,11 @@ class World:
             self.pause()
             return operation.done
         with self.lock:
-            lane.polling, lane.released = True, False
+            lane.released = False
             self.pollers[id(lane)] = lane
             try:
                 self.wait(lane, Poll(operation))
             finally:
-                lane.polling = False
                 del self.pollers[id(lane)]
             return operation.done if self.cluster is None else not lane.released
 

@@ -33,9 +33,8 @@ BITWISE = ("and", "or", "xor")  # which NCCL does not know, nor gloo for truth v
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
-LOST = re.compile(
-    "onnection|roken pipe|closure|abort|Timed out"
-)  # in errors of the two, if a rank is gone
+# in errors of the two, if a rank is gone
+LOST = re.compile("onnection|roken pipe|closure|abort|Timed out")
 
 # torch 2.13 renamed the two
 gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

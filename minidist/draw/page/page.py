@@ -67,6 +67,7 @@ def page(
         What all ranks did in one step.
     """
     numbers = [step["step"] for step in steps]
+    when = timeline(events)
     drawn = "".join(
         curve(words, numbers, [step.get(name) for step in steps])
         for name, words in CURVES.items()
@@ -77,7 +78,7 @@ def page(
         f"<pre>{escape(facts)}</pre>",
         f'<h2>Over the steps</h2><div class="curves">{drawn}</div>' if drawn else "",
         section("Memory of rank 0 after a step", _memory(steps)),
-        section("One step in time", timeline(events) and f"<p>{KEYS}</p>{timeline(events)}"),
+        section("One step in time", f"<p>{KEYS}</p>{when}" if when else ""),
         section("Who waited for whom in that step", _waits(events)),
     ]
     return (

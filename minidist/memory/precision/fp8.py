@@ -70,9 +70,8 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not name or any(f".{part}." in f".{name}." for part in skip):
             continue
-        if isinstance(module, nn.Linear) and hasattr(
-            module, "product"
-        ):  # it is cut over ranks, and does more than that
+        if isinstance(module, nn.Linear) and hasattr(module, "product"):
+            # it is cut over ranks, and does more than multiply
             module.add_module("in_fp8", Float8Multiply(history, module.weight.device))
             module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[assignment]
             names.append(name)
@@ -138,13 +137,7 @@ class Float8Multiply(nn.Module):
     def __init__(self, history: int, device: torch.device, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.scales = tuple(
-            DelayedScale(
-                dtype,
-                history,
-                device,
-                shape,
-            )
-            for dtype in (E4M3, E4M3, E5M2)
+            DelayedScale(dtype, history, device, shape) for dtype in (E4M3, E4M3, E5M2)
         )
         self.histories = torch.zeros(3, *shape, history, device=device)
         for scale, row in zip(self.scales, self.histories, strict=True):
@@ -248,12 +241,7 @@ class Float8Product(torch.autograd.Function):
         ctx.dtype = weight.dtype
         x8, x_scale = of_x.cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
         weight8, weight_scale = of_weight.cast(weight, learn)  # [N, D]
-        ctx.save_for_backward(
-            x8,
-            x_scale,
-            weight8,
-            weight_scale,
-        )
+        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
         product = scaled_matmul(
             x8,
             weight8.t(),

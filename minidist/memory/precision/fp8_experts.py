@@ -108,12 +108,7 @@ class Float8Grouped(torch.autograd.Function):
         learn = product.training
         rows8, row_scales = product.cast_rows(of_rows, rows, counts, learn)
         weight8, weight_scales = product.cast_matrices(weight, learn)
-        ctx.save_for_backward(
-            rows8,
-            row_scales,
-            weight8,
-            weight_scales,
-        )
+        ctx.save_for_backward(rows8, row_scales, weight8, weight_scales)
         ctx.product, ctx.counts = product, counts
         ctx.learn, ctx.dtype = learn, weight.dtype
         found = rows.new_empty(len(rows), weight.shape[1])
@@ -142,11 +137,7 @@ class Float8Grouped(torch.autograd.Function):
         d_rows = gradient.new_empty(rows8.shape)
         d_weight = None
         if ctx.needs_input_grad[1]:
-            d_weight = torch.zeros(
-                weight8.shape,
-                dtype=ctx.dtype,
-                device=gradient.device,
-            )
+            d_weight = torch.zeros(weight8.shape, dtype=ctx.dtype, device=gradient.device)
         gradients = torch.split(g8, counts)
         inputs = torch.split(rows8, counts)
         of_inputs = torch.split(d_rows, counts)

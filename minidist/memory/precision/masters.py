@@ -2,7 +2,7 @@
 
     state      step │ mean │ mean square │ master, float32
                                               │ - lr * ...      keeps an update of 0.003 to a weight of 1
-    parameter                                 └─▶ rounded       bfloat16 changes once the updates sum to 1/128
+    parameter                                 └─▶ rounded       bfloat16 changes once they sum to over 1/256
 
 `mixed.py` shows where masters stand in a training step. (Micikevicius et al. 2018, section 3.1.)
 """

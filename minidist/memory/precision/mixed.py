@@ -138,7 +138,11 @@ def supports(dtype: torch.dtype, device: torch.device) -> bool:
     if dtype not in COMPUTE_DTYPES:
         return False
     if device.type == "cuda":
-        needed = (8, 9) if dtype in FLOAT8 else (8, 0) if dtype == torch.bfloat16 else (0, 0)
+        needed = (0, 0)
+        if dtype in FLOAT8:
+            needed = (8, 9)
+        elif dtype == torch.bfloat16:
+            needed = (8, 0)
         return torch.cuda.get_device_capability(device) >= needed
     return device.type != "mps" or dtype.itemsize in (2, 4)
 

@@ -83,7 +83,8 @@ class Point:
     def plan(self) -> Plan:
         """Return the plan that leads to this point."""
         first = self.first.plan() if isinstance(self.first, Point) else self.first
-        return (first, *(self.rest.plan() if self.rest else ()))
+        rest = self.rest.plan() if self.rest else ()
+        return (first, *rest)
 
 
 def best_plan(chain: Chain, budget: int, points: int = 500) -> Solution:

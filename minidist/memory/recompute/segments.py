@@ -303,9 +303,13 @@ def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) 
 
 def stages_of(plan: Plan) -> list[int]:
     """Return the blocks of a plan without its parentheses."""
-    return [
-        block for part in plan for block in ([part] if isinstance(part, int) else stages_of(part))
-    ]
+    blocks: list[int] = []
+    for part in plan:
+        if isinstance(part, int):
+            blocks.append(part)
+        else:
+            blocks += stages_of(part)
+    return blocks
 
 
 def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:

@@ -137,14 +137,7 @@ def attend_across(model: nn.Module, comm: Communicator, way: str, order: str) ->
     for module in attending(model):
         window = window_of(module.attend)
         probe = None if way == "ulysses" or window else Probe(module, module.attend, way)
-        module.attend = KINDS[way](
-            comm,
-            order,
-            module.attend,
-            *beside,
-            probe=probe,
-            window=window,
-        )
+        module.attend = KINDS[way](comm, order, module.attend, *beside, probe=probe, window=window)
     for layer in routed_in(model):
         sum_over(layer, partial(reduce_from, comm=comm))
     for module in model.modules():

@@ -76,13 +76,7 @@ class InSight:
         for hop, (source, term) in enumerate(several, start=1):
             reader = (rank + hop) % ranks  # has had a part of this rank's keys
             places = self.sight.wanted(reader, rank)
-            arrive = self.begin(
-                term,
-                source,
-                term,
-                places,
-                reader,
-            )
+            arrive = self.begin(term, source, term, places, reader)
             returning.append((places, arrive))
         for places, arrive in returning:
             total.index_add_(-2, places.to(total.device), arrive())
@@ -98,13 +92,7 @@ class InSight:
         places = self.sight.wanted(to, rank)
         leaving = mine.index_select(-2, places.to(mine.device))
         wanted = self.sight.wanted(rank, source)
-        return self.begin(
-            leaving,
-            to,
-            mine,
-            wanted,
-            source,
-        )
+        return self.begin(leaving, to, mine, wanted, source)
 
     def begin(
         self,
@@ -118,14 +106,7 @@ class InSight:
         *several, _, channels = like.shape
         arriving = like.new_empty((*several, len(wanted), channels))
         if self.stream is not None:
-            return self.stream.launch(
-                swap,
-                leaving,
-                to,
-                arriving,
-                source,
-                self.stream.comm,
-            ).wait
+            return self.stream.launch(swap, leaving, to, arriving, source, self.stream.comm).wait
         swap(leaving, to, arriving, source, self.comm)
         return lambda: arriving
 

@@ -10,8 +10,9 @@ there are no more ranks than heads. If there are fewer key-value heads than rank
 all ranks that need it.
 
 Cost: (P - 1)/P of B T/P (2 H + 2 H_kv) d elements forward, in 2 (P - 1) messages, and the same
-backward. With P ranks that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs
-et al. 2023, "DeepSpeed Ulysses".)
+backward; if H_kv is less than P, it counts as P. If no heads are grouped, that is 2/P of what a
+rank of a ring sends forward, and less of what it sends backward. (Jacobs et al. 2023, "DeepSpeed
+Ulysses".)
 """
 
 import torch
@@ -43,7 +44,8 @@ class Ulysses(Across):
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)
         query, key, value = at_autocast(query, key, value)
-        if (copies := ranks // groups) > 1:
+        copies = ranks // groups
+        if copies > 1:
             key = key.repeat_interleave(copies, dim=1)
             value = value.repeat_interleave(copies, dim=1)
         parts = (query, key, value)
@@ -54,15 +56,9 @@ class Ulysses(Across):
         arriving = all_to_all(leaving, self.comm)
         # now tokens lie by rank; therefore sort them by position for `serial`, and back
         time = ranks * query.shape[2]
-        of_ranks = [
-            positions(
-                self.order,
-                ranks,
-                rank,
-                time,
-            )
-            for rank in range(ranks)
-        ]
+        of_ranks = []
+        for rank in range(ranks):
+            of_ranks.append(positions(self.order, ranks, rank, time))
         lies = torch.cat(of_ranks).to(query.device)
         tokens = torch.cat(arriving.unbind(), dim=2)  # [B, heads, T, d]
         whole = tokens.index_select(2, lies.argsort())

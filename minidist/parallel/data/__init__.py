@@ -5,9 +5,9 @@ to a model: naive, with a server, or in buckets. Then read `data_parallel.py`: D
 while backward still runs. It *has* a `Reducer` (`reducer.py`), which says which bucket is launched
 next, and this has buckets (`buckets.py`), each filling, launched or done.
 
-`strategy.py` is what all strategies share, a model that is wrapped; `expected.py` says which
-gradients must come, `backward.py` has the hooks on backward, `flatten.py` lays tensors end to end,
-`replicas.py` makes the ranks equal at the start, and `sampler.py` deals out the samples.
+`strategy.py` is what all strategies share: a model that is wrapped, and the gradients that must
+come. `backward.py` has the hooks on backward, `flatten.py` lays tensors end to end, `replicas.py`
+makes the ranks equal at the start, and `sampler.py` deals out the samples.
 
 `options.py` has what a user can ask for, of `sharded/` too; classes that are used without a recipe
 have defaults of their own. To change which gradients share a bucket, see `partition` (`buckets.py`);

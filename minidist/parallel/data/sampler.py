@@ -84,7 +84,8 @@ class DistributedSampler:
         shuffle: bool = True,
         lengths: Indices | None = None,
     ) -> None:
-        self.length, self.ranks, self.rank, self.seed = length, ranks, rank, seed
+        self.length, self.seed = length, seed
+        self.ranks, self.rank = ranks, rank
         self.batch = ranks if batch is None else batch
         self.shuffle, self.lengths = shuffle, lengths
         self.epoch = 0

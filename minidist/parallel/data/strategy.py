@@ -186,7 +186,10 @@ class DataParallel(nn.Module, Replica):
         for parameter in self.parameters_to_reduce:
             bytes[copies_of(parameter, self.comm)] += parameter.nbytes
         sent = sum(2 * (comm.size - 1) / comm.size * count for comm, count in bytes.items())
-        return "2 (P - 1)/P x bytes" + ", of experts with P copies" * (len(bytes) > 1), sent
+        formula = "2 (P - 1)/P x bytes"
+        if len(bytes) > 1:
+            formula += ", of experts with P copies"
+        return formula, sent
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError if the model has a trained parameter whose gradient nobody would
@@ -282,13 +285,14 @@ class ExpectedGradients:
         """
         parameters = self.parameters
         if not self.unused or not parameters:
-            if missing := [
-                self.names[parameter] for parameter in parameters if parameter not in used
-            ]:
-                others = " and others" * (len(missing) > 3)
+            missing = [self.names[parameter] for parameter in parameters if parameter not in used]
+            some = ", ".join(missing[:3])
+            if len(missing) > 3:
+                some += " and others"
+            if missing:
                 raise RuntimeError(
-                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
-                    ": freeze them, or pass unused=True if the model is meant to leave them out"
+                    f"rank {self.comm.rank}: no gradient came for {some}: freeze them, or pass "
+                    "unused=True if the model is meant to leave them out"
                 )
             return
         device = "cpu" if parameters[0].device.type == "meta" else parameters[0].device

@@ -18,7 +18,6 @@ With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a
 numbers would lose too much. (DeepSeek-AI 2024, V3, section 3.3.2.)
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from minidist.comm import Communicator
 from minidist.comm.communicator import Levels
 from minidist.memory.precision.blocks import pack_float8, unpack_float8
 from minidist.model.moe.experts import Counts, Experts
-from minidist.parallel.adjoint import Linear
+from minidist.parallel.adjoint import Linear, Map
 
 
 class Dispatch:
@@ -53,29 +52,28 @@ class Dispatch:
     """
 
     def __init__(
-        self, experts: Experts, comm: Communicator, levels: Levels | None = None, fp8: bool = False
+        self,
+        experts: Experts,
+        comm: Communicator,
+        levels: Levels | None = None,
+        fp8: bool = False,
     ) -> None:
-        self.experts, self.comm, self.levels, self.fp8 = experts, comm, levels, fp8
+        self.experts, self.comm = experts, comm
+        self.levels, self.fp8 = levels, fp8
 
     def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
         """Return what the experts make of `rows` [M, D]; the `counts` are of all E experts."""
         route = Route(counts, self.comm, self.levels, rows.device)
-        there = partial(in_float8, route.there) if self.fp8 else route.there
-        received: Tensor = Linear.apply(
-            rows,
-            there,
-            route.back,
-        )  # type: ignore[no-untyped-call]
+        there: Map = route.there
+        if self.fp8:
+            there = partial(in_float8, route.there)
+        received: Tensor = Linear.apply(rows, there, route.back)  # type: ignore[no-untyped-call]
         outputs = self.experts(received, route.counts)
-        returned: Tensor = Linear.apply(
-            outputs,
-            route.back,
-            route.there,
-        )  # type: ignore[no-untyped-call]
+        returned: Tensor = Linear.apply(outputs, route.back, route.there)  # type: ignore[no-untyped-call]
         return returned
 
 
-def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+def in_float8(send: Map, rows: Tensor) -> Tensor:
     """Send rows [M, D] in 8 bits; return those that came, in the dtype of `rows`."""
     received = send(pack_float8(rows))
     return unpack_float8(received, rows.shape[1]).to(rows.dtype)

@@ -100,8 +100,10 @@ class ExpertParallelism(Strategy):
 
     def words(self, recipe: Recipe, mesh: Mesh) -> str:
         """Name the way of tokens to experts on other ranks, if there are any."""
-        how = f"{recipe.ep_comm}{', in 8 bits' * recipe.ep_fp8}"
-        return f"ep={mesh.ep.size} ({how})" if mesh.ep.size > 1 else ""
+        if mesh.ep.size == 1:
+            return ""
+        bits = ", in 8 bits" if recipe.ep_fp8 else ""
+        return f"ep={mesh.ep.size} ({recipe.ep_comm}{bits})"
 
     def after_step(self, parallel: Parallel) -> None:
         """Move biases by the load that all ranks of the site saw, and keep that to report it."""

@@ -104,8 +104,9 @@ def compile_blocks(
     # Ranks that are threads of one process share what is compiled, and several may compile the same
     # at once.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
-    # a loop has other parts
-    for block in blocks.children() if isinstance(blocks, nn.ModuleList) else blocks:
+    # A list may be `Segments`, which is iterated part by part, each of them several blocks.
+    several = blocks.children() if isinstance(blocks, nn.ModuleList) else blocks
+    for block in several:
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))

@@ -142,12 +142,7 @@ class Matrices:
             arriving.append(sum(lengths[number] for number in mine))
         # now each slice goes to the owner of its matrix
         slices = torch.cat(updates)
-        received: Any = all_to_all(
-            slices,
-            comm,
-            send_counts=leaving,
-            receive_counts=arriving,
-        )
+        received: Any = all_to_all(slices, comm, send_counts=leaving, receive_counts=arriving)
         # by rank, and of each rank by matrix; therefore every len(mine)-th is of the same matrix
         of_each = []
         for lengths in self.lengths:
@@ -223,11 +218,7 @@ class SlicedMuon(torch.optim.Optimizer):
     elementwise = True  # slices are enough: it puts them together
 
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
-        some = torch.optim.Muon(
-            [nn.Parameter(torch.zeros(1, 1))],
-            *args,
-            **options,
-        )
+        some = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options)
         super().__init__(params, some.defaults)
         pieces: list[nn.Parameter] = []
         for group in self.param_groups:

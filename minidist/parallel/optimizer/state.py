@@ -35,23 +35,24 @@ def share_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    return _changed(
-        saved,
-        lambda at, _, value: _gathered(value, placements[at]),
-    )
+
+    def whole(at: int, name: str, value: Tensor) -> Tensor:
+        return _gathered(value, placements[at])
+
+    return _changed(saved, whole)
 
 
 def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    same = _same_everywhere(
-        saved,
-        placements,
-    )
+    same = _same_everywhere(saved, placements)
     check_state(saved, placements, same)
-    return _changed(
-        saved,
-        lambda at, name, value: (value if name in same else placements[at].take(value)).clone(),
-    )
+
+    def mine(at: int, name: str, value: Tensor) -> Tensor:
+        if name not in same:
+            value = placements[at].take(value)
+        return value.clone()
+
+    return _changed(saved, mine)
 
 
 def _changed(saved: dict[str, Any], change: Callable[[int, str, Tensor], Tensor]) -> dict[str, Any]:
@@ -69,35 +70,42 @@ def _same_everywhere(saved: dict[str, Any], placements: list[Slice]) -> frozense
     element.
     """
     shaped = {index for index, placement in enumerate(placements) if placement.shape}
-    single = {name for index, name, value in _tensors(saved) if index in shaped and not value.dim()}
-    return COUNTS | (single - {name for _, name, value in _tensors(saved) if value.dim()})
+    with_dims: set[str] = set()
+    single: set[str] = set()  # one number, though the parameter has dims
+    for index, name, value in _tensors(saved):
+        if value.dim():
+            with_dims.add(name)
+        elif index in shaped:
+            single.add(name)
+    return COUNTS | (single - with_dims)
 
 
 def _tensors(saved: dict[str, Any]) -> Iterator[tuple[int, str, Tensor]]:
     """Yield the number of its parameter, the name and the value of each tensor in saved state."""
     for index, held in saved["state"].items():
-        yield from (
-            (index, name, value) for name, value in held.items() if isinstance(value, Tensor)
-        )
+        for name, value in held.items():
+            if isinstance(value, Tensor):
+                yield index, name, value
 
 
 def _placements(optimizer: torch.optim.Optimizer) -> list[Slice]:
-    return [
-        found
-        for group in optimizer.param_groups
-        for piece in group["params"]
-        if (found := placement_of(piece).slice)
-    ]
+    """Return which elements of its parameter each slice holds, in the optimizer's order."""
+    placements = []
+    for group in optimizer.param_groups:
+        for piece in group["params"]:
+            found = placement_of(piece).slice
+            if found is not None:
+                placements.append(found)
+    return placements
 
 
 def _gathered(value: Tensor, placement: Slice) -> Tensor:
     if value.dim() == 0:
         return value
-    return all_gather(
-        value,
-        placement.comm,
-        counts=placement.comm.roll_call(len(value)),
-    ).reshape(placement.shape)
+    comm = placement.comm
+    lengths = comm.roll_call(len(value))
+    whole = all_gather(value, comm, counts=lengths)
+    return whole.reshape(placement.shape)
 
 
 def check_state(saved: dict[str, Any], placements: list[Slice], same: Collection[str]) -> None:

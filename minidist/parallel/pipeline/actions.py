@@ -89,7 +89,9 @@ class Action(NamedTuple):
     microbatch: int = 0
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}" + str(self.microbatch) * (self.kind != Kind.REDUCE)
+        if self.kind == Kind.REDUCE:
+            return f"{self.stage}{self.kind}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
     @property
     def communicates(self) -> bool:

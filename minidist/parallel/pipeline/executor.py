@@ -15,10 +15,9 @@ frozen stages, a parameter that the first and the last stage share, and a data a
     2FETCH0    -                    they begin to come back; the stage's next action waits for them
 
 The plan says everything else: this file knows no schedule, only what each kind of action does
-(`DO`). Each tensor that goes from stage to
-stage is sent once in forward, and its gradient once in backward. If there are several, a stage
-returns a tuple, and the next stage is called with all of them. Integers, such as a mask, have no
-gradient, and none is sent.
+(`DO`). Each tensor that goes from stage to stage is sent once in forward, and its gradient once in
+backward. If there are several, a stage returns a tuple, and the next stage is called with all of
+them. Integers, such as a mask, have no gradient, and none is sent.
 
 No message is prepared (`collectives/prepared/`): there is nothing to choose, and a persistent request
 takes memory that stays. It would save 10 microseconds a message, and copying half a megabyte of
@@ -150,12 +149,13 @@ class Pipeline:
         backwards = [
             at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces
         ]
+        last = max(backwards, default=None)
         self.host.begin()
         try:
             for at, action in enumerate(actions):
                 # The last backward reduces gradients over the data axis; or each backward, if they
                 # are not kept whole.
-                reduces = at == max(backwards, default=-1) or not self.replica.whole_gradients
+                reduces = at == last or not self.replica.whole_gradients
                 with nullcontext() if reduces else self.replica.no_sync():
                     run.do(action)
         finally:
@@ -243,7 +243,7 @@ class Run:
         more = [several[microbatch] for several in self.arguments]
         y = self.pipeline.forward(action, *entering, *more)
         last = stage + 1 == self.pipeline.plan.stages
-        leaving = self.lose(action, y) if last else self.pass_on(action, y)
+        leaving = self.loss_of(action, y) if last else self.pass_on(action, y)
         self.left[stage, microbatch] = [
             get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)
         ]
@@ -255,10 +255,9 @@ class Run:
         self.ready[action._replace(stage=action.stage + 1)] = values
         return leaving
 
-    def lose(self, action: Action, y: Any) -> Tensors:
-        """Compute the loss of the last stage's output, and lay its gradient, 1, ready.
-
-        Return it.
+    def loss_of(self, action: Action, y: Any) -> Tensors:
+        """Compute the loss of the last stage's output, and lay its gradient, 1, ready; return the
+        loss.
         """
         loss = self.pipeline.loss(y, self.targets[action.microbatch])
         self.total = self.total + loss.detach()

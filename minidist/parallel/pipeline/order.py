@@ -43,18 +43,10 @@ def needs(action: Action, plan: Plan) -> list[Action]:
     if kind in TRANSFERS:
         return []  # they wait for each other alone, which stand on the same rank
     flow = FLOWS[kind]
-    if action.communicates:
-        return (
-            [
-                Action(
-                    flow.content,
-                    stage,
-                    microbatch,
-                )
-            ]
-            if kind == flow.send
-            else []
-        )
+    if kind == flow.send:
+        return [Action(flow.content, stage, microbatch)]
+    if kind == flow.receive:
+        return []  # it needs its other end alone; see `partner`
     own = [] if kind == Kind.FORWARD else [Action(Kind.FORWARD, stage, microbatch)]
     source = stage - flow.step
     if not 0 <= source < plan.stages:

@@ -269,9 +269,10 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
             raise ValueError(f"{what}={value}, but a schedule needs at least 1")
     offered = 2 if name in V_SHAPED else 1
     if name not in CHUNKED and chunks not in (1, offered):
-        raise ValueError(
-            f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved"
-        )
+        has = "1 chunk"
+        if name in V_SHAPED:
+            has = "2 chunks"
+        raise ValueError(f"{name} has {has} a rank, not {chunks}: use interleaved")
     down = tuple(range(ranks))
     if name in CHUNKED:
         rows = [CHUNKED[name](rank, ranks, microbatches, chunks) for rank in down]

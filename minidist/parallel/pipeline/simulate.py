@@ -120,9 +120,8 @@ def course(plan: Plan) -> Course:
     """
     plan = plan.compute_only()
     steps = []
-    numbers: dict[
-        Key, tuple[int, int]
-    ] = {}  # of the steps so far, by key: its number, and its rank
+    # number and rank of each step so far, by its key
+    numbers: dict[Key, tuple[int, int]] = {}
     for number, (rank, action, needed) in enumerate(in_order(plan)):
         waits = []
         for key in needed:

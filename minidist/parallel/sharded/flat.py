@@ -154,11 +154,7 @@ class Direct:
 
     def gather(self, flat: "Flat", unsharded: Tensor) -> None:
         """Fill `unsharded` with all ranks' elements of a flat: one all-gather."""
-        self._gather(
-            flat.mine_for(unsharded),
-            out=unsharded,
-            counts=flat.shard.counts,
-        )
+        self._gather(flat.mine_for(unsharded), out=unsharded, counts=flat.shard.counts)
 
     def reduce(self, gradient: Tensor, flat: "Flat", op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients."""

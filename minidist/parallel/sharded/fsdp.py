@@ -177,13 +177,8 @@ class FSDP(DataParallel):
         self.hooks += [self.closed, self.optimizers.guard]
         weakref.finalize(self, leave, self.hooks, model).atexit = False
 
-        self.passes = Passes(
-            self.window,
-            self.expected,
-            self.op,
-            reshard_after_forward,
-            self.hooks,
-        )
+        # Last the hooks that gather, free and reduce while the model runs.
+        self.passes = Passes(self.window, self.expected, self.op, reshard_after_forward, self.hooks)
 
     def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         return Ranks(self.comm, self.names, shard_ranks, bool(self.replicated))
@@ -200,9 +195,12 @@ class FSDP(DataParallel):
         mine = [parameter for parameter in parameters if parameter not in self.ignored]
         for kind in of_one_kind(p for p in mine if p not in self.replicated):
             comm, transport = ranks.cutting(kind), self._make_transport(kind)
-            # experts with one copy
+            # Experts with one copy have nobody to be cut with: they stay whole, like what is
+            # replicated.
             alone = comm is not ranks.shard_comm and comm.size == 1 and self.allocate is None
-            flats.append(Flat(kind, names, comm, transport, precision, self.allocate, alone))
+            flats.append(
+                Flat(kind, names, comm, transport, precision, self.allocate, replicated=alone)
+            )
         for kind in of_one_kind(p for p in mine if p in self.replicated):
             flats.append(
                 Flat(kind, names, ranks.single, ranks.direct(kind), precision, replicated=True)

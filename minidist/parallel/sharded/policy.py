@@ -91,14 +91,14 @@ def split(
     if policy is not None:
         _check(model, chosen)
     users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))
-    units = [
-        (name, module, [p for p in module.parameters() if users[p] == 1]) for name, module in chosen
-    ]
-    within = {parameter for _, _, parameters in units for parameter in parameters}
-    return [
-        *units,
-        ("", model, [parameter for parameter in model.parameters() if parameter not in within]),
-    ]
+    units = []
+    within: set[nn.Parameter] = set()
+    for name, module in chosen:
+        mine = [parameter for parameter in module.parameters() if users[parameter] == 1]
+        units.append((name, module, mine))
+        within.update(mine)
+    rest = [parameter for parameter in model.parameters() if parameter not in within]
+    return [*units, ("", model, rest)]
 
 
 def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:

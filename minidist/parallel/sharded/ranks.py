@@ -127,7 +127,7 @@ class Ranks:
             trained += size * flat.trained
         if group == ranks:
             units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
-            copies = ", of experts with P copies" * (len(self.links) > 1)
+            copies = ", of experts with P copies" if len(self.links) > 1 else ""
             return f"(P - 1)/P x ({units} - {m} x root's){copies}", inside
         across = 2 * (1 - group / ranks) * trained / group
         return f"the formula for groups of {group}", inside + across

@@ -55,7 +55,8 @@ class Unit:
     def __init__(
         self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision
     ) -> None:
-        self.name, self.module, self.flats, self.precision = name, module, flats, precision
+        self.name, self.module = name, module
+        self.flats, self.precision = flats, precision
         self.trained = [flat for flat in flats if flat.trained]
         self.cut = [flat for flat in flats if not flat.replicated]
         self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}

@@ -44,7 +44,8 @@ class Window:
     """
 
     def __init__(self, units: list[Unit], most: int, ranks: Ranks) -> None:
-        self.units, self.root, self.most, self.ranks = units, units[-1], most, ranks
+        self.units, self.root = units, units[-1]
+        self.most, self.ranks = most, ranks
         self.unsharded: list[Unit] = []
         self.order: list[Unit] = []
         self.entered: dict[Unit, None] = {}

@@ -48,28 +48,28 @@ class Nodes:
         are.
         """
         rounded = mine.is_floating_point()
-        row = pack(mine[None], bits=8) if rounded else mine[None]
-        here = all_gather(row, self.across, counts=[1] * self.across.size)
-        rows = all_gather(here, self.inside, counts=[self.across.size] * self.inside.size)
-        return _swapped(unpack(rows, len(mine), bits=8) if rounded else rows, self.inside.size)
+        row = mine[None]
+        if rounded:
+            row = pack(row, bits=8)
+        nodes, neighbours = self.across.size, self.inside.size
+        here = all_gather(row, self.across, counts=[1] * nodes)
+        rows = all_gather(here, self.inside, counts=[nodes] * neighbours)
+        if rounded:
+            rows = unpack(rows, len(mine), bits=8)
+        return _swapped(rows, neighbours)
 
     def reduce(self, rows: Tensor) -> Tensor:
         """Return the sum of all ranks' rows [n] for this rank.
 
         Each brings [M * G, n], which travel in 4 bits.
         """
+        length = rows.shape[1]
         rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
         for comm in (self.inside, self.across):
             arrived = all_to_all(pack(rows, bits=4), comm)
-            rows = (
-                unpack(arrived, rows.shape[1], bits=4)
-                .view(
-                    comm.size,
-                    -1,
-                    rows.shape[1],
-                )
-                .sum(0)
-            )
+            terms = unpack(arrived, length, bits=4)
+            by_sender = terms.view(comm.size, -1, length)
+            rows = by_sender.sum(0)
         return rows[0]
 
 
@@ -123,7 +123,11 @@ def hop_of(flat: Flat) -> float:
     if not flat.mine.is_floating_point():
         return row * flat.mine.itemsize
     scales = row / BLOCK * 4
-    return row + scales + (row / 2 + scales if flat.trained else 0)
+    in_8_bits = row + scales
+    in_4_bits = row / 2 + scales
+    if not flat.trained:
+        return in_8_bits
+    return in_8_bits + in_4_bits
 
 
 class ZeROPlusPlus(FSDP):
@@ -176,7 +180,9 @@ class ZeROPlusPlus(FSDP):
         """
         group, m = self.nodes.inside.size, microbatches
         n = sum(parameter.nbytes for parameter in self.module.parameters())
-        root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
+        root = 0
+        for flat in self.root.flats:
+            root += sum(parameter.nbytes for parameter in flat.parameters)
         again = (group - 1) / group * ((2 * m - 1) * n - m * root)
         return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops
 
@@ -188,14 +194,9 @@ class ZeROPlusPlus(FSDP):
 
     @property
     def _hops(self) -> float:
-        return sum(
-            hop_of(flat)
-            for flat in self.flats
-            if isinstance(
-                flat.transport,
-                Quantised,
-            )
-        )
+        """The bytes of a rank's rows of all flats, see `hop_of`."""
+        quantised = [flat for flat in self.flats if isinstance(flat.transport, Quantised)]
+        return sum(map(hop_of, quantised))
 
     def _gather_all(self) -> None:
         """Gather every unit as it is."""

@@ -78,7 +78,8 @@ class TensorParallelism(Strategy):
 
     def words(self, recipe: Recipe, mesh: Mesh) -> str:
         """Say whether the sequence is split, too."""
-        return f"tp={mesh.tp.size}{' (with sequence parallelism)' * recipe.sp}"
+        words = f"tp={mesh.tp.size}"
+        return f"{words} (with sequence parallelism)" if recipe.sp else words
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
@@ -87,26 +88,26 @@ def gpt_plan(config: GPTConfig) -> Plan:
 
     Routed experts are not cut: each rank sends its share of the tokens to them.
     """
-    mlp = "layers.*.mlp.shared" if config.experts else "layers.*.mlp"
-    column, down = ColumnParallel(), RowParallel()
-    channels: Plan = {
-        mlp: ParallelRegion(),
-        f"{mlp}.gate": column,
-        f"{mlp}.up": column,
-        f"{mlp}.down": down,
-    }
     key_value = ColumnParallel(heads=config.key_value_heads, shared=True)
-    return {
+    plan: dict[str, Style] = {
         "embedding": VocabularyParallel(),
         "layers.*.attention": ParallelRegion(),
         "layers.*.attention.query": ColumnParallel(heads=config.heads),
         "layers.*.attention.key": key_value,
         "layers.*.attention.value": key_value,
         "layers.*.attention.output": RowParallel(heads=config.heads),
-        **(channels if config.shared_experts or not config.experts else {}),
-        **({"layers.*.mlp.routed": SplitTokens()} if config.experts else {}),
-        "head": column,  # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
+        # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
+        "head": ColumnParallel(),
     }
+    if config.experts:
+        plan["layers.*.mlp.routed"] = SplitTokens()
+    if config.shared_experts or not config.experts:
+        mlp = "layers.*.mlp.shared" if config.experts else "layers.*.mlp"
+        plan[mlp] = ParallelRegion()
+        plan[f"{mlp}.gate"] = ColumnParallel()
+        plan[f"{mlp}.up"] = ColumnParallel()
+        plan[f"{mlp}.down"] = RowParallel()
+    return plan
 
 
 def parallelize_tensor(

@@ -20,8 +20,8 @@ product. `sum_gradient` sums the terms in backward, as soon as the gradient is c
 
 A dropout mask is the slice of the serial mask at this rank's positions.
 
-Cost: the bytes of tensor parallelism in twice as many messages, and one all-reduce of D numbers for
-each norm in each backward. Between regions each rank keeps 1/P of the activations. The gathered
+Cost: the bytes of tensor parallelism in twice as many collectives, and one all-reduce of D numbers
+for each norm in each backward. Between regions each rank keeps 1/P of the activations. The gathered
 input of a region is kept whole for the weights' gradients; Korthikanti et al. keep the shard and
 gather it again in backward. (2022, sections 4.2.2 and 4.3.)
 """
@@ -78,7 +78,9 @@ def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
 def check_time(time: int, comm: Communicator) -> None:
     """Raise ValueError unless this number of tokens can be split evenly over the ranks."""
     if time % comm.size:
-        such = time - time % comm.size or comm.size
+        such = time - time % comm.size
+        if such == 0:
+            such = comm.size
         fault = f"{time} tokens in a row cannot be split evenly over {comm.size} ranks"
         raise ValueError(
             f"{fault}: with sequence=True choose a length that {comm.size} divides, such as {such}"
@@ -104,11 +106,9 @@ def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
     def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, *rest = inputs
         handed.append(x)
+        rows, time = x.shape[0], x.shape[TIME]
         token = torch.empty((), dtype=torch.int64, device=x.device)
-        all_tokens = token.expand(
-            x.shape[0],
-            x.shape[TIME] * comm.size,
-        )
+        all_tokens = token.expand(rows, time * comm.size)
         return all_tokens, *rest
 
     stage.register_forward_pre_hook(count)

@@ -32,6 +32,7 @@ UNITS = {
     "memory": "GB of a GPU",
     "memory reserved": "GB of a GPU that the allocator has reserved",
 }
+# numbers of a device that are measured
 OF_DEVICE = (
     "reached",
     "reached8",
@@ -39,7 +40,7 @@ OF_DEVICE = (
     "bandwidth",
     "link",
     "flash",
-)  # numbers of a device that are measured
+)
 WIDE = 3.0  # how many times more or less of them is looked at
 SHOWS = 1e-3  # of a step: what a constant changes less is not told
 ROUNDS = 40  # of halving a range

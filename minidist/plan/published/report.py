@@ -170,9 +170,9 @@ def main(argv: Sequence[str]) -> int:
     if asked.halves:
         both = both_ways(rows, asked.permuted or 0)
         if asked.format == "json":
-            named = {
-                side: [each._asdict() for each in values] for side, values in both._asdict().items()
-            }
+            named = {}
+            for side, values in both._asdict().items():
+                named[side] = [each._asdict() for each in values]
             print(json.dumps(named, indent=1))
         else:
             print(halves_text(both))

@@ -45,13 +45,7 @@ class Ladder:
 
     def __iter__(self) -> Iterator[Setup]:
         for policy, cut, zero in product(self.policies, self.same, self.zeros):
-            yield sharded(
-                cut,
-                zero,
-                self.group,
-                self.offload,
-                policy,
-            )
+            yield sharded(cut, zero, self.group, self.offload, policy)
 
 
 class Least:

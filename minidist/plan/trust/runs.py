@@ -140,11 +140,7 @@ def best(start: Setup, layout: Mapping[str, Any]) -> Found:
 
 def planned(said: Mapping[str, Any], found: Found) -> AsPublished:
     """Return a layout with its hours beside the published ones."""
-    return AsPublished(
-        published_hours(said, found),
-        hours(said, found),
-        found,
-    )
+    return AsPublished(published_hours(said, found), hours(said, found), found)
 
 
 def hours(said: Mapping[str, Any], found: Found) -> float:

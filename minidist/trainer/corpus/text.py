@@ -165,7 +165,8 @@ def load_text(files: Sequence[str | Path] = ()) -> bytes:
     TextError
         If a file cannot be read or is empty.
     """
-    return b"".join(piece.text for piece in (read_pieces(files) if files else _built_in()))
+    pieces = read_pieces(files) if files else _built_in()
+    return b"".join(piece.text for piece in pieces)
 
 
 def load_tokenizer(file: str | Path | None = None) -> "Tokenizer":
@@ -276,10 +277,10 @@ def sequences(tokens: Tokens, T: int, name: str = "the text") -> Samples:
     return Samples(tokens, np.arange(count) * T, np.full(count, T + 1))
 
 
-def documents(texts: Sequence[Tokens], T: int, name: str = "the text") -> Samples:
+def documents(texts: Sequence[Tokens], T: int) -> Samples:
     """Make each document a sample; see `cut_documents`."""
     whole = np.concatenate(texts) if len(texts) else np.zeros(0, np.uint8)
-    return cut_documents(whole, np.array([len(text) for text in texts], np.int64), T, name)
+    return cut_documents(whole, np.array([len(text) for text in texts], np.int64), T)
 
 
 def cut_documents(tokens: Tokens, sizes: Indices, T: int, name: str = "the text") -> Samples:

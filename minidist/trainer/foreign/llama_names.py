@@ -31,8 +31,9 @@ FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
 def check_known(config: GPTConfig) -> None:
     """Raise ValueError if a model has experts such as Mixtral does not know."""
     unknown = ["shared_experts", "capacity", "scores", "raw_weights"]
-    # a bias selects experts; other ways do not
-    for name in unknown + ["balance"] * (config.balance == "bias"):
+    if config.balance == "bias":  # it selects experts; other ways do not
+        unknown.append("balance")
+    for name in unknown:
         if (value := getattr(config, name)) != getattr(GPTConfig, name):
             raise ValueError(
                 f"Mixtral has no {name}={value!r}: such a model cannot be written as one"

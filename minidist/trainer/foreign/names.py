@@ -66,7 +66,9 @@ def rows() -> Iterator[Row]:
         yield from (Row(name, KINDS[row["kind"]], **more) for name in row["names"].split())
     for why, names in TABLE["without_effect"].items():
         for name in names.split():
-            kind = object if not name.startswith("--") else str if name.endswith("=") else bool
+            kind: type = object  # of a DeepSpeed JSON
+            if name.startswith("--"):
+                kind = str if name.endswith("=") else bool
             yield Row(name.removesuffix("="), kind, note=why)
 
 

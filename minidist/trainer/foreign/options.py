@@ -152,10 +152,10 @@ def _batch_sections(
             raise ConfigError(f"{names[0]} {batch} is not {product_of}: change one of them")
         count, dp = count or batch // product, dp or batch // product
     counted = "microbatches" if parallel["pp"] > 1 else "accumulate"
-    found: Sections = {"data": {"batch": batch}, "parallel": {counted: count, "dp": dp}}
+    spread = {counted: count, "dp": dp}
     return {
-        name: {key: value for key, value in options.items() if value}
-        for name, options in found.items()
+        "data": {"batch": batch} if batch else {},
+        "parallel": {name: value for name, value in spread.items() if value},
     }
 
 

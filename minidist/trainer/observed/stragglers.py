@@ -96,16 +96,15 @@ class Stragglers:
         """Take the seconds that each rank has computed in a step; return what they say."""
         self.scores.append(scores(computed, self.rows, self.stages))
         longest = max(computed)
-        return Computing(
-            longest,
-            computed.index(longest),
-            median(computed),
-            *self._straggler(),
-        )
+        whose = computed.index(longest)
+        straggler, times = self._straggler()
+        return Computing(longest, whose, median(computed), straggler, times)
 
     def _straggler(self) -> tuple[int | None, float | None]:
         if len(self.scores) < STEPS:
             return None, None
         lasting = [median(scores) for scores in zip(*self.scores, strict=True)]
         worst = max(lasting)
-        return (lasting.index(worst), worst) if worst >= SLOW else (None, None)
+        if worst < SLOW:
+            return None, None
+        return lasting.index(worst), worst

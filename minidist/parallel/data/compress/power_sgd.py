@@ -103,12 +103,7 @@ class PowerSGD:
             drawn = torch.randn(m * r, generator=generator, dtype=torch.float64)
             right.copy_(drawn)
             kept = torch.zeros(n, m, dtype=dtype, device=like.device)
-            matrix = Matrix(
-                place,
-                kept,
-                left=next(views).view(n, r),
-                right=right.view(m, r),
-            )
+            matrix = Matrix(place, kept, left=next(views).view(n, r), right=right.view(m, r))
             self.matrices.append(matrix)
         # which gradient is sent as it is, and what it is sent in
         self.plain = [(place, next(views)) for place in plain]

@@ -41,11 +41,7 @@ def full_gradients(flats: list[Flat], names: Names) -> Iterator[tuple[str, Tenso
         for parameter, piece in shard.slices.items():
             if piece.grad is not None:
                 mine[shard.pieces[parameter]] = piece.grad
-        for parameter, value in zip(
-            flat.parameters,
-            gathered(flat, mine),
-            strict=True,
-        ):
+        for parameter, value in zip(flat.parameters, gathered(flat, mine), strict=True):
             yield names[parameter], None if shard.slices[parameter].grad is None else value
 
 
@@ -53,12 +49,7 @@ def gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
     """Gather all ranks' elements, `mine` being this rank's; return a tensor for each parameter."""
     counts = flat.shard.counts
     whole = torch.empty(sum(counts), dtype=mine.dtype, device=flat.device)
-    all_gather(
-        mine.to(flat.device),
-        flat.shard.comm,
-        out=whole,
-        counts=counts,
-    )
+    all_gather(mine.to(flat.device), flat.shard.comm, out=whole, counts=counts)
     return views_into(whole, flat.parameters)
 
 
