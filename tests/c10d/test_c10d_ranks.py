@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from datetime import timedelta
 from typing import Any
@@ -108,6 +109,27 @@ def test_what_a_rank_compiles_draws_from_its_generator() -> None:
     for graphs, (eager, compiled) in minidist.run(program, 2, torch=True, engine="cooperative"):
         assert graphs == 1
         assert torch.equal(eager, compiled)
+
+
+WHAT_ENTERING_IMPORTS = """
+import sys, minidist
+from torch.autograd.profiler import record_function
+
+def program(comm):
+    before = set(sys.modules)
+    with record_function("on a rank"):
+        pass
+    return [name for name in set(sys.modules) - before if name.startswith("torch.profiler")]
+
+print(minidist.run(program, 2, torch=True))
+"""
+
+
+def test_no_rank_is_the_first_to_enter_a_profilers_range_which_imports() -> None:
+    """With torch.compile on another rank, both would wait for ever."""
+    command = [sys.executable, "-c", WHAT_ENTERING_IMPORTS]
+    fresh = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert fresh.stdout == "[[], []]\n", fresh.stderr
 
 
 def test_a_receive_that_nobody_sends_is_a_proved_deadlock_with_its_line() -> None:
