@@ -53,7 +53,7 @@ class Wire(ABC):
     carries_cuda : bool
         Whether CUDA tensors travel, from this rank's own GPU.
     debug : bool
-        Whether the two ends of each message tell each other its size before it travels, where the
+        Whether the two ends of each message tell each other its size and dtype beside it, where the
         wire needs that.
     """
 
