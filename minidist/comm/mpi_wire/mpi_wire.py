@@ -29,7 +29,7 @@ from minidist.comm.errors import LaunchError, MismatchError, different_bytes
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.memory import bytes_of
-from minidist.comm.mpi_wire.noted import NotedReceive, noted_send
+from minidist.comm.mpi_wire.noted import NotedReceive, NotedSend
 from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import TAGS, label, marked_traceback
@@ -128,12 +128,12 @@ class MpiWire(Wire):
     def isend(self, array: Array, to: int, tag: int) -> Request:
         request = self.mpi.Isend([bytes_of(array), MPI.BYTE], to, tag)
         message = MpiRequest(request, array, False, self)
-        return noted_send(self, array, to, tag, message) if self._notes(tag) else message
+        return NotedSend(message, self, array, to, tag) if self._notes(tag) else message
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         request = self.mpi.Irecv([bytes_of(array), MPI.BYTE], source, tag)
         message = MpiRequest(request, array, True, self)
-        return NotedReceive(self, array, source, tag, message) if self._notes(tag) else message
+        return NotedReceive(message, self, array, source, tag) if self._notes(tag) else message
 
     def _notes(self, tag: int) -> bool:
         """Tell whether a message has its dtype beside it: users' messages in debug mode."""

@@ -1,5 +1,11 @@
-"""In debug mode the dtype of a user's message travels beside it: MPI carries bytes, and whoever
-receives int32 would read a float32 of as many bytes as another number, without a word.
+"""In debug mode the dtype of a user's message travels beside it, as a note of one byte.
+
+    isend(float32)   ── message: 32 bytes ──▶   irecv(int32)
+                     ── note: float32 ──────▶   MismatchError: rank 0 sends float32 ...
+
+MPI is given bytes. Without the note, whoever receives int32 would read a float32 of as many bytes
+as another number, without a word. A note is posted together with its message, so it makes no valid
+program wait for ever.
 """
 
 from __future__ import annotations
@@ -15,9 +21,7 @@ NOTES = 2 * TAGS  # tags of notes; users' and the package's own are below
 
 
 class Noted:
-    """A message under way, and the note beside it: one byte, posted together with the message, so
-    that it makes no valid program wait for ever.
-    """
+    """A message under way, and its note."""
 
     def __init__(self, message: Request, note: Request) -> None:
         self.left = [message, note]
@@ -35,26 +39,36 @@ class Noted:
         return not self.left
 
     def take_away(self) -> None:
-        """Note that the first of what is left is through."""
+        """Forget the first of what is left, which is through."""
         del self.left[0]
 
 
-class NotedReceive(Noted):
-    """A receive, which compares the dtypes. Raises MismatchError if they differ."""
+class NotedSend(Noted):
+    """A message that leaves, and its note."""
 
-    def __init__(self, wire: Wire, array: Array, source: int, tag: int, message: Request) -> None:
-        self.wire, self.source, self.tag = wire, source, tag
-        self.dtype, self.noted = dtype_name(array), np.zeros(1, np.uint8)
-        super().__init__(message, wire.irecv(self.noted, source, NOTES + tag))
+    def __init__(self, message: Request, wire: Wire, array: Array, to: int, tag: int) -> None:
+        dtype = DTYPES.index(dtype_name(array))
+        note = np.array([dtype], np.uint8)
+        super().__init__(message, wire.isend(note, to, NOTES + tag))
+
+
+class NotedReceive(Noted):
+    """A message that arrives, and its note, which is compared with what is expected."""
+
+    def __init__(self, message: Request, wire: Wire, array: Array, source: int, tag: int) -> None:
+        self.sender = wire.members[source]
+        self.receiver = wire.members[wire.rank]
+        self.tag = tag
+        self.expected = dtype_name(array)
+        self.note = np.zeros(1, np.uint8)
+        super().__init__(message, wire.irecv(self.note, source, NOTES + tag))
 
     def take_away(self) -> None:
+        """Forget the first of what is left; raise MismatchError if both are through, and the dtypes
+        differ.
+        """
         super().take_away()
-        if not self.left and (sent := DTYPES[self.noted[0]]) != self.dtype:
-            sender, receiver = self.wire.members[self.source], self.wire.members[self.wire.rank]
-            raise different_dtypes(sender, sent, receiver, self.dtype, label(self.tag))
-
-
-def noted_send(wire: Wire, array: Array, to: int, tag: int, message: Request) -> Noted:
-    """Return the message with its note, which tells the dtype."""
-    note = np.array([DTYPES.index(dtype_name(array))], np.uint8)
-    return Noted(message, wire.isend(note, to, NOTES + tag))
+        sent = DTYPES[self.note[0]]
+        if not self.left and sent != self.expected:
+            where = label(self.tag)
+            raise different_dtypes(self.sender, sent, self.receiver, self.expected, where)
