@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist import c10d
-from minidist.comm import Communicator, DeadlockError
+from minidist.comm import Communicator, DeadlockError, LimitError
 
 
 def draws(seed: int) -> list[Tensor]:
@@ -184,3 +185,20 @@ def test_a_value_that_nobody_sets_is_a_deadlock_unless_a_timeout_was_asked_for(
 
     with pytest.raises(DeadlockError, match="rank 1 waits: the store's 'never' at test_c10d_ranks"):
         minidist.run(program, 2, torch=True, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["threads", "cooperative"])
+def test_a_limit_ends_a_wait_in_the_store_for_a_rank_that_computes(engine: str) -> None:
+    over = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("minidist")
+        if comm.rank == 0:
+            dist.distributed_c10d._get_default_store().get("never")
+        else:
+            over.wait(20)  # then nobody is left who could set it: a deadlock
+
+    words = r"(?s)limit 0.5 s.*rank 0 waits .* the store's 'never' at test_c10d_ranks"
+    with pytest.raises(LimitError, match=words):
+        minidist.run(program, 2, torch=True, engine=engine, limit=0.5)
+    over.set()

@@ -120,9 +120,11 @@ class MpiWire(Wire):
         """
         return self.beside is not None and not self.beside.idle
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], what: str, idle: bool = False, others: bool = False
+    ) -> None:
         self.idle = True
-        super().wait_until(ready, what, idle)
+        super().wait_until(ready, what, idle, others)
         self.idle = False
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
