@@ -191,6 +191,7 @@ def mismatches(comm: Communicator) -> None:
         raise AssertionError("a mismatch was not noticed")
     collectives_in_debug_mode = np.ones(3)
     all_reduce(collectives_in_debug_mode, comm)
+    messages(comm)  # which have their dtypes beside them
     comm.debug = False
     assert (collectives_in_debug_mode == comm.size).all()
 

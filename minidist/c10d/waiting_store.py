@@ -6,7 +6,7 @@
 
 torch's own store waits in C++, where nobody sees it. Here it holds the values, and no more. A wait
 with a `timeout` of its own ends with that, as torch's does. `set_timeout` has no effect: each
-`init_process_group` calls it, and how long a rank may wait is the job's `limit`.
+`init_process_group` calls it, and how long a rank may wait is the job's `limit`, here as well.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WaitingStore(Store):
             what = f"the store's {', '.join(own)}"
             others = tuple(rank for rank in comm.members if rank != comm.members[comm.rank])
             with comm.ledger.status.awaiting(Awaited(what, others), comm.clock()):
-                comm.wire.wait_until(lambda: self.values.check(names), what)
+                comm.wire.wait_until(lambda: self.values.check(names), what, others=True)
         finally:
             self.waiting.remove(comm)
 

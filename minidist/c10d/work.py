@@ -8,8 +8,9 @@ the rank moves to the end of the operation. Whoever waits, polls (`done`) or col
 Python reaches us. C++ is out of our sight:
 
 - DDP waits at the end of a backward pass. What was asked for its future during one is waited for
-  there. A rank that has joined (`DDP.join`: it has no batch left) has no backward pass: what it asks
-  for its future is waited for at once.
+  there. A rank that has joined (`DDP.join`: it has no batch left) has no backward pass, and a static
+  graph's first backward pass sends when it has ended: what they ask for its future is waited for at
+  once.
 - `torch.futures.collect_all` and `wait_all`, `torch.jit.wait`: `register.py` has `collecting` and
   `waiting` stand in for the C++ functions that they call.
 - Futures that C++ makes of ours run their callbacks on the stream's thread. Those may compute, and
@@ -168,7 +169,7 @@ class Working(dist.Work):
             future.settle(self._outputs, error)
         if self._finish is None:
             future.run_callbacks()
-        elif has_joined():
+        elif has_joined() or backward_has_ended():
             self.wait()
         elif torch._C._current_graph_task_id() != -1:
             engine: Any = Variable._execution_engine
@@ -182,6 +183,12 @@ def has_joined() -> bool:
     while frame is not None and frame.f_code is not JOINED:
         frame = frame.f_back
     return frame is not None
+
+
+def backward_has_ended() -> bool:
+    """Tell whether a backward pass has only its callbacks left, and one of them is calling."""
+    in_pass = torch._C._current_graph_task_id() != -1
+    return in_pass and torch._C._current_autograd_node() is None
 
 
 class Completed(Future[Any]):

@@ -2,6 +2,7 @@
 
     rank 0: all_reduce(float32, 1000, sum, auto)        ─┐
     rank 1: all_reduce(float32, 1001, sum, auto)        ─┴▶ MismatchError on both, with these words
+                                                            and the line of each rank's program
 
 Every call that all ranks must make together is compared here first. `all_or_none` has ranks go on
 together, or stop together with one sentence.
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from minidist.comm.errors import MismatchError
 from minidist.comm.ledger import Ranks
+from minidist.trace.lines import source_line
 
 Ready = TypeVar("Ready")
 
@@ -47,10 +49,14 @@ def same_call(comm: Ranks, operation: str, *details: object, **named: object) ->
     words = [_word(detail) for detail in details] + [
         f"{name}={_word(detail)}" for name, detail in named.items()
     ]
-    calls = comm.roll_call(f"{operation}({', '.join(words)})")
-    if any(other != calls[0] for other in calls):
-        everyones = "; ".join(f"rank {rank} calls {other}" for rank, other in enumerate(calls))
-        raise MismatchError(f"the ranks of {comm.name!r} do not make the same call: {everyones}")
+    call = f"{operation}({', '.join(words)})"
+    everyones = comm.roll_call((call, comm.ledger.status.line or source_line()))
+    if any(other != call for other, _ in everyones):
+        said = "; ".join(
+            f"rank {rank} calls {other}" + (f" at {line}" if line else "")
+            for rank, (other, line) in enumerate(everyones)
+        )
+        raise MismatchError(f"the ranks of {comm.name!r} do not make the same call: {said}")
 
 
 def all_or_none(comm: Ranks, work: Callable[[], Ready], *refused: type[Exception]) -> Ready:

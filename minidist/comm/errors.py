@@ -45,6 +45,16 @@ def different_bytes(*ends: tuple[int, int]) -> MismatchError:
     )
 
 
+def different_dtypes(
+    sender: int, sent: str, receiver: int, received: str, where: str
+) -> MismatchError:
+    """Return the error of a message whose bytes its receiver would read as other numbers."""
+    return MismatchError(
+        f"rank {sender} sends {sent} to rank {receiver}, which receives {received} ({where}): "
+        "give both the same dtype"
+    )
+
+
 def whole(name: str, value: Any, least: int | None = None) -> int:
     """Return a whole number, numpy's too, as Python's.
 

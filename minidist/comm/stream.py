@@ -50,7 +50,8 @@ class Job(Generic[Comm]):
         self.caller, self.comm = caller, comm
         self.work = partial(work, *args)
         self.name = getattr(work, "__name__", type(work).__name__)
-        self.line = "" if caller.ledger.trace is None else source_line()
+        recorded = caller.ledger.trace is not None or caller.ledger.debug
+        self.line = source_line() if recorded else ""
         self.launched = self.ended = caller.clock()
         self.done = False
         self.result: Any = None

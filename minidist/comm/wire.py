@@ -53,7 +53,7 @@ class Wire(ABC):
     carries_cuda : bool
         Whether CUDA tensors travel, from this rank's own GPU.
     debug : bool
-        Whether the two ends of each message tell each other its size before it travels, where the
+        Whether the two ends of each message tell each other its size and dtype beside it, where the
         wire needs that.
     """
 
@@ -156,11 +156,14 @@ class Wire(ABC):
         """
         return ThreadStream(caller)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], what: str, idle: bool = False, others: bool = False
+    ) -> None:
         """Block until `ready()`, which another thread of this rank makes true before it calls
         `wake`.
 
-        `idle=True`: a stream with no work. The deadlock check ignores it.
+        `idle=True`: a stream with no work. The deadlock check ignores it. `others=True`: it is
+        another rank that makes it true, so the limit holds.
         """
         with self._changed:
             while not ready():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -98,17 +100,28 @@ def different_eights(comm: Communicator) -> None:
     [
         (
             different_eights,
-            "rank 0 calls broadcast(float8_e5m2); rank 1 calls broadcast(float8_e4m3",
+            "rank 0 calls broadcast(float8_e5m2) at 3; rank 1 calls broadcast(float8_e4m3fn) at 3",
         ),
-        (different_sizes, "rank 0 calls all_reduce(float32, 3, sum, auto); rank 1 calls all_"),
-        (different_calls, "rank 0 calls broadcast(float32, 4, auto, root=0); rank 1 calls all_red"),
-        (barrier_alone, "rank 0 calls all_reduce(float32, 4, sum, auto); rank 1 calls barrier()"),
+        (different_sizes, "rank 0 calls all_reduce(float32, 3, sum, auto) at 2; rank 1 calls all_"),
+        (
+            different_calls,
+            "rank 0 calls broadcast(float32, 4, auto, root=0) at 5; "
+            "rank 1 calls all_reduce(float32, 4, sum, auto) at 3",
+        ),
+        (
+            barrier_alone,
+            "rank 0 calls all_reduce(float32, 4, sum, auto) at 2; rank 1 calls barrier() at 2",
+        ),
     ],
 )
-def test_ranks_that_call_differently_hear_it(program: object, words: str) -> None:
+def test_ranks_that_call_differently_hear_it_with_the_lines_of_all(
+    program: Callable[[Communicator], None], words: str
+) -> None:
     with pytest.raises(MismatchError, match="do not make the same call") as error:
-        minidist.run(program, 2, torch=True)  # type: ignore[arg-type]
-    assert words in str(error.value)
+        minidist.run(program, 2, torch=True)
+    first, name = program.__code__.co_firstlineno, program.__name__
+    place = rf"test_c10d_calls.py:(\d+) in {name}"
+    assert words in re.sub(place, lambda at: str(int(at[1]) - first), str(error.value))
 
 
 def bitwise(comm: Communicator) -> None:

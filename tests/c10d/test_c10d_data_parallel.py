@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from minidist.comm import Communicator
 
 ALL_REDUCE = 2 * (RANKS - 1) * numbers() * BYTES // RANKS  # what a rank sends in a ring
+NVLINK = 450e9  # bytes a second between the ranks of `on_ranks`
 
 
 def replicated(rank: int) -> DistributedDataParallel:
@@ -80,6 +81,25 @@ def test_hooks_of_ddp_run_and_send_what_they_compress_to(hook: str) -> None:
     assert sent[2] == 2 * (RANKS - 1) * BYTES * compressed(hook)
     if hook == "PowerSGD":  # its first steps are plain
         assert sent[0] == 2 * (RANKS - 1) * BYTES * numbers()
+
+
+def test_the_first_backward_pass_of_a_static_graph_waits_for_what_it_sends() -> None:
+    """It sends when all is computed, and then waits in C++, where no rank hands over."""
+
+    def program(comm: Communicator) -> tuple[list[Tensor | None], float]:
+        dist.init_process_group("minidist")
+        net = DistributedDataParallel(started_different(comm.rank), static_graph=True)
+        comm.barrier()
+        began = comm.clock()
+        loss_of(net, 0, rows_of(comm.rank, comm.size)).backward()
+        return [parameter.grad for parameter in net.parameters()], comm.clock() - began
+
+    net = model()
+    loss_of(net, 0).backward()
+    expected = [parameter.grad for parameter in net.parameters()]
+    for found, seconds in on_ranks(program, engine="cooperative", limit=10):
+        assert_same(found, expected)
+        assert seconds >= ALL_REDUCE / NVLINK
 
 
 def test_no_sync_sends_once_what_two_backward_passes_give() -> None:

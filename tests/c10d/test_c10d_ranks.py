@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist import c10d
-from minidist.comm import Communicator, DeadlockError
+from minidist.comm import Communicator, DeadlockError, LimitError
 
 
 def draws(seed: int) -> list[Tensor]:
@@ -110,6 +112,27 @@ def test_what_a_rank_compiles_draws_from_its_generator() -> None:
         assert torch.equal(eager, compiled)
 
 
+WHAT_ENTERING_IMPORTS = """
+import sys, minidist
+from torch.autograd.profiler import record_function
+
+def program(comm):
+    before = set(sys.modules)
+    with record_function("on a rank"):
+        pass
+    return [name for name in set(sys.modules) - before if name.startswith("torch.profiler")]
+
+print(minidist.run(program, 2, torch=True))
+"""
+
+
+def test_no_rank_is_the_first_to_enter_a_profilers_range_which_imports() -> None:
+    """With torch.compile on another rank, both would wait for ever."""
+    command = [sys.executable, "-c", WHAT_ENTERING_IMPORTS]
+    fresh = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert fresh.stdout == "[[], []]\n", fresh.stderr
+
+
 def test_a_receive_that_nobody_sends_is_a_proved_deadlock_with_its_line() -> None:
     def program(comm: Communicator) -> None:
         dist.init_process_group("minidist")
@@ -162,3 +185,20 @@ def test_a_value_that_nobody_sets_is_a_deadlock_unless_a_timeout_was_asked_for(
 
     with pytest.raises(DeadlockError, match="rank 1 waits: the store's 'never' at test_c10d_ranks"):
         minidist.run(program, 2, torch=True, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["threads", "cooperative"])
+def test_a_limit_ends_a_wait_in_the_store_for_a_rank_that_computes(engine: str) -> None:
+    over = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        dist.init_process_group("minidist")
+        if comm.rank == 0:
+            dist.distributed_c10d._get_default_store().get("never")
+        else:
+            over.wait(20)  # then nobody is left who could set it: a deadlock
+
+    words = r"(?s)limit 0.5 s.*rank 0 waits .* the store's 'never' at test_c10d_ranks"
+    with pytest.raises(LimitError, match=words):
+        minidist.run(program, 2, torch=True, engine=engine, limit=0.5)
+    over.set()

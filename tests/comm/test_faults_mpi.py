@@ -61,6 +61,19 @@ FAULTS: dict[str, Fault] = {
             r"memory, rank 1 brings 40: give all ranks the same shape and dtype"
         ],
     ),
+    "a message that is read as other numbers, in debug mode": Fault(
+        """
+        comm.debug = True
+        numbers = np.ones(4, np.float32 if comm.rank == 0 else np.int32)
+        receiving = comm.rank == 1 and comm.irecv(numbers, 0, tag=5)
+        comm.exchange(one(), other, one(), other)
+        comm.isend(numbers, 1, tag=5).wait() if comm.rank == 0 else receiving.wait()
+        """,
+        [
+            r"\[rank 1\] .*MismatchError: rank 0 sends float32 to rank 1, which receives int32 "
+            r"\(tag 5\): give both the same dtype"
+        ],
+    ),
     "a stream whose work raises while nobody waits for it": Fault(
         """
         def fails():

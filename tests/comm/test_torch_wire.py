@@ -230,6 +230,11 @@ FAILURES = """
         comm.debug = True
         sizes_differ(comm)
 
+    def dtypes_differ_in_debug_mode(comm):
+        comm.debug = True
+        numbers = np.ones(4, np.int32 if comm.rank == 0 else np.float32)
+        comm.recv(numbers, 1) if comm.rank == 0 else comm.send(numbers, 0)
+
     def calls_other_units(comm):
         from minidist.parallel import FSDP
         model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, op="sum", unused=True)
@@ -368,6 +373,16 @@ def test_unequal_sizes_are_an_error_at_once_in_debug_mode(failures: Failures) ->
     assert (receiver.status, sender.status) == (1, 1)
     assert (
         "MismatchError: rank 1 sent 24 bytes, but the receive has a buffer of 32" in receiver.errors
+    )
+
+
+def test_a_message_that_is_read_as_other_numbers_is_an_error_in_debug_mode(
+    failures: Failures,
+) -> None:
+    receiver, _ = failures["dtypes_differ_in_debug_mode"]
+    assert (
+        "MismatchError: rank 1 sent float32, but the receive has a buffer of int32"
+        in receiver.errors
     )
 
 

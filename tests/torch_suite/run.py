@@ -164,13 +164,14 @@ def started(name: str, ranks: int) -> Child:
 def ended(child: Child) -> Outcome:
     """Wait for a test's process; one that outlasts the limit is ended."""
     said = b""
-    while time.monotonic() < child.deadline:
-        if select.select([child.reading], [], [], 1.0)[0]:
-            if not (more := os.read(child.reading, 1 << 16)):
-                break
-            said += more
-    else:
-        os.kill(child.pid, signal.SIGKILL)
+    while True:
+        left = child.deadline - time.monotonic()
+        if not select.select([child.reading], [], [], max(0.0, left))[0]:
+            os.kill(child.pid, signal.SIGKILL)
+            break
+        if not (more := os.read(child.reading, 1 << 16)):
+            break
+        said += more
     _, status = os.waitpid(child.pid, 0)
     os.close(child.reading)
     if not said:

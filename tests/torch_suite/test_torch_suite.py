@@ -38,6 +38,9 @@ def test_a_part_of_torch_s_tests_on_simulated_ranks_and_that_a_failure_is_seen()
     program = f"""if True:
         import run
         print("status", run.main(["--on", "simulated", *{TESTS!r}]))
+        early = run.started("test_get_backend", 4)
+        run.select.select([early.reading], [], [])  # it has ended, and the next one took long
+        print("early", run.ended(early._replace(deadline=0.0)))
         print("refused", run.ended(run.started({REFUSED!r}, 4)))
         """
     outcome = subprocess.run(
@@ -46,6 +49,7 @@ def test_a_part_of_torch_s_tests_on_simulated_ranks_and_that_a_failure_is_seen()
     passed = re.findall(r"^passed +(\w+):", outcome.stdout, re.MULTILINE)
     assert sorted(passed) == sorted(TESTS), outcome.stdout + outcome.stderr
     assert "status 0" in outcome.stdout
+    assert "early Outcome(status='passed'" in outcome.stdout
     assert re.search(r"refused.*failed.*layout torch.sparse_coo does not travel", outcome.stdout)
 
 

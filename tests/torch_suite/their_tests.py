@@ -52,6 +52,17 @@ AS_GLOO = re.compile("test_accumulate_gradients_no_sync")
 NOT_APPLICABLE = tomllib.loads(Path(__file__).with_name("not_applicable.toml").read_text())
 
 
+@contextmanager
+def file_for_all(made: Any = theirs._rank_temp_file) -> Iterator[str]:
+    """Name a file that rank 0 has made. Theirs removes it while others may still have to read."""
+    with made() as name:
+        yield name
+        dist.barrier()
+
+
+theirs._rank_temp_file = file_for_all
+
+
 class OnProcesses(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
     """Their tests, without the processes that they start: a rank calls them itself."""
 

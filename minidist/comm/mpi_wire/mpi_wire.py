@@ -29,10 +29,11 @@ from minidist.comm.errors import LaunchError, MismatchError, different_bytes
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.memory import bytes_of
+from minidist.comm.mpi_wire.noted import NotedReceive, NotedSend
 from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import TAGS, label, marked_traceback
-from minidist.comm.wire import Wire
+from minidist.comm.wire import Request, Wire
 
 BRIEFLY = range(50)  # looks at a flag before this rank is noted as waiting
 # Looks at a flag before the core is offered to somebody else. The system may put two ranks on one core
@@ -119,21 +120,29 @@ class MpiWire(Wire):
         """
         return self.beside is not None and not self.beside.idle
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], what: str, idle: bool = False, others: bool = False
+    ) -> None:
         self.idle = True
-        super().wait_until(ready, what, idle)
+        super().wait_until(ready, what, idle, others)
         self.idle = False
 
-    def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Isend([bytes_of(array), MPI.BYTE], to, tag), array, False, self)
+    def isend(self, array: Array, to: int, tag: int) -> Request:
+        request = self.mpi.Isend([bytes_of(array), MPI.BYTE], to, tag)
+        message = MpiRequest(request, array, False, self)
+        return NotedSend(message, self, array, to, tag) if self._notes(tag) else message
 
-    def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
-        return MpiRequest(
-            self.mpi.Irecv([bytes_of(array), MPI.BYTE], source, tag), array, True, self
-        )
+    def irecv(self, array: Array, source: int, tag: int) -> Request:
+        request = self.mpi.Irecv([bytes_of(array), MPI.BYTE], source, tag)
+        message = MpiRequest(request, array, True, self)
+        return NotedReceive(message, self, array, source, tag) if self._notes(tag) else message
+
+    def _notes(self, tag: int) -> bool:
+        """Tell whether a message has its dtype beside it: users' messages in debug mode."""
+        return self.debug and tag < TAGS
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
-        if self.patient:
+        if self.patient or self._notes(tag):
             super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = [bytes_of(leaving), MPI.BYTE], [bytes_of(arriving), MPI.BYTE]

@@ -4,6 +4,10 @@ MKL computes them on a CPU, and finds out which of its kernels to take when a fu
 the first time. A second thread that calls it meanwhile may get one that is right to nine digits
 only, without a word (torch's issue 188792; 4 of 6,000 fresh processes on two cores). Ranks that are
 threads compute the same at about the same time: therefore the functions are called once before.
+
+`record_function`, which DDP's forward pass enters, imports a module when it is entered for the first
+time. On a rank inside a compiled program that import holds Python's lock of all imports, and waits
+for torch.compile's, while another rank holds that one, and is about to import something.
 """
 
 import sys
@@ -25,3 +29,5 @@ def call_once() -> None:
         number = torch.full((1,), 0.5, dtype=dtype, device="cpu")
         for name in FUNCTIONS:
             getattr(torch, name)(number)
+    with torch.autograd.profiler.record_function("for the first time"):
+        pass

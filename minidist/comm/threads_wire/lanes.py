@@ -38,11 +38,11 @@ class Event(Protocol):
 
 @dataclass(eq=False)
 class Until:
-    """Something that another lane of the rank makes true."""
+    """Something that another lane of the rank makes true, or with no `rank` any other rank."""
 
     holds: Callable[[], bool]
     what: str
-    rank: int
+    rank: int | None
 
     def ready(self) -> bool:
         """Tell whether it is true."""

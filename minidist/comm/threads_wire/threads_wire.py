@@ -130,8 +130,10 @@ class ThreadsWire(Wire):
     def fail(self, error: BaseException) -> None:
         self.world.abort(self.members[self.rank], error)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        event = Until(ready, what, self.members[self.rank])
+    def wait_until(
+        self, ready: Callable[[], bool], what: str, idle: bool = False, others: bool = False
+    ) -> None:
+        event = Until(ready, what, None if others else self.members[self.rank])
         self.world.wait(self.lane, event, idle)
 
     def wake(self, blocking: bool = True) -> None:

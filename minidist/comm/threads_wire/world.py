@@ -25,6 +25,7 @@ from minidist.comm.errors import (
     LimitError,
     MismatchError,
     RankFailed,
+    different_dtypes,
 )
 from minidist.comm.report import label
 from minidist.comm.threads_wire.carriers.carrier import Carrier
@@ -377,7 +378,4 @@ def _check_dtypes(sent: Array, received: Array, key: tuple[str, int, int, int]) 
     _, sender, receiver, tag = key
     leaving, arriving = dtype_name(sent), dtype_name(received)
     if leaving != arriving:
-        raise MismatchError(
-            f"rank {sender} sends {leaving} to rank {receiver}, which receives {arriving} "
-            f"({label(tag)}): give both the same dtype"
-        )
+        raise different_dtypes(sender, leaving, receiver, arriving, label(tag))

@@ -4,8 +4,8 @@ Gloo matches tags, but takes a message that is too short without a word and dies
 long: the size is part of the tag, so messages of unequal size never meet, and the watchdog reports
 both ends. NCCL has no tags at all: messages between two ranks match in the order of posting.
 
-In debug mode each message has a `Header` of 16 bytes beside it, over gloo, that tells its tag and
-size: a wrong size or order is then an error at once. It is posted together with its message, so it
+In debug mode each message has a `Header` of 24 bytes beside it, over gloo, that tells its tag, size
+and dtype: a wrong one, or a wrong order, is then an error at once. It is posted together with its message, so it
 makes no valid program wait for ever, but it costs a message: half as much time again on gloo for 4
 KiB, nothing to speak of for 1 MiB.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minidist.comm.buffers import DTYPES, Array, dtype_name
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
 from minidist.comm.job.background import WorkingThread
 from minidist.comm.torch_wire.stalls import Stalls
@@ -54,7 +55,7 @@ def explaining(peer: str) -> Iterator[None]:
 
 
 class Header:
-    """Tag and size of one message, sent beside it by `verb`, or received.
+    """Tag, size and dtype of one message, sent beside it by `verb`, or received.
 
     A gloo message's header has the message's own tag. NCCL messages' headers share one, so that
     they match in the order of posting, as the messages do.
@@ -67,10 +68,11 @@ class Header:
         address: int,
         member: int,
         tag: int,
-        bytes: int,
+        array: Array,
         ordered: bool,
     ) -> None:
-        self.member, self.expected = member, (tag, bytes)
+        self.member = member
+        self.expected = (tag, array.nbytes, DTYPES.index(dtype_name(array)))
         self.numbers = torch.tensor(self.expected)  # which a receive overwrites
         with explaining(f"rank {member}"):
             self.work = verb(
@@ -83,7 +85,8 @@ class Header:
         """
         with explaining(f"rank {self.member}"):
             self.work.wait()
-        (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
+        tag, bytes, dtype = self.numbers.tolist()
+        expected_tag, expected_bytes, expected_dtype = self.expected
         if tag != expected_tag:
             tags = f"sent a message of tag {tag}, but the receive expects tag {expected_tag}"
             fix = "NCCL has no tags, so both ends must post their messages in the same order"
@@ -91,6 +94,11 @@ class Header:
         if bytes != expected_bytes:
             sizes = f"sent {bytes} bytes, but the receive has a buffer of {expected_bytes}"
             raise MismatchError(f"rank {self.member} {sizes}: give both the same shape and dtype")
+        if dtype != expected_dtype:
+            dtypes = f"sent {DTYPES[dtype]}, but the receive has a buffer of"
+            raise MismatchError(
+                f"rank {self.member} {dtypes} {DTYPES[expected_dtype]}: give both the same dtype"
+            )
 
 
 class GlooRequest:

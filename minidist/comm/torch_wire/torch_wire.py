@@ -149,9 +149,7 @@ class TorchWire(Wire):
             return []
         ordered = device_name(array) == "cuda"
         return [
-            Header(
-                verb, self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered
-            )
+            Header(verb, self.cpu, self.addresses[peer], self.members[peer], tag, array, ordered)
         ]
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
