@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from judges_products import Products, expect_shares
+from judges_products import FORWARD, Products, expect_shares
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -237,7 +237,7 @@ def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         expected = [part(whole, case, rank) for rank in range(case.ranks)]
         expect_everywhere(f"the {name}", [result[name] for result in results], expected, stories)
     expect_ring(case, notes, case.ranks - 1, case.ranks - 1)
-    expect_shares(results)
+    expect_shares(case, results, FORWARD)
 
 
 def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:

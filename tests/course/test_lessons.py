@@ -362,6 +362,7 @@ SLIPS = {  # by mistake, what its rejection says
     "backward_with_newer_weights": "it has to use those of its forward",
     "rate_of_a_delay_from_zero": "the delay is counted from 0",
     "computes_and_throws_away": "with a block of a later rank nothing is computed, not even to be",
+    "multiplies_in_numpy": "those of numpy are not counted",
     "gradients_of_later_ranks": "with a block of a later rank nothing is computed, not even to be",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
