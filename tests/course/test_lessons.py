@@ -364,6 +364,7 @@ SLIPS = {  # by mistake, what its rejection says
     "computes_and_throws_away": "with a block of a later rank nothing is computed, not even to be",
     "multiplies_in_numpy": "those of numpy are not counted",
     "gradients_of_later_ranks": "with a block of a later rank nothing is computed, not even to be",
+    "weights_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
