@@ -205,6 +205,33 @@ def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
     assert lost(graded(name, honest(name), seed=7, cases=FIRST)) == []
 
 
+STYLES = (  # lesson, task, what the honest answer says, and what is as right
+    (
+        "17_flash_attention",
+        3,
+        "p.sum(-1)",
+        "(p @ torch.ones(p.shape[-1], 1, dtype=p.dtype)).squeeze(-1)",
+    ),
+    (
+        "17_flash_attention",
+        4,
+        "(gradient * output).sum(-1)",
+        'torch.einsum("bhqd,bhqd->bhq", gradient, output)',
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "task", "said", "instead"), STYLES)
+def test_the_same_in_another_style_scores_everything(
+    graded: Grader, name: str, task: int, said: str, instead: str, tmp_path: Path
+) -> None:
+    text = honest(name).path.read_text()
+    assert text.count(said) == 1
+    path = tmp_path / "exercise.py"
+    path.write_text(text.replace(said, instead))
+    assert lost(graded(name, Answer(path), task, seed=7, cases=LAST)) == []
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name[:2] in UNDER_MPIRUN])
 def test_an_honest_answer_scores_under_mpirun(graded: Grader, name: str) -> None:
     """Of the other lessons in the long run: there the same programs and judges are at work as on
