@@ -127,6 +127,7 @@ def judge_border(copies: bool) -> Judge:
         xs = [given["x"] for given in case.given]
         gradients = [given["gradient"][:, :1] for given in case.given]
         for rank, result in enumerate(results):
+            contract.expect_dtype(rank, "what forward returns", result["out"], xs[rank])
             total, own = sum(gradients).repeat(3, axis=1), gradients[rank].repeat(3, axis=1)
             of_f = {"backward is the identity, so each rank keeps its own term": own}
             of_g = {"backward sums, as if each rank had a loss of its own": total}
