@@ -139,7 +139,7 @@ def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     ):
         output, lse = exercise.ring_forward(*qkv, comm)
     found = {"output": output.numpy(), "lse": lse.numpy()}
-    return found | {"held": held.most, "products": products.count}
+    return found | {"held": held.most, "products": products.count, "loose": products.loose}
 
 
 def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     ):
         returned = exercise.ring_backward(*arguments, comm)
     found = {name: gradient.numpy() for name, gradient in zip(HEADS, returned, strict=True)}
-    return found | {"products": products.count}
+    return found | {"products": products.count, "loose": products.loose}
 
 
 Seen: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys, by place, and T/P

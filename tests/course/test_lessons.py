@@ -218,6 +218,22 @@ STYLES = (  # lesson, task, what the honest answer says, and what is as right
         "(gradient * output).sum(-1)",
         'torch.einsum("bhqd,bhqd->bhq", gradient, output)',
     ),
+    (
+        "18_context_parallel",
+        2,
+        "from minidist.parallel.context.flash import attend, attend_backward\n",
+        """from minidist.parallel.context.flash import attend_backward
+
+
+def attend(query, key, value, causal):
+    heads = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(heads, 1)[:, :, None] for x in (key, value))
+    scores = (query[:, :, :, None] * key).sum(-1) / query.shape[-1] ** 0.5
+    if causal:
+        scores = scores.where(torch.ones_like(scores).tril() > 0, -torch.inf)
+    return (scores.softmax(-1)[..., None] * value).sum(-2), scores.logsumexp(-1)
+""",
+    ),
 )
 
 
