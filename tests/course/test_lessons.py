@@ -409,6 +409,8 @@ SLIPS = {  # by mistake, what its rejection says
     "gradients_of_later_ranks": "with a block of a later rank nothing is computed, not even to be",
     "overwrites_what_overflows": "gradients[0] has other values after the call",
     "agrees_once_more": "calls 34 collectives, expected 17: one all-reduce a step",
+    "scales_the_weights_themselves": "weights has other values after the call",
+    "levels_in_float64": "dequantize returns float64, expected float32",
     "weights_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
