@@ -66,7 +66,7 @@ def meet(
         (`output.copy_(...)`) with the result for these and the new block together. Before the first
         block the output is 0, and lse is -inf.
     key, value : Tensor
-        [B, H_kv, Tk, d]: the new block.
+        [B, H_kv, Tk, d]: the new block. Leave it, and the query, as they are.
     causal : bool
         For `attend`, which gives you output' and lse' of the block alone.
 
