@@ -279,7 +279,7 @@ def share_of_the_loss(
         tokens of all ranks.
     tokens : Tensor
         int64 [B, T + 1]: the whole rows, the same on every rank. The first T are inputs; the token
-        after each, its label, is one place further on.
+        after each, its label, is one place further on. Leave them as they are.
     mine : Tensor
         int64 [T/P]: the positions of this rank's tokens, as of task 3.
 
