@@ -415,6 +415,7 @@ SLIPS = {  # by mistake, what its rejection says
     "marks_padding_in_the_tokens": "tokens has other values after the call",
     "divides_the_bias_itself": "down.bias has other values after the call",
     "subtracts_from_the_logits": "logits has other values after the call",
+    "makes_paces_of_the_seconds": "seconds has other values after the call",
     "weights_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
