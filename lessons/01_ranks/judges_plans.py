@@ -17,6 +17,7 @@ from minidist.course.grader.contract import (
     Note,
     Wrong,
     awaited,
+    expect_dtype,
     expect_equal,
     expect_orderly,
 )
@@ -110,6 +111,7 @@ def judge_farm(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         )
     by_worker = np.concatenate([rows[worker :: workers or 1] for worker in range(workers or 1)])
     found = results[0]["results"]
+    expect_dtype(0, "the returned array", found, rows)
     wrong = {
         "the results of worker 1 come first, then those of worker 2": FACTOR * by_worker,
         "workers send the row back, not work(row)": rows,

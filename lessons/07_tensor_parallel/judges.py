@@ -63,10 +63,12 @@ def layer(kind: str) -> Program:
         whole = {name: torch.tensor(given[name]) for name in CUTS[kind]}
         # by how many ranks heads were shared out that do not divide
         x, refused = torch.tensor(given["x"]), 0
-        if kind == "mlp":
-            mine = exercise.mlp_slices(whole, comm.rank, comm.size)
-        else:
-            mine = exercise.attention_slices(whole, int(given["heads"]), comm.rank, comm.size)
+        with contract.untouched(**whole):
+            if kind == "mlp":
+                mine = exercise.mlp_slices(whole, comm.rank, comm.size)
+            else:
+                mine = exercise.attention_slices(whole, int(given["heads"]), comm.rank, comm.size)
+        if kind == "attention":
             heads = int(given["heads"])
             for ranks in (many for many in range(2, heads + 2) if heads % many):
                 with suppress(ValueError):
@@ -103,7 +105,7 @@ def by_words(array: str) -> Program:
 
         def forward() -> Tensor:
             name = "tokens" if array == "table" else "targets"
-            with contract.untouched(**{name: tokens}):
+            with contract.untouched(**{name: tokens, array: mine}):
                 if array == "table":
                     return exercise.parallel_embedding(tokens.view(3, 4), mine, vocabulary, comm)
                 return exercise.parallel_cross_entropy(mine, tokens, vocabulary, comm)
@@ -127,6 +129,7 @@ def judge_border(copies: bool) -> Judge:
         xs = [given["x"] for given in case.given]
         gradients = [given["gradient"][:, :1] for given in case.given]
         for rank, result in enumerate(results):
+            contract.expect_dtype(rank, "what forward returns", result["out"], xs[rank])
             total, own = sum(gradients).repeat(3, axis=1), gradients[rank].repeat(3, axis=1)
             of_f = {"backward is the identity, so each rank keeps its own term": own}
             of_g = {"backward sums, as if each rank had a loss of its own": total}

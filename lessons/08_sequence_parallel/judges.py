@@ -108,6 +108,7 @@ def judge_border(gathers: bool) -> Judge:
             [part(array, case, rank) for rank, array in enumerate(slices)], axis=TIME
         )
         for rank, result in enumerate(results):
+            contract.expect_dtype(rank, "what forward returns", result["out"], xs[rank])
             own, alone = part(np.sum(terms, axis=0), case, rank), part(terms[rank], case, rank)
             rows = np.concatenate(
                 [part(array, case, number) for number, array in enumerate(slices)]

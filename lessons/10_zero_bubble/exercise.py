@@ -42,7 +42,7 @@ def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     that every forward and every backward takes one unit of time, and messages take none. Each rank
     does one forward after the other, in the order of task 2, until its first backward can begin.
     The last of these forwards belongs to the first turn; the others are the warm-up. A rank that
-    has done all its forwards by then has no turns: all its forwards are warm-up.
+    has no forward left before then, and has to wait, has no turns: all its forwards are warm-up.
 
     When can the first backward of a rank begin? On the last rank, when the first microbatch has
     passed through all stages. On every other rank, when the next rank has done its first backward.

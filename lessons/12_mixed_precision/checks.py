@@ -14,8 +14,9 @@ from judges import FIRST_SCALE, HISTORY, INTERVAL, judge_descending, judge_scali
 from judges_float8 import judge_delayed, judge_quantizing
 from judges_rounding import CLOSE, COPIES, DRAWS, judge_nearest, judge_random
 
-from minidist import Communicator
+from minidist import Communicator, Trace
 from minidist.course.grader import contract
+from minidist.course.grader.calls import calls
 from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "minidist.parallel", "torch")
@@ -179,6 +180,7 @@ def at_random(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
 
 def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 2 over all steps; then overflow until it complains."""
+    comm.trace = trace = Trace()
     scaler = exercise.LossScaler(comm, scale=FIRST_SCALE, interval=INTERVAL)
     skipped, scales = [], []
     for gradient in given["gradients"]:
@@ -187,7 +189,8 @@ def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
             gradient[3:5].reshape(2, 1).copy(),
             *(gradient[i : i + 1].copy() for i in (5, 6, 7)),
         ]
-        skipped.append(bool(scaler.overflowed(several)))
+        with contract.untouched(**{f"gradients[{i}]": each for i, each in enumerate(several)}):
+            skipped.append(bool(scaler.overflowed(several)))
         try:
             scaler.update(skipped[-1])
             scales.append(scaler.scale)
@@ -202,7 +205,7 @@ def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
         last.append(0.0)
     except (ArithmeticError, ValueError, RuntimeError):
         last.append(-1.0)
-    return {"skipped": skipped, "scales": scales, "last": last}
+    return {"skipped": skipped, "scales": scales, "last": last, "calls": len(calls(trace))}
 
 
 def descending(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -233,6 +236,7 @@ def quantizing(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
 
 def delayed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5: two casts in each step, then an update."""
+    comm.trace = trace = Trace()
     scale, found, marks = exercise.DelayedScale(comm, HISTORY), [], []
     for parts in given["x"]:
         marks.append(comm.traffic.messages_sent)
@@ -246,6 +250,7 @@ def delayed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
         "x8": np.array(x8),
         "scales": [[by for _, by in step] for step in found],
         "marks": marks,
+        "calls": len(calls(trace)),
     }
 
 

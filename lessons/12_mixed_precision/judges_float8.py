@@ -191,7 +191,7 @@ def judge_delayed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                     f"rank {rank} sent a message in cast ({sent[before].line}): that is what "
                     "delay is to avoid"
                 )
-    expect_small(case, notes, 8, "one all-reduce in each update")
+    expect_small(results, notes, 8, "one all-reduce in each update")
 
 
 SLIPS = {

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from minidist import Communicator
-from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
+from minidist.course.grader.contract import (
+    BY_OPTIMIZERS,
+    Arrays,
+    Case,
+    Check,
+    Draw,
+    Task,
+    untouched,
+)
 
 BY_HAND = ("minidist.memory", "minidist.plan", "minidist.parallel")
 LORA = Task(1, "an adapter", BY_HAND)
@@ -184,12 +192,14 @@ def run_reduce(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
 def run_nf4(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 3."""
     count, shape = given["weights"].size, given["weights"].shape
-    packed = exercise.quantize(torch.from_numpy(given["weights"].copy()))
+    weights = torch.from_numpy(given["weights"].copy())
+    with untouched(weights=weights):
+        packed = exercise.quantize(weights)
     names = ("codes", "scales", "steps", "mean")
     found = {name: tensor.numpy() for name, tensor in zip(names, packed, strict=True)}
-    found["read"] = exercise.dequantize(
-        tuple(torch.from_numpy(given[name].copy()) for name in names), shape
-    ).numpy()
+    right = {name: torch.from_numpy(given[name].copy()) for name in names}
+    with untouched(**right):
+        found["read"] = exercise.dequantize(tuple(right.values()), shape).numpy()
     return found | {"bits": [exercise.bits_per_weight(each) for each in (count, 64, 100_000)]}
 
 

@@ -103,7 +103,8 @@ def reduce_adapters(model: nn.Module, comm: Communicator) -> None:
 def quantize(weights: Tensor) -> Packed:
     """Task 3a: pack float32 weights of any shape into NF4, with double quantisation.
 
-    Flatten the weights and cut them into blocks of 64; the last block may be shorter. Then:
+    Flatten the weights and cut them into blocks of 64; the last block may be shorter. Leave
+    `weights` as they are: `flatten` may return a view of them. Then:
 
     1. For each block, find `largest`, its largest |weight|. `mean` is the mean of `largest` over
        all blocks.
@@ -130,7 +131,7 @@ def dequantize(packed: Packed, shape: Sequence[int]) -> Tensor:
     · scale.
 
     The level is LEVELS[code of the weight]; the scale is scale code · step + mean, of the weight's
-    block.
+    block. Leave `packed` as it is.
     """
     raise NotImplementedError("task 3 is not started")
 

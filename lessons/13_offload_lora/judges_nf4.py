@@ -42,6 +42,8 @@ def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
         flat,
     )
     expect_codes(found, flat)
+    if (kind := found["read"].dtype) != np.float32:
+        raise Wrong(f"dequantize returns {kind}, expected float32")
     shape = given["weights"].shape
     instead = {clause: partial(reread, given, count, shape, how) for how, clause in READS.items()}
     expect_close(

@@ -19,7 +19,7 @@ from judges import (
     judge_words,
     train,
 )
-from judges_damage import damage, several_differ
+from judges_damage import damage, nothing_wrong, several_differ
 from judges_trace import (
     HORIZON,
     KINDS,
@@ -192,7 +192,7 @@ CHECKS = [
     odd("as many say one as the other", 1, words([REDUCE, GATHER], [GATHER, REDUCE])),
     odd("the same under mpirun", 3, words([REDUCE, REDUCE, GATHER]), "mpi"),
     difference("one bit of one number", 5, damage("bit", 1, 2, 2)),
-    difference("nothing is wrong", 3, damage("nothing", 0, 0, 1)),
+    difference("nothing is wrong", 3, nothing_wrong),
     difference("two numbers change places", 2, damage("swap", 2, 1, 0, ranks=4)),
     difference("two arrays change places", 1, damage("exchange", 0, 1, 1)),
     difference("several differ", 1, several_differ),

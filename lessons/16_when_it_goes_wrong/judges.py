@@ -210,6 +210,9 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             "each array, up to the first odd one, has messages of its own": good
             + one * (2 + where) * odd_steps,
         }
+        sizes = [note.bytes for note in sent_by(rank, notes)]
+        if harmless and 0 < sizes.count(all_of_them) < 4 * others:  # in one step, and not in all
+            instead[NO_NUMBER] = sizes
         expect_sent(rank, notes, good + (one + [all_of_them] * others) * odd_steps, instead)
 
 

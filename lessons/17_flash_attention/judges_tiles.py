@@ -44,10 +44,8 @@ class Meter(TorchDispatchMode):
         if "scaled_dot_product" in name:
             self.blame(sys._getframe(1), name)
         found = function(*args, **(kwargs or {}))
-        if name in ("mm", "bmm", "addmm", "baddbmm"):
-            self.flops += (
-                2 * found.numel() * args[name.endswith("addmm") or name == "baddbmm"].shape[-1]
-            )
+        if name in ("mm", "bmm", "addmm", "baddbmm") and not adds_up(*args[-2:]):
+            self.flops += 2 * found.numel() * args[-1].shape[-2]
         for each in tree_leaves(found):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.given:
                 self.made.add(each.untyped_storage())
@@ -89,6 +87,14 @@ class Meter(TorchDispatchMode):
         super().__exit__(*error)
         if self.fused:  # not where it was called: the answer is not to see it, and catch it
             raise Wrong(f"attention is to be built by hand, but {self.fused}")
+
+
+def adds_up(left: Tensor, right: Tensor) -> bool:
+    """Tell whether a matrix product is but another way to write a sum over rows: `einsum` makes it
+    of rowsum(dO · O), or the right side is a column of ones.
+    """
+    column = right.shape[-1] == 1
+    return column and (left.shape[-2] == 1 or bool((right == 1).all()))
 
 
 def measured(meter: Meter) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from judges_products import Products, expect_shares
+from judges_products import FORWARD, Products, expect_shares
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -139,7 +139,7 @@ def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     ):
         output, lse = exercise.ring_forward(*qkv, comm)
     found = {"output": output.numpy(), "lse": lse.numpy()}
-    return found | {"held": held.most, "products": products.count}
+    return found | {"held": held.most, "products": products.count, "loose": products.loose}
 
 
 def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     ):
         returned = exercise.ring_backward(*arguments, comm)
     found = {name: gradient.numpy() for name, gradient in zip(HEADS, returned, strict=True)}
-    return found | {"products": products.count}
+    return found | {"products": products.count, "loose": products.loose}
 
 
 Seen: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys, by place, and T/P
@@ -237,7 +237,7 @@ def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         expected = [part(whole, case, rank) for rank in range(case.ranks)]
         expect_everywhere(f"the {name}", [result[name] for result in results], expected, stories)
     expect_ring(case, notes, case.ranks - 1, case.ranks - 1)
-    expect_shares(results)
+    expect_shares(case, results, FORWARD)
 
 
 def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 from judges import HEADS, attention, causal, expect_everywhere, expect_ring, weights_of
-from judges_products import expect_shares
+from judges_products import BACKWARD, expect_shares
 from torch import Tensor
 
 from minidist.course.grader.contract import Array, Arrays, Case, Note
@@ -162,4 +162,4 @@ def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         2 * case.ranks - 1 if case.ranks > 1 else 0,
         case.ranks if case.ranks > 1 else 0,
     )
-    expect_shares(results)
+    expect_shares(case, results, BACKWARD)

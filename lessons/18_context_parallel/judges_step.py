@@ -64,7 +64,9 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     order = ("contiguous", "zigzag", "striped")[int(given["order"])]
     model = Model(given, Gathered(comm, order, causal_attention))
     mine = torch.tensor(given["everyones"]).chunk(comm.size)[comm.rank]
-    loss = exercise.share_of_the_loss(model, torch.tensor(given["tokens"]), mine)
+    tokens = torch.tensor(given["tokens"])
+    with contract.untouched(tokens=tokens, mine=mine):
+        loss = exercise.share_of_the_loss(model, tokens, mine)
     if loss.dim() or not loss.requires_grad:
         raise Wrong(
             f"share_of_the_loss returns {tuple(loss.shape)}: a scalar with gradients is wanted"

@@ -172,7 +172,8 @@ def straggler(seconds: Array, rows: Sequence[int], stages: Sequence[int]) -> int
     Parameters
     ----------
     seconds : array [steps, ranks], float64
-        How long each rank computed in each step, above 0. Waiting for others is not in it.
+        How long each rank computed in each step, above 0. Waiting for others is not in it. Do not
+        change it.
     rows : sequence of int
         How many rows of the global batch each rank has. Two ranks need not have the same number; a
         rank that has none is never slow.

@@ -140,7 +140,8 @@ def graded(options: argparse.Namespace) -> tuple[list[Graded], list[str]]:
     if missing and len(missing) == len(lessons):
         raise GradeError(missing[0])
     tests: list[Graded] = []
-    with warm_processes(lessons, AT_ONCE, options.user) as warm:
+    there = [answer for answer in answers if not isinstance(answer, str)]
+    with warm_processes(lessons, AT_ONCE, options.user, there) as warm:
         for lesson, answer in zip(lessons, answers, strict=True):
             if isinstance(answer, str):
                 tests += absent(lesson, answer, options.seed, chosen)

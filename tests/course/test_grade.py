@@ -151,6 +151,19 @@ def test_what_a_task_imports_is_there_before_the_answer_is_called(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cases are forked on Linux")
+@pytest.mark.parametrize(
+    ("line", "there"), (("if 1:\n    from torch import nn", True), ("# import torch", False))
+)
+def test_torch_is_imported_once_for_an_answer_that_imports_it(
+    line: str, there: bool, tmp_path: Path
+) -> None:
+    """In a lesson of numpy, too; or each of its cases would take seconds for that, of its limit."""
+    source = f"import sys\nthere = 'torch' in sys.modules\n{line}\nraise ValueError(there)"
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=4), warm=None)
+    assert tests and all(f": {there}" in test.output for test in tests)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cases are forked on Linux")
 def test_a_warm_process_keeps_no_descriptor_of_a_case(tmp_path: Path) -> None:
     """Or it runs out of them after a thousand cases."""
     assert grade(LESSON, answer(tmp_path, HONEST), only=pick(task=4))

@@ -205,6 +205,49 @@ def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
     assert lost(graded(name, honest(name), seed=7, cases=FIRST)) == []
 
 
+STYLES = (  # lesson, task, what the honest answer says, and what is as right
+    (
+        "17_flash_attention",
+        3,
+        "p.sum(-1)",
+        "(p @ torch.ones(p.shape[-1], 1, dtype=p.dtype)).squeeze(-1)",
+    ),
+    (
+        "17_flash_attention",
+        4,
+        "(gradient * output).sum(-1)",
+        'torch.einsum("bhqd,bhqd->bhq", gradient, output)',
+    ),
+    (
+        "18_context_parallel",
+        2,
+        "from minidist.parallel.context.flash import attend, attend_backward\n",
+        """from minidist.parallel.context.flash import attend_backward
+
+
+def attend(query, key, value, causal):
+    heads = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(heads, 1)[:, :, None] for x in (key, value))
+    scores = (query[:, :, :, None] * key).sum(-1) / query.shape[-1] ** 0.5
+    if causal:
+        scores = scores.where(torch.ones_like(scores).tril() > 0, -torch.inf)
+    return (scores.softmax(-1)[..., None] * value).sum(-2), scores.logsumexp(-1)
+""",
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "task", "said", "instead"), STYLES)
+def test_the_same_in_another_style_scores_everything(
+    graded: Grader, name: str, task: int, said: str, instead: str, tmp_path: Path
+) -> None:
+    text = honest(name).path.read_text()
+    assert text.count(said) == 1
+    path = tmp_path / "exercise.py"
+    path.write_text(text.replace(said, instead))
+    assert lost(graded(name, Answer(path), task, seed=7, cases=LAST)) == []
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name[:2] in UNDER_MPIRUN])
 def test_an_honest_answer_scores_under_mpirun(graded: Grader, name: str) -> None:
     """Of the other lessons in the long run: there the same programs and judges are at work as on
@@ -362,7 +405,18 @@ SLIPS = {  # by mistake, what its rejection says
     "backward_with_newer_weights": "it has to use those of its forward",
     "rate_of_a_delay_from_zero": "the delay is counted from 0",
     "computes_and_throws_away": "with a block of a later rank nothing is computed, not even to be",
+    "multiplies_in_numpy": "those of numpy are not counted",
     "gradients_of_later_ranks": "with a block of a later rank nothing is computed, not even to be",
+    "overwrites_what_overflows": "gradients[0] has other values after the call",
+    "agrees_once_more": "calls 34 collectives, expected 17: one all-reduce a step",
+    "scales_the_weights_themselves": "weights has other values after the call",
+    "levels_in_float64": "dequantize returns float64, expected float32",
+    "weighs_the_values_themselves": "value has other values after the call",
+    "marks_padding_in_the_tokens": "tokens has other values after the call",
+    "divides_the_bias_itself": "down.bias has other values after the call",
+    "subtracts_from_the_logits": "logits has other values after the call",
+    "makes_paces_of_the_seconds": "seconds has other values after the call",
+    "weights_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",

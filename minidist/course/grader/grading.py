@@ -87,7 +87,7 @@ def grade(
             rans[place] = run_case(lesson, drawn.number, drawn.case, answer, seconds, ready)
 
     with (
-        nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready,
+        nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE, answers=[answer]) as ready,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
         try:

@@ -10,6 +10,7 @@ prints nor its exit status is a grade: only records that are signed with the non
 
 import functools
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -111,10 +112,24 @@ def run_case(
         return collect(folder, nonces, limit)
 
 
-def warm_processes(lessons: Sequence[Lesson], processes: int, user: str | None = None) -> Warm:
-    """Return what runs the cases of some lessons, up to `processes` at a time."""
+def warm_processes(
+    lessons: Sequence[Lesson],
+    processes: int,
+    user: str | None = None,
+    answers: Sequence[Answer] = (),
+) -> Warm:
+    """Return what runs the cases of some lessons, up to `processes` at a time. Where one of the
+    answers imports torch, it is imported once for all of their cases.
+    """
     checks = [(lesson.folder / "checks.py").resolve() for lesson in lessons]
-    return Warm(checks, clean_environment(None), processes, user)
+    torch = ["torch"] if any(map(imports_torch, answers)) else []
+    return Warm(checks, clean_environment(None), processes, user, torch)
+
+
+def imports_torch(answer: Answer) -> bool:
+    """Tell whether a file has a line that imports torch. (A lesson of numpy alone does not.)"""
+    text = answer.path.read_text(encoding="utf-8", errors="replace")
+    return re.search(r"^[ \t]*(import|from) torch\b", text, re.MULTILINE) is not None
 
 
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:

@@ -65,7 +65,7 @@ def isolated(module: str, *arguments: object) -> list[str]:
 
 class Warm(AbstractContextManager["Warm"]):
     """What forks for some lessons' checks, up to `processes` at a time, as `user`. A context
-    manager: none outlives it.
+    manager: none outlives it. `imports` are what answers import, besides what their tasks name.
 
     Simulated ranks take turns, and take half the time on a single core, so each of the cases has a
     core of its own.
@@ -77,8 +77,9 @@ class Warm(AbstractContextManager["Warm"]):
         environment: dict[str, str],
         processes: int,
         user: str | None = None,
+        imports: Sequence[str] = (),
     ):
-        self.mark = secrets.token_hex(8)
+        self.mark, self.imports = secrets.token_hex(8), ",".join(imports)
         self.checks, self.environment, self.user = checks, {**environment, MARK: self.mark}, user
         self.folder = tempfile.TemporaryDirectory(
             prefix="minidist-grade-", ignore_cleanup_errors=True
@@ -145,7 +146,7 @@ class Warm(AbstractContextManager["Warm"]):
                     "stderr": subprocess.DEVNULL,
                 }
                 self.importer = subprocess.Popen(
-                    isolated("warm", *self.checks), env=self.environment, **options
+                    isolated("warm", self.imports, *self.checks), env=self.environment, **options
                 )
                 assert self.importer.stdout is not None
                 select.select([self.importer.stdout], [], [], PATIENCE)
@@ -163,7 +164,7 @@ class Warm(AbstractContextManager["Warm"]):
 # ---------------------------------------------------------------- in the process that has imported
 
 
-def main(*checks: str) -> None:
+def main(imported: str, *checks: str) -> None:
     """Import what checks and answers need; then fork for each case, or rank of a case, that
     connects.
     """
@@ -176,7 +177,9 @@ def main(*checks: str) -> None:
         imports = {
             name for found in loaded.values() for check in found for name in check.task.imports
         }
-        for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
+        for name in (*filter(None, imported.split(",")), *NEEDED, *imports):
+            importlib.import_module(name)
+        for name in NEEDED_WITH_TORCH if "torch" in sys.modules else ():
             importlib.import_module(name)
         for path, found in loaded.items():
             for check in found:
