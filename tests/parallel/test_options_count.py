@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from layouts import SMALL, Case, adamw, one_step, spread
+from layouts import SMALL, Case, adamw, one_step, spread, worst
 from test_parallelize import saved_bytes
 from torch import Tensor, nn
 
@@ -23,11 +23,19 @@ from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.pipeline import plan
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product
+from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style
 
 NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 DP2, DP4, PP2, CP2 = Layout(dp=2), Layout(dp=4), Layout(pp=2), Layout(cp=2)
 MEET = {"local_steps": 1, "outer_momentum": 0.0}
 ZEROPP = {"zero": 3, "zeropp": True}
+MLPS: dict[str, Style] = {
+    "layers.*.mlp": ParallelRegion(),
+    "layers.*.mlp.gate": ColumnParallel(),
+    "layers.*.mlp.up": ColumnParallel(),
+    "layers.*.mlp.down": RowParallel(),
+    "head": ColumnParallel(),
+}
 MOE = replace(SMALL, experts=4, top_k=2)
 
 
@@ -56,6 +64,7 @@ def sent(case: Case) -> dict[str, int]:
         (DP4, {"zero": 3}, {"zero": 3, "hsdp": 2}, "bytes", 0.9),
         (DP4, {"zero": 3}, ZEROPP, "bytes", 0.9),
         (DP4, ZEROPP, ZEROPP | {"node_ranks": 1}, "bytes", 0.3),
+        (Layout(tp=2), {}, {"tensor_plan": MLPS}, "bytes", 0.6),
         (CP2, {}, {"cp_comm": "ulysses"}, "bytes", 0.9),
         (CP2, {}, {"cp_comm": "all_gather"}, "messages", 0.8),
         (Layout(dp=2, ep=2), {}, {"ep_fp8": True}, "bytes", 0.9),
@@ -101,6 +110,11 @@ def test_a_schedule_is_run_as_it_is_called(name: str, chunks: int) -> None:
         return pipeline is not None and pipeline.plan.actions == expected.actions
 
     assert all(minidist.run(program, 2))
+
+
+def test_a_plan_of_ones_own_gives_the_serial_numbers() -> None:
+    config = replace(SMALL, tied=False)
+    assert worst(Case(Layout(tp=2), Recipe(tensor_plan=MLPS), config)) <= 1e-9
 
 
 def test_layers_are_dealt_out_by_what_they_cost() -> None:
