@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from layouts import SMALL, Case, adamw, one_step, spread, worst
+import torch
+from layouts import SMALL, Case, adamw, build, one_step, spread, worst
 from test_parallelize import saved_bytes
 from torch import Tensor, nn
 
@@ -115,6 +116,18 @@ def test_a_schedule_is_run_as_it_is_called(name: str, chunks: int) -> None:
 def test_a_plan_of_ones_own_gives_the_serial_numbers() -> None:
     config = replace(SMALL, tied=False)
     assert worst(Case(Layout(tp=2), Recipe(tensor_plan=MLPS), config)) <= 1e-9
+
+
+@pytest.mark.parametrize("zero", (0, 1, 2, 3))
+def test_a_model_is_made_equal_once(zero: int) -> None:
+    """By the mesh, so that the strategy over the data axis broadcasts nothing again."""
+
+    def program(comm: Communicator) -> int:
+        spread(comm, Case(DP2, Recipe(zero=zero)))
+        return comm.traffic.bytes_sent
+
+    whole = sum(each.nbytes for each in build(SMALL, 0, torch.float64).parameters())
+    assert minidist.run(program, 2) == [whole, 0]
 
 
 def test_layers_are_dealt_out_by_what_they_cost() -> None:
