@@ -273,3 +273,24 @@ def test_segments_do_not_change_the_bytes(algorithm: str) -> None:
     )
     assert sum(bytes) == 2 * (ranks - 1) * 8 * elements
     assert min(messages) > 2 * (ranks - 1)
+
+
+# ---------------------------------------------------------------- which of them `auto` takes
+
+
+@pytest.mark.parametrize("ranks", (4, 5, 8))
+@pytest.mark.parametrize("few", (True, False))
+def test_auto_sends_few_messages_where_bytes_are_few(ranks: int, few: bool) -> None:
+    """And where they are many, the fewest bytes; halves and doubles need a power of two of ranks."""
+    elements = 40 if few else 5000
+    whole, beyond = power(ranks) == ranks, ranks - power(ranks)
+
+    _, messages = traffic(lambda comm: all_reduce(np.ones(elements), comm), ranks)
+    doubling = [
+        1 if r >= power(ranks) else rounds(power(ranks)) + (r < beyond) for r in range(ranks)
+    ]
+    assert messages == (doubling if few else [2 * (ranks - 1)] * ranks)
+
+    halving = [rounds(ranks) if few and whole else ranks - 1] * ranks
+    _, messages = traffic(lambda comm: reduce_scatter(np.ones(elements), comm), ranks)
+    assert messages == halving

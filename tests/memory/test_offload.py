@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -252,6 +253,43 @@ def test_memory_holds_the_state_of_two_parameters(dtype: torch.dtype, tmp_path: 
     one = moments if dtype == torch.float32 else moments + 2 * 40_000  # a master and its gradient
     assert len(Weighing.heaviest) == 6
     assert one <= max(Weighing.heaviest) <= 2 * one, "all would be 6"
+
+
+class Meeting(OffloadedOptimizer):
+    """Whose worker fetches a chunk, and keeps one, only once another is being updated."""
+
+    met: list[bool]
+
+    def _update(self, chunks: list[Any]) -> None:
+        self.met, self.fetched, self.kept = [], 0, 0
+        self.begun = [threading.Event() for _ in chunks]
+        self.advanced = iter(self.begun)
+        super()._update(chunks)
+
+    def _fetch(self, *chunk: Any) -> Any:
+        if self.fetched > 0:
+            self.met.append(self.begun[self.fetched - 1].wait(20))
+        self.fetched += 1
+        return super()._fetch(*chunk)
+
+    def _advance(self, visit: Any) -> None:
+        next(self.advanced).set()
+        super()._advance(visit)
+
+    def _keep(self, visit: Any) -> None:
+        self.kept += 1
+        if self.kept < len(self.begun):
+            self.met.append(self.begun[self.kept].wait(20))
+        super()._keep(visit)
+
+
+def test_chunks_come_and_go_while_another_is_updated() -> None:
+    many = [nn.Parameter(torch.ones(8)) for _ in range(4)]
+    optimizer = Meeting(many, adamw, chunk_bytes=1, lr=0.1)
+    for parameter in many:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert optimizer.met == [True] * 6, "a worker that is waited for would never meet an update"
 
 
 # ---------------------------------------------------------------- files

@@ -4,22 +4,39 @@ for them, each is told from what is simpler by what is sent, or by what is done.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-from layouts import SMALL, Case, adamw, one_step, spread
+import torch
+from layouts import SMALL, Case, adamw, build, one_step, spread, worst
+from test_parallelize import saved_bytes
+from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Cluster, Communicator, Link
 from minidist.mesh import Layout
+from minidist.model.moe.routed import routed_in
 from minidist.parallel import Recipe
+from minidist.parallel.layers.blocks import blocks_of
 from minidist.parallel.pipeline import plan
 from minidist.parallel.pipeline.communicate import with_communication
+from minidist.parallel.pipeline.weight_gradients import Product
+from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style
 
 NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 DP2, DP4, PP2, CP2 = Layout(dp=2), Layout(dp=4), Layout(pp=2), Layout(cp=2)
 MEET = {"local_steps": 1, "outer_momentum": 0.0}
+ZEROPP = {"zero": 3, "zeropp": True}
+MLPS: dict[str, Style] = {
+    "layers.*.mlp": ParallelRegion(),
+    "layers.*.mlp.gate": ColumnParallel(),
+    "layers.*.mlp.up": ColumnParallel(),
+    "layers.*.mlp.down": RowParallel(),
+    "head": ColumnParallel(),
+}
 MOE = replace(SMALL, experts=4, top_k=2)
 
 
@@ -46,8 +63,11 @@ def sent(case: Case) -> dict[str, int]:
         (DP2, {"strategy": "naive"}, {}, "messages", 0.2),
         (DP4, {"strategy": "naive"}, {"strategy": "server"}, "messages", 0.8),
         (DP4, {"zero": 3}, {"zero": 3, "hsdp": 2}, "bytes", 0.9),
-        (DP4, {"zero": 3}, {"zero": 3, "zeropp": True}, "bytes", 0.9),
+        (DP4, {"zero": 3}, ZEROPP, "bytes", 0.9),
+        (DP4, ZEROPP, ZEROPP | {"node_ranks": 1}, "bytes", 0.3),
+        (Layout(tp=2), {}, {"tensor_plan": MLPS}, "bytes", 0.6),
         (CP2, {}, {"cp_comm": "ulysses"}, "bytes", 0.9),
+        (CP2, {}, {"cp_comm": "all_gather"}, "messages", 0.8),
         (Layout(dp=2, ep=2), {}, {"ep_fp8": True}, "bytes", 0.9),
         (Layout(dp=4, ep=4), {}, {"ep_comm": "hierarchical"}, "messages", 0.9),
         (Layout(dcn=2), MEET, MEET | {"outer_topk": 0.02}, "bytes", 0.3),
@@ -68,10 +88,22 @@ def test_an_option_is_told_by_what_it_sends(
     assert 0 < asked <= most * plain
 
 
-@pytest.mark.parametrize("name, chunks", [("gpipe", 1), ("zb-h1", 1), ("zb1p", 2), ("zb-v", 2)])
+@pytest.mark.parametrize(
+    "name, chunks",
+    [
+        ("gpipe", 1),
+        ("zb-h1", 1),
+        ("zb1p", 2),
+        ("zb1p", 3),
+        ("interleaved", 3),
+        ("zb-v", 2),
+        ("dualpipe-v", 2),
+    ],
+)
 def test_a_schedule_is_run_as_it_is_called(name: str, chunks: int) -> None:
     """Whose messages would tell nothing: what is put off, and for how long, is in the plan."""
-    case = Case(PP2, Recipe(schedule=name, microbatches=4))
+    recipe = Recipe(schedule=name, microbatches=4, chunks=chunks if chunks > 2 else 0)
+    case = Case(PP2, recipe, replace(SMALL, layers=6))
 
     def program(comm: Communicator) -> bool:
         pipeline = spread(comm, case).pipeline
@@ -79,3 +111,89 @@ def test_a_schedule_is_run_as_it_is_called(name: str, chunks: int) -> None:
         return pipeline is not None and pipeline.plan.actions == expected.actions
 
     assert all(minidist.run(program, 2))
+
+
+def test_a_plan_of_ones_own_gives_the_serial_numbers() -> None:
+    config = replace(SMALL, tied=False)
+    assert worst(Case(Layout(tp=2), Recipe(tensor_plan=MLPS), config)) <= 1e-9
+
+
+@pytest.mark.parametrize("zero", (0, 1, 2, 3))
+def test_a_model_is_made_equal_once(zero: int) -> None:
+    """By the mesh, so that the strategy over the data axis broadcasts nothing again."""
+
+    def program(comm: Communicator) -> int:
+        spread(comm, Case(DP2, Recipe(zero=zero)))
+        return comm.traffic.bytes_sent
+
+    whole = sum(each.nbytes for each in build(SMALL, 0, torch.float64).parameters())
+    assert minidist.run(program, 2) == [whole, 0]
+
+
+def test_layers_are_dealt_out_by_what_they_cost() -> None:
+    def program(comm: Communicator, costs: tuple[float, ...] | None) -> int:
+        return len(blocks_of(spread(comm, Case(PP2, Recipe(microbatches=2), costs=costs)).model))
+
+    assert minidist.run(partial(program, costs=None), 2) == [2, 2]
+    assert minidist.run(partial(program, costs=(3, 1, 1, 1)), 2) == [1, 3]
+
+
+def test_a_pipeline_adds_gradients_up_by_the_product_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each microbatch but the first, which finds no gradient to add to."""
+    plain, added = Product.add_to, Counter[int]()
+
+    def counted(product: Product, total: Tensor) -> None:
+        added[id(product.weight)] += 1
+        plain(product, total)
+
+    monkeypatch.setattr(Product, "add_to", counted)
+
+    def program(comm: Communicator) -> None:
+        case = Case(PP2, Recipe(microbatches=4), replace(SMALL, tied=False), batch=8)
+        parallel = spread(comm, case)
+        one_step(parallel, case, 0)
+        for module in parallel.model.modules():
+            if isinstance(module, nn.Linear) and module.weight.requires_grad:
+                assert added[id(module.weight)] == 3
+
+    minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("zero", (0, 1, 2))
+def test_gradients_of_all_microbatches_travel_together(zero: int) -> None:
+    case = Case(DP2, Recipe(zero=zero), batch=8)
+    assert sent(replace(case, recipe=Recipe(zero=zero, microbatches=4))) == sent(case)
+
+
+def test_the_plain_exchange_calls_its_experts_for_each_sender() -> None:
+    """And the other one for all of them together; both send the same."""
+
+    def program(comm: Communicator, way: str) -> int:
+        case = Case(Layout(dp=4, ep=4), Recipe(ep_comm=way), MOE, batch=8)
+        parallel, calls = spread(comm, case), []
+        for layer in routed_in(parallel.model):
+            layer.experts.register_forward_pre_hook(lambda *_: calls.append(way))
+        one_step(parallel, case, 0)
+        return len(calls)
+
+    for way, each in (("direct", 1), ("plain", 4)):
+        calls = minidist.run(partial(program, way=way), 4)
+        assert calls == [each * MOE.layers] * 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "inputs"), [("full", 4), ("every 2", 2), ("sqrt", 2), ("every 3", 2), ("every 9", 1)]
+)
+def test_a_segment_keeps_its_input_and_no_other(policy: str, inputs: int) -> None:
+    """Whatever the segments, backward calls each layer once more: the bytes that are kept differ."""
+    case = Case(DP2, batch=8)
+    one = 4 * SMALL.sequence * SMALL.hidden * 8
+
+    def kept(policy: str) -> list[int]:
+        recipe = Recipe(recompute=policy)
+        return minidist.run(lambda comm: saved_bytes(comm, replace(case, recipe=recipe)), 2)
+
+    for ours, least in zip(kept(policy), kept("every 4"), strict=True):
+        assert ours - least == (inputs - 1) * one

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import SMALL, Case, build, one_step, spread, worst
+from layouts import SMALL, Case, build, one_step, spread, tokens, worst
 from torch import Tensor, nn
 
 import minidist
@@ -378,6 +378,20 @@ def test_sequence_parallelism_keeps_a_part_between_regions() -> None:
         *(minidist.run(partial(saved_bytes, case=it), 8) for it in (plain, case)), strict=True
     ):
         assert whole - part >= between / 2
+
+
+@pytest.mark.parametrize("layout", (DP2, PP2), ids=("dp=2", "pp=2"))
+def test_evaluation_keeps_nothing_for_a_backward(layout: Layout) -> None:
+    def program(comm: Communicator) -> int:
+        case = Case(layout, Recipe(microbatches=2))
+        parallel = spread(comm, case)
+        kept = Kept(parallel.model.parameters())
+        parts = tokens(case, 0).split(6)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda held: held.tensor):
+            parallel.evaluate([t[:, :-1] for t in parts], [t[:, 1:] for t in parts])
+        return kept.most
+
+    assert minidist.run(program, 2) == [0, 0]
 
 
 @pytest.mark.parametrize("name, most", [("1f1b", (2, 1)), ("gpipe", (6, 6)), ("naive", (1, 1))])

@@ -27,7 +27,7 @@ from minidist.comm import Communicator, run
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, gpt
-from minidist.trainer import checked, start
+from minidist.trainer import checked, optimizer, start
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 
@@ -185,6 +185,34 @@ def test_state_lives_where_it_is_told_to_and_only_a_ranks_part(
         assert all(id(tensor) in files or not tensor.numel() for tensor in tensors) == (
             trainer in on_disk
         )
+
+
+@pytest.mark.parametrize("words", ("float32", "bfloat16", "bfloat16 --zeropp"))
+def test_shards_of_zero_3_are_files_too(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no part of the optimizer's state, and would stay in memory unseen."""
+    files: list[Tensor] = []
+    trainers: list[Trainer] = []
+    plain = optimizer.mapped
+
+    def noted(*args: Any) -> Tensor:
+        files.append(plain(*args))
+        return files[-1]
+
+    def kept(*args: Any) -> Trainer:
+        trainers.append(Trainer(*args))
+        return trainers[-1]
+
+    monkeypatch.setattr(optimizer, "mapped", noted)
+    monkeypatch.setattr(command, "Trainer", kept)
+    asked = f"--steps 2 --zero 3 --offload disk --offload-folder {tmp_path} --precision"
+    assert train_on(2, asked, words) == 0
+    addresses = {file.untyped_storage().data_ptr() for file in files}
+    for trainer in trainers:
+        shards = [shard for shard in trainer.parallel.kept if shard.numel()]
+        assert shards
+        assert {shard.untyped_storage().data_ptr() for shard in shards} <= addresses
 
 
 def test_under_mpirun(tmp_path: Path) -> None:

@@ -243,14 +243,14 @@ class ZeRO1(DataParallel):
     # ------------- phase 3, after the step: all-gather the new parameters, bucket by bucket
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Gather the new parameters, bucket by bucket.
+        """Gather the new parameters, bucket by bucket: first those that forward needs first.
 
         Each step of the optimizer ends with this. Collective.
 
         With `updated`, only the buckets of these parameters are gathered; one that two optimizers
         update, twice.
         """
-        for bucket, part in self.shards.items():
+        for bucket, part in reversed(self.shards.items()):
             if updated is None or any(parameter in updated for parameter in bucket.parameters):
                 self.gathering[part] = self.stream.launch(part.publish)
         if not self.overlap:

@@ -3,6 +3,7 @@ made of them.
 """
 
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from training import batches_of
 
 from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
-from minidist.trainer.batches import IGNORED, Batch
+from minidist.trainer.batches import IGNORED, Batch, Batches
 from minidist.trainer.corpus.text import Samples, TextError, documents, sequences
 
 SIZES = st.integers(1, 60)
@@ -247,6 +248,26 @@ def test_the_ranks_together_have_the_serial_batch(ranks: int, by_length: bool) -
     parts = [batches_of(samples, 6, ranks, rank, by_length=by_length) for rank in range(ranks)]
     for whole, *mine in islice(zip(serial, *parts, strict=True), 12):
         assert same(join(list(mine)), whole)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rank_reads_its_own_rows_and_no_others(
+    packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch that is cut afterwards, they would be the same."""
+    samples = many_documents().packed(12) if packed else many_documents()
+    read: list[int] = []
+    plain = type(samples).filled
+
+    def noted(self: Any, indices: Indices, *more: int) -> Any:
+        read.append(len(indices))
+        return plain(self, indices, *more)
+
+    monkeypatch.setattr(type(samples), "filled", noted)
+    sampler = DistributedSampler(len(samples), 3, 1, batch=6)
+    batches = list(Batches(samples, sampler).epoch())
+    assert read == [len(batch.inputs) for batch in batches]
+    assert set(read[:-1]) == {2}
 
 
 def test_microbatches_are_the_batch_cut_up() -> None:

@@ -38,7 +38,7 @@ from minidist.parallel.pipeline import (
 )
 from minidist.parallel.pipeline.actions import TRANSFERS
 from minidist.parallel.pipeline.executor import Pipeline, Run
-from minidist.parallel.pipeline.offload.host import HostMemory
+from minidist.parallel.pipeline.offload.host import HostMemory, Port
 from minidist.parallel.pipeline.stage import balance, take_stages, tie_stages, tied_names
 from minidist.parallel.recipe import Recipe, RecipeError
 
@@ -283,6 +283,36 @@ def test_no_bit_changes(name: str, ranks: int, chunks: int, config: GPTConfig) -
         assert losses == others
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_weights_are_copied_to_the_host_once_however_often_they_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not change within a step, so what leaves again is freed without a copy."""
+    leaving = with_offload(plan("interleaved", 2, len(ROWS), 4), 0.5)
+    copies: Counter[int] = Counter()
+    copy = Port.copy
+
+    def counted(port: Port, target: Tensor, source: Tensor) -> None:
+        copies[id(port)] += 1
+        copy(port, target, source)
+
+    monkeypatch.setattr(Port, "copy", counted)
+
+    def program(comm: Communicator) -> tuple[int, int]:
+        pipe = pipeline(comm, DEEP, leaving)
+        tokens, where = data(0)
+        pipe.step([t[:, :-1] for t in tokens], [t[:, 1:] for t in tokens], where)
+        expected = 0
+        for action in leaving.actions[comm.rank]:
+            if action.kind in TRANSFERS and (action.kind == Kind.FETCH or action.microbatch == 0):
+                expected += len(pipe.host.weights[action.stage].parameters)
+        return copies[id(pipe.host.port)], expected
+
+    rows = [[a for a in row if a.kind == Kind.OFFLOAD] for row in leaving.actions]
+    assert any(action.microbatch > 0 for row in rows for action in row)
+    for found, expected in minidist.run(program, 2):
+        assert found == expected
 
 
 def after_each_action(do: Callable[[Run, Action], None]) -> Any:

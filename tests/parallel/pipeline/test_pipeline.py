@@ -13,9 +13,11 @@ import torch
 from data_parallel import CONFIG, build
 from layouts import Case, one_step, spread
 from ranks import mpirun, torchrun
+from test_hidden_behind_computing import HIDDEN, Layer, began
 from torch import Tensor, nn
 
 import minidist
+from minidist import Cluster
 from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig, Where, cross_entropy_sum
@@ -26,6 +28,7 @@ from minidist.parallel.pipeline.executor import Pipeline, Run
 from minidist.parallel.pipeline.schedules import plan
 from minidist.parallel.pipeline.stage import balance, take_stages, tie_stages, tied_names
 from minidist.parallel.recipe import Recipe
+from minidist.trace import Trace
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))
 TIED = GPTConfig(**(vars(DEEP) | {"tied": True}))
@@ -187,6 +190,24 @@ def test_a_stage_holds_the_graphs_of_as_many_microbatches_as_its_schedule_says(
     monkeypatch.setattr(Run, "do", do)
     minidist.run(lambda comm: train(pipeline(comm, DEEP, name), 1) and None, 4)
     assert [held[stage] for stage in range(4)] == most
+
+
+def test_a_rank_computes_on_while_its_output_is_sent() -> None:
+    """Which takes three quarters of the second that a forward takes."""
+    cluster, trace = Cluster.uniform(0, 2 * HIDDEN * 4 / 0.75), Trace()
+
+    def program(comm: Communicator) -> None:
+        pipe = Pipeline(
+            {comm.rank: Layer(comm)},
+            comm,
+            with_communication(plan("gpipe", 2, 4)),
+            lambda y, _: y.sum(),
+            lambda x: torch.empty(2, HIDDEN),
+        )
+        pipe.step([torch.ones(2, HIDDEN)] * 4, [None] * 4)
+
+    minidist.run(program, 2, cluster=cluster, trace=trace)
+    assert began(trace, "forward") == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_an_output_is_let_go_when_its_gradient_has_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -247,6 +247,22 @@ def test_v_shaped_schedules_idle_only_before_their_first_and_after_their_last_ac
                     end[-1] - start[0] == 6 * m
                     for start, end in zip(timeline.start, timeline.end, strict=True)
                 )
+
+
+def test_dualpipe_v_has_a_forward_before_each_backward_of_the_other_stage() -> None:
+    """Of the 2 m backwards of rank r, all but the first and last, 3 p - r - 1: such a pair would run
+    at once. In zb-v, which idles as little and holds about as much, every backward is split.
+    """
+    for p in range(1, 6):
+        for m in (2 * p, 2 * p + 3):
+            for rank, row in enumerate(plan("dualpipe-v", p, m).actions):
+                pairs = [
+                    (first, then)
+                    for first, then in pairwise(row)
+                    if first.kind == Kind.FORWARD and then.kind == Kind.BACKWARD
+                ]
+                assert all(first.stage != then.stage for first, then in pairs)
+                assert len(pairs) == 2 * m - (3 * p - rank - 1)
 
 
 def test_peaks() -> None:

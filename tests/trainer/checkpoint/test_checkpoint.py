@@ -10,8 +10,10 @@ import os
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from damage import cut, empty, flip
@@ -19,7 +21,7 @@ from training import RUN as BASE
 from training import TINY, losses, same_bits, short_text, tensors, train_on
 
 from minidist.cli.train import main
-from minidist.trainer.checkpoint import store
+from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.loop import Trainer
@@ -76,6 +78,33 @@ def test_a_resumed_run_ends_with_the_same_bits(
         path.name for path in finished.iterdir()
     )
     assert "\nresumed after step 4\n" in capsys.readouterr().out
+
+
+def test_each_rank_writes_its_own_shard_and_a_part_of_the_files_is_its_to_verify(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that did it all, with what others have brought it, would leave the same files."""
+    writers: dict[int, set[int]] = {}
+    verified: list[str] = []
+    write, digest = store.write_shard, restore.digest
+
+    def written(unfinished: Path, rank: int, pieces: Any) -> store.Written:
+        writers.setdefault(threading.get_ident(), set()).add(rank)
+        return write(unfinished, rank, pieces)
+
+    def noted(file: Path) -> str:
+        verified.append(file.name)
+        return digest(file)
+
+    monkeypatch.setattr(store, "write_shard", written)
+    monkeypatch.setattr(restore, "digest", noted)
+    words = f"{RUN} --zero 1 --text {text} --save {tmp_path / 'run'} --steps"
+    assert train_on(3, words, "1") == 0
+    assert sorted(map(sorted, writers.values())) == [[0], [1], [2]]
+    assert not verified
+    assert train_on(3, words, "2 --resume") == 0
+    shards = [f"rank-{rank:04d}.safetensors" for rank in range(3)]
+    assert sorted(verified) == ["index.json", *shards, "state.json"]
 
 
 @pytest.mark.parametrize(
