@@ -64,6 +64,11 @@ class Companion(Protocol):
         checkpoint: of the parameter's shape, or one number. Nothing for another optimizer's.
         """
 
+    def counts(self) -> dict[str, Tensor]:
+        """Return the numbers that `beside` names for every parameter alike. A rank that updates
+        none has them, too.
+        """
+
     def begin(self) -> None:
         """Begin anew, from what the parameters are now."""
 
