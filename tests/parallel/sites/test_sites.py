@@ -27,10 +27,11 @@ from minidist.parallel.sites.plain import PlainDiLoCo
 from minidist.parallel.sites.sparse import CHUNK, DECAY, SparseStep
 from minidist.parallel.strategy import Parallel
 from minidist.trainer.checked import check_run, layout_of
+from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
 from minidist.trainer.foreign import save_llama
-from minidist.trainer.loop import Trainer
+from minidist.trainer.loop import Measured, Trainer
 from minidist.trainer.start import start_of
 
 SITES, ROWS, LR = 3, 7, 0.1
@@ -422,6 +423,25 @@ def test_a_run_of_sites_goes_on_as_if_it_had_not_stopped(
     assert train_on(2, words, f"--save {stopped} --steps {stop}") == 0
     assert train_on(2, words, f"--save {stopped} --resume") == 0
     assert same_bits(calm / "step-00000006", stopped / "step-00000006")
+
+
+def test_sites_stop_together_before_they_save_or_send_what_is_no_number(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One site alone has such gradients, in its third step. A checkpoint is due after the fourth."""
+    plain = Trainer._measure
+
+    def measure(self: Trainer, rate: float) -> Measured:
+        measured = plain(self, rate)
+        spoiled = self.mesh.dcn.rank == 1 and self.done == 2
+        return measured._replace(norm=measured.norm * float("nan")) if spoiled else measured
+
+    monkeypatch.setattr(Trainer, "_measure", measure)
+    words = f"{RUN} --dcn 2 --local-steps 5 --steps 6 --save-every 2 --text {text}"
+    assert train_on(4, words, f"--tp 2 --save {tmp_path}") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "the norm of the gradients is nan" in said
+    assert [path.name for path in complete(tmp_path)] == ["step-00000002"]
 
 
 @pytest.fixture(scope="module")
