@@ -37,6 +37,7 @@ from minidist.parallel import Recipe
 from minidist.parallel.layers.adapters import adapt
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
+from minidist.trainer.checkpoint.remembered import sites_in
 from minidist.trainer.checkpoint.resume import check_base, fingerprint, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError, in_flags
@@ -196,7 +197,7 @@ def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> 
 
 def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
     """Return the trained parameters of a checkpoint, each whole, under our names, in the dtype of
-    the run.
+    the run: of several sites, which have trained apart, the mean, which is how their run ends.
 
     The `model` says which they are; it may be on the device `meta`.
 
@@ -205,17 +206,31 @@ def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
     CheckpointError
         If it is damaged, or not of a model of these sizes. Checksums are left to `restore.verify`.
     """
-    dtypes = {name: dtype for name, (dtype, _) in restore.names(checkpoint).items()}
+    there = restore.names(checkpoint)
+    dtypes = {name: dtype for name, (dtype, _) in there.items()}
     shapes = {
         name: parameter.shape
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
     found = {name: torch.empty(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
-    restore.read(
-        checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()]
-    )
-    return found  # `read` has named what is missing
+    first, *others = sites_in(there)
+    _fill(found, checkpoint, first)
+    if others:
+        theirs = {name: torch.empty_like(tensor) for name, tensor in found.items()}
+        for site in others:
+            _fill(theirs, checkpoint, site)
+            for name, tensor in theirs.items():
+                found[name] += tensor
+        for tensor in found.values():
+            tensor /= 1 + len(others)
+    return found
+
+
+def _fill(tensors: dict[str, Tensor], checkpoint: Path, site: str) -> None:
+    """Read the whole tensors of a site."""
+    pieces = [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in tensors.items()]
+    restore.read(checkpoint, pieces, site)  # which names what is missing
 
 
 def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:

@@ -33,6 +33,7 @@ from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
 from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.corpus.packed import Packed
+from minidist.trainer.corpus.sources import said_twice
 from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
 from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
 from minidist.trainer.elastic.carry import Carrier, Enters
@@ -129,7 +130,7 @@ def asked_for(argv: Sequence[str]) -> tuple[Config, list[str]]:
             f"--eval-text {' '.join(config.data.eval_text)} is for runs with --eval-every STEPS: "
             "add that, or leave --eval-text out"
         )
-    return config, notes
+    return config, notes + said_twice(config.data.text, config.data.eval_text)
 
 
 def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None) -> Config:

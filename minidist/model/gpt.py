@@ -95,8 +95,12 @@ class GPT(nn.Module):
         Raises
         ------
         ValueError
-            If T is too large.
+            If T is too large, or tokens have other than two dims.
         """
+        # a later stage of a pipeline is given what the one before it returns
+        if tokens.dim() != 2 and not tokens.is_floating_point():
+            fix = "give rows of tokens [B, T], such as tokens[None] for a single one."
+            raise ValueError(f"tokens are {list(tokens.shape)}, not rows of one length: {fix}")
         time = tokens.shape[1]
         most = self.config.sequence
         if time > most:

@@ -64,6 +64,11 @@ class Companion(Protocol):
         checkpoint: of the parameter's shape, or one number. Nothing for another optimizer's.
         """
 
+    def counts(self) -> dict[str, Tensor]:
+        """Return the numbers that `beside` names for every parameter alike. A rank that updates
+        none has them, too.
+        """
+
     def begin(self) -> None:
         """Begin anew, from what the parameters are now."""
 
@@ -165,6 +170,8 @@ class Parallel:
         None if the mesh has no pipeline.
     companions : list of Companion
         What strategies have put beside optimizers.
+    norms : float
+        Of a site's gradients, their sum since sites last agreed.
     load : Load or None
         How evenly the last step has loaded the experts of all ranks; None if the model has none.
     """
@@ -180,6 +187,7 @@ class Parallel:
     replica: Replica = field(init=False)
     pipeline: Pipeline | None = None
     companions: list[Companion] = field(default_factory=list)
+    norms: float = 0.0
     load: Load | None = None
 
     def __post_init__(self) -> None:
@@ -301,18 +309,24 @@ class Parallel:
         kept = [companion.beside(parameter) for companion in self.companions]
         return {name: tensor for each in kept for name, tensor in each.items()}
 
-    def agreed(self, answers: list[float]) -> list[float]:
-        """Return the sum of what all ranks have answered, if sites meet after the next step;
-        otherwise zeros: who asks has to ask again. 0 means that nobody has said yes.
+    def agreed(self, answers: list[float], norm: Tensor, due: bool) -> tuple[list[float], Tensor]:
+        """Return the sum of what all ranks have answered, if sites meet after the next step or
+        something else is `due`; otherwise zeros: who asks has to ask again. 0 means that nobody has
+        said yes.
+
+        With it comes a number that is finite if each `norm` was, on every site, since they last
+        agreed.
         """
         if self.mesh.dcn.size == 1:
-            return answers
-        if not any(companion.meets_next() for companion in self.companions):
-            return [0.0] * len(answers)
+            return answers, norm
+        self.norms += float(norm)
+        if not due and not any(companion.meets_next() for companion in self.companions):
+            return [0.0] * len(answers), torch.zeros(())
         device = next(self.model.parameters()).device
-        total = torch.tensor(answers, dtype=torch.float64, device=device)
+        total = torch.tensor([*answers, self.norms], dtype=torch.float64, device=device)
         all_reduce(total, self.mesh.world)  # so that only outer steps are counted between sites
-        return total.tolist()
+        self.norms = 0.0
+        return total[:-1].tolist(), total[-1]
 
     def stepped(self) -> None:
         """Let parameters follow `replica.trained`, after something other than the optimizer has

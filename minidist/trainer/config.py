@@ -179,7 +179,7 @@ class Config:
     @property
     def precision(self) -> str:
         """The precision of computing."""
-        return self.run.precision or ("float64" if self.run.verify else "float32")
+        return precision_of(self.run.precision, self.run.verify)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -248,6 +248,11 @@ class Config:
                 option.name: getattr(section, option.name) for option in flags_of(section)
             }
         return found
+
+
+def precision_of(said: str, verify: bool) -> str:
+    """Return the precision of computing, given the options `--precision` and `--verify`."""
+    return said or ("float64" if verify else "float32")
 
 
 ELSEWHERE = {"fp8": "precision fp8", "autocast": "precision autocast"}

@@ -250,15 +250,9 @@ class Trainer:
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
         weight = self.mesh.dcn.size * (self.scaler.scale if self.scaler else 1.0) / batch.tokens
+        seed = self.config.run.seed
         where = [
-            Where(
-                self.config.run.seed,
-                step,
-                part.first_row,
-                part.positions,
-                weight,
-                part.documents,
-            )
+            Where(seed, step, part.first_row, part.positions, weight, part.documents)
             for part in parts
         ]
         pipeline = self.parallel.pipeline
@@ -282,7 +276,10 @@ class Trainer:
         all_reduce(told, self.mesh.site)
         heard = told.tolist()
         del heard[: 1 if pipeline is None else 2]
-        answers = self.parallel.agreed(heard[: len(asked)])
+        due = self._due(step + 1, self.config.run.save_every)
+        answers, norms = self.parallel.agreed(heard[: len(asked)], measured.norm, due)
+        if self.mesh.dcn.size > 1:  # a site alone would leave the others waiting
+            check_finite(norms, self.writer.wait if self.writer else None)
         self.meter.hear(heard[len(asked) :])
         self.leaves = any(answers)
         self.saves = self.warned is not None and bool(answers[0])
@@ -311,7 +308,7 @@ class Trainer:
         with self.comm.span("optimizer"):
             if self.scaler is not None:
                 self.scaler.update(overflow)
-            elif self.mesh.dcn.size == 1:  # sites would not stop together
+            elif self.mesh.dcn.size == 1:  # sites have agreed before
                 check_finite(measured, self.writer.wait if self.writer else None)
             norm = float(measured) / scale
             limit = self.config.optimizer.clip

@@ -79,6 +79,18 @@ def assert_holds_parameters_of(checkpoint: Path, folder: Path) -> GPT:
 # ---------------------------------------------------------------- export
 
 
+def test_of_sites_that_have_trained_apart_the_mean_is_exported(tmp_path: Path) -> None:
+    """As their run ends: `unwrap` gives all sites that."""
+    sites = f"--dcn 2 --zero 1 --local-steps 2 --steps 3 --save {tmp_path / 'a'}"
+    assert train_on(4, RUN, sites) == 0
+    assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 0
+    saved = tensors(tmp_path / "a" / "step-00000003")
+    for name, parameter in load_llama(tmp_path / "b").named_parameters():
+        first, second = saved[name], saved[f"site-1/{name}"]
+        assert not torch.equal(first, second)
+        assert torch.equal(parameter, (first + second) / 2), name
+
+
 def test_the_newest_checkpoint_is_exported_and_it_is_said_how_to_load_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

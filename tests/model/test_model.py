@@ -378,6 +378,13 @@ def test_too_long_a_sequence_is_refused() -> None:
         GPT(SMALL)(some_tokens(SMALL, time=17))
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (1, 2, 5)])
+def test_tokens_that_are_no_rows_are_refused(shape: tuple[int, ...]) -> None:
+    words = re.escape(f"tokens are {list(shape)}, not rows of one length: give rows of tokens")
+    with pytest.raises(ValueError, match=words):
+        GPT(SMALL)(torch.zeros(shape, dtype=torch.int64))
+
+
 # ---- weights ----
 
 

@@ -22,6 +22,7 @@ from minidist.model.config import attended_pairs
 from minidist.model.seen import among, beginnings, causal, first_seen
 from minidist.parallel.layers.compiled import as_they_were, compile_blocks
 from minidist.trainer.foreign import load_llama, save_llama
+from minidist.trainer.foreign.llama import read_llama_config, write_llama
 
 CONFIG = GPTConfig(
     vocabulary=37,
@@ -259,12 +260,43 @@ def test_mistral_computes_the_same_and_comes_back(tmp_path: Path) -> None:
     assert load_llama(tmp_path / "theirs").config == CONFIG
 
 
-def test_a_mistral_without_a_window_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    save_llama(GPT(CONFIG), tmp_path)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral"])
+def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for(
+    kind: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 16,
+    }
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    said = {"model_type": kind, **sizes, **experts}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(said))
+    theirs, ours = transformers.AutoConfig.from_pretrained(tmp_path), read_llama_config(tmp_path)
+    assert ours.key_value_heads == theirs.num_key_value_heads
+    assert ours.sequence == theirs.max_position_embeddings
+    assert ours.norm_epsilon == theirs.rms_norm_eps
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.attention_window == (getattr(theirs, "sliding_window", None) or 0)
+    null = {"sliding_window": None, "num_key_value_heads": None}
+    file.write_text(json.dumps(said | null))
+    ours = read_llama_config(tmp_path)
+    assert (ours.attention_window, ours.key_value_heads) == (0, 16)
+
+
+def test_a_mistral_trained_on_longer_sequences_still_reads_all_that_it_read_before(
+    tmp_path: Path,
+) -> None:
+    """Its configuration may leave the longest sequence out, and then it is 131,072."""
+    model = GPT(replace(CONFIG, sequence=4096))
+    save_llama(model, tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
-    for window, read in ((None, 0), (7, 7)):
-        (tmp_path / "config.json").write_text(json.dumps(said | {"sliding_window": window}))
-        assert load_llama(tmp_path).config.attention_window == read
-    del said["sliding_window"]
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    assert load_llama(tmp_path).config.attention_window == 4096
+    del said["max_position_embeddings"]
+    weights = dict(model.named_parameters())
+    write_llama(model.config, weights, tmp_path, said)
+    assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())

@@ -194,3 +194,30 @@ def test_a_run_on_a_folder_is_resumed_at_its_place(
     )
     last = json.loads((tmp_path / "parts" / "step-00000015" / "state.json").read_text())
     assert last["batches"]["epoch"] == 1 and last["batches"]["position"] > 0
+
+
+def test_files_that_are_read_twice_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(f"{name} " * 100)
+    link = tmp_path / "link.txt"
+    link.symlink_to(folder / "b.txt")
+    words = f"--steps 1 --eval-every 1 --text {folder} {link} --eval-text {folder}"
+    assert train_on(2, words) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"{link}: named twice by --text, so what it says comes twice",
+        f"{folder / 'a.txt'} (and 1 more): in --text and in --eval-text, so what is measured has been "
+        "trained on",
+    ]
+    alone = f"--steps 1 --eval-every 1 --text {folder / 'a.txt'} --eval-text {link}"
+    assert train_on(2, alone) == 0
+    assert "--text" not in capsys.readouterr().out
+
+
+def test_a_name_that_no_file_can_have_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_on(2, f"--steps 1 --text {'x' * 5000}") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "(File name too long): check the path given to --text" in said

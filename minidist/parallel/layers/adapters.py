@@ -9,6 +9,7 @@ from torch import nn
 from minidist.memory.adapters import add_lora, add_qlora
 from minidist.mesh import Layout
 from minidist.parallel.recipe import Recipe
+from minidist.parallel.replica import Alone
 from minidist.parallel.strategy import Facts, Parallel, Strategy
 
 
@@ -45,6 +46,7 @@ class Adapters(Strategy):
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Put adapters beside the layers, and freeze all else."""
         adapt(parallel.model, parallel.recipe, parallel.generator)
+        parallel.replica = Alone(parallel.model)  # of what is trained now
 
 
 def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = None) -> None:

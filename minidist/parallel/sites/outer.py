@@ -161,7 +161,11 @@ class Outer:
         found = {
             name: views_into(flat, fragment.parameters)[at] for name, flat in fragment.kept.items()
         }
-        return {**found, "outer steps": self.steps}
+        return found | self.counts()
+
+    def counts(self) -> dict[str, Tensor]:
+        """Return how many steps the inner optimizer has taken since `begin`."""
+        return {"outer steps": self.steps}
 
     def volume(self, before: int, after: int) -> float:
         """Return the bytes that this rank sends between two numbers of steps, by formula."""

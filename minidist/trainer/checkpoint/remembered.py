@@ -5,7 +5,7 @@ remembered/factor/whole/head.weight    the same on all ranks, so the first saves
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,12 @@ def site_of(parallel: Parallel) -> str:
     """
     site = parallel.mesh.dcn.rank
     return f"site-{site}/" if site else ""
+
+
+def sites_in(names: Iterable[str]) -> list[str]:
+    """Return what `site_of` says of each site that has some of these names of pieces."""
+    others = {name.partition("/")[0] + "/" for name in names if name.startswith("site-")}
+    return ["", *sorted(others)]
 
 
 def extent_of(parameter: Tensor) -> Extent:

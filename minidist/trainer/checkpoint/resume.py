@@ -24,7 +24,7 @@ from minidist.parallel.sites.options import SiteOptions
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import Config, ConfigError, Sections
+from minidist.trainer.config import Config, ConfigError, Sections, precision_of
 from minidist.trainer.files import FileError, read_tree, retold
 from minidist.trainer.foreign.llama import (
     TOKENIZER_FILE,
@@ -88,6 +88,11 @@ def prepare(
     with retold(CheckpointError, ValueError, before=f"{path} cannot be continued: "):
         batches.load_state_dict(saved("batches", kind=dict) | place)
     step = saved("step", kind=int, limit=NOT_NEGATIVE)
+    if step != store.step_of(path):
+        name = store.final_of(path.parent, step).name
+        raise CheckpointError(
+            f"{path} was written after step {step}, and would hide newer ones: rename it {name}"
+        )
     if step > config.run.steps:
         longer = f"{path} has {step} steps behind it, more than --steps {config.run.steps}"
         raise CheckpointError(f"{longer}: use --steps {step} to look at it, or more to train on")
@@ -172,10 +177,11 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
         ("data", "batch"),
         ("run", "steps"),
         ("run", "precision"),
-        ("parallel", "compress"),
+        *(("parallel", name) for name in ("compress", "zeropp", "ep_fp8")),
         *(("parallel", option.name) for option in fields(SiteOptions)),
     ]
     names += [("optimizer", name) for name in now["optimizer"]]
+    before, now = _with_precision(before), _with_precision(now)
     # none newer than the run
     known = [(section, name) for section, name in names if name in before[section]]
     old_and_new = [(name, before[section][name], now[section][name]) for section, name in known]
@@ -184,6 +190,13 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
         for name, old, new in old_and_new
         if old != new
     ]
+
+
+def _with_precision(sections: Sections) -> Sections:
+    """Return options with the precision that they come to, if none is said."""
+    run = sections["run"]
+    precision = precision_of(run.get("precision", ""), run.get("verify", False))
+    return sections | {"run": run | {"precision": precision}}
 
 
 # ---------------------------------------------------------------- somebody's Llama

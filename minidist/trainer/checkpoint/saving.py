@@ -218,6 +218,12 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
         if name in there:
             values[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
             wanted.append(Piece(name, Extent.of(tensor.shape), values[tensor]))
+    for companion in parallel.companions:
+        for word, number in companion.counts().items():
+            full = next((name for name in there if name.endswith(f"/{BESIDE}{word}")), "")
+            if full:  # whether or not this rank updates that parameter
+                besides.append((number, torch.empty_like(number)))
+                wanted.append(Piece(full, Extent.of(()), besides[-1][1]))
     restore.read(path, wanted, site)
     with torch.no_grad():
         for ours, value in values.items():

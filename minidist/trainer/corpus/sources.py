@@ -10,6 +10,7 @@ alone.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def listed(files: Sequence[str | Path], option: str = "--text") -> Iterator[Path
     their paths.
     """
     for path in map(Path, files):
-        if not path.is_dir():
+        if not os.path.isdir(path):  # which, unlike `Path.is_dir`, takes names that are too long
             yield path
             continue
         found = sorted(file for file in path.rglob("*") if file.suffix in LISTED and file.is_file())
@@ -82,6 +83,52 @@ def listed(files: Sequence[str | Path], option: str = "--text") -> Iterator[Path
                 "or another"
             )
         yield from found
+
+
+def said_twice(text: Sequence[str | Path], eval_text: Sequence[str | Path]) -> list[str]:
+    """Return sentences on files that are read twice, under whatever names: nothing forbids it, but
+    few mean it.
+
+    Raises
+    ------
+    TextError
+        If a folder has no text.
+    """
+    training = [(_which(file), file) for file in listed(text)]
+    measuring = [(_which(file), file) for file in listed(eval_text, "--eval-text")]
+    trained_on = {which for which, _ in training}
+    both = [file for which, file in measuring if which in trained_on]
+    notes = []
+    for option, named in (("--text", training), ("--eval-text", measuring)):
+        seen: set[object] = set()
+        again = []
+        for which, file in named:
+            if which in seen:
+                again.append(file)
+            seen.add(which)
+        if again:
+            notes.append(
+                f"{_first_of(again)}: named twice by {option}, so what it says comes twice"
+            )
+    if both:
+        notes.append(
+            f"{_first_of(both)}: in --text and in --eval-text, so what is measured has been trained on"
+        )
+    return notes
+
+
+def _first_of(files: Sequence[Path]) -> str:
+    more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+    return f"{files[0]}{more}"
+
+
+def _which(file: Path) -> object:
+    """Return what two names of one file have in common."""
+    try:
+        status = file.stat()
+    except OSError:
+        return file  # whoever reads it will say so
+    return status.st_dev, status.st_ino
 
 
 def _reader(file: Path, field: str) -> Iterator[Piece]:

@@ -27,7 +27,7 @@ from minidist.model.gpt import GPT
 from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
 from minidist.trainer.foreign.llama_names import (
     FIXED,
-    LEFT_OUT,
+    NULL,
     check_known,
     is_stack,
     kind_of,
@@ -174,13 +174,10 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
         _demand(path, name, theirs.get(name, supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
-    names = sizes_of(kind).items()
-    sizes = {
-        ours: said(name, kind=kinds[ours], default=left_out.get(ours, REQUIRED))
-        for ours, name in names
-    }
-    if kind == "mistral" and "sliding_window" not in theirs:
-        sizes["attention_window"] = 4096  # what transformers takes it for
+    sizes = {}
+    for ours, name in sizes_of(kind).items():
+        means = left_out | NULL if name in theirs else left_out
+        sizes[ours] = said(name, kind=kinds[ours], default=means.get(ours, REQUIRED))
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
@@ -214,7 +211,8 @@ def _llama_config(
     """
     if origin:
         changed: dict[str, Any] = {key: dtype for key in ("dtype", "torch_dtype") if key in origin}
-        longest = origin.get("max_position_embeddings", LEFT_OUT["sequence"])
+        unsaid = left_out_of(str(origin.get("model_type")))["sequence"]
+        longest = origin.get("max_position_embeddings", unsaid)
         if config.sequence > longest:
             changed["max_position_embeddings"] = config.sequence
         return {**origin, **changed}

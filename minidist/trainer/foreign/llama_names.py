@@ -20,7 +20,8 @@ from typing import Any
 from minidist.model.config import GPTConfig
 
 TABLES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
-SIZES, WINDOW, EXPERT_SIZES, LEFT_OUT, LEFT_OUT_OF_MIXTRAL, LLAMA_NAMES, STACKS = TABLES.values()
+SIZES, WINDOW, EXPERT_SIZES = TABLES["sizes"], TABLES["window"], TABLES["expert_sizes"]
+NULL, LLAMA_NAMES, STACKS = TABLES["null"], TABLES["parameters"], TABLES["stacks"]
 FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "mistral": {"hidden_act": "silu"},
@@ -48,7 +49,7 @@ def sizes_of(kind: str) -> dict[str, str]:
 
 def left_out_of(kind: str) -> dict[str, Any]:
     """Return what a configuration of some model_type means that does not say it, by our names."""
-    means: dict[str, Any] = LEFT_OUT | (LEFT_OUT_OF_MIXTRAL if kind == "mixtral" else {})
+    means: dict[str, Any] = TABLES["left_out"] | TABLES.get(f"left_out_of_{kind}", {})
     return means
 
 

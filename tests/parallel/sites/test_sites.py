@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
+from minidist.cli.train import train
 from minidist.comm import Communicator
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh
+from minidist.model import GPT, GPTConfig
 from minidist.parallel.apply import parallelize
 from minidist.parallel.data.sampler import share
 from minidist.parallel.recipe import Recipe, RecipeError
@@ -24,9 +27,11 @@ from minidist.parallel.sites.plain import PlainDiLoCo
 from minidist.parallel.sites.sparse import CHUNK, DECAY, SparseStep
 from minidist.parallel.strategy import Parallel
 from minidist.trainer.checked import check_run, layout_of
+from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.corpus.text import read_corpus
 from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
+from minidist.trainer.foreign import save_llama
+from minidist.trainer.loop import Measured, Trainer
 from minidist.trainer.start import start_of
 
 SITES, ROWS, LR = 3, 7, 0.1
@@ -418,6 +423,65 @@ def test_a_run_of_sites_goes_on_as_if_it_had_not_stopped(
     assert train_on(2, words, f"--save {stopped} --steps {stop}") == 0
     assert train_on(2, words, f"--save {stopped} --resume") == 0
     assert same_bits(calm / "step-00000006", stopped / "step-00000006")
+
+
+def test_sites_stop_together_before_they_save_or_send_what_is_no_number(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One site alone has such gradients, in its third step. A checkpoint is due after the fourth."""
+    plain = Trainer._measure
+
+    def measure(self: Trainer, rate: float) -> Measured:
+        measured = plain(self, rate)
+        spoiled = self.mesh.dcn.rank == 1 and self.done == 2
+        return measured._replace(norm=measured.norm * float("nan")) if spoiled else measured
+
+    monkeypatch.setattr(Trainer, "_measure", measure)
+    words = f"{RUN} --dcn 2 --local-steps 5 --steps 6 --save-every 2 --text {text}"
+    assert train_on(4, words, f"--tp 2 --save {tmp_path}") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "the norm of the gradients is nan" in said
+    assert [path.name for path in complete(tmp_path)] == ["step-00000002"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save_llama(GPT(GPTConfig(layers=2, hidden=16, heads=2, sequence=16)), folder)
+    return folder
+
+
+def adapters_on(ranks: int, llama: Path, words: str) -> int:
+    argv = f"--init {llama} --lora 4 --sequence 16 --precision float64 --dcn 2 {words}".split()
+    return max(minidist.run(lambda comm: train(argv, comm), ranks))
+
+
+def test_sites_of_one_rank_meet_with_their_adapters(
+    llama: Path, text: Path, tmp_path: Path
+) -> None:
+    words = f"--local-steps 2 --steps 2 --text {text} --save {tmp_path}"
+    assert adapters_on(2, llama, words) == 0
+    saved = tensors(tmp_path / "step-00000002")
+    parts = [name for name in saved if name.endswith((".A", ".B")) and "site" not in name]
+    assert parts
+    for name in parts:
+        assert torch.equal(saved[name], saved[f"site-1/{name}"])
+
+
+def test_a_stage_that_trains_nothing_goes_on_with_the_others(
+    llama: Path, text: Path, tmp_path: Path
+) -> None:
+    """Its ranks count steps, too: otherwise some would wait for a meeting that others do not know
+    of.
+    """
+    ends = "--pp 4 --light-ends --microbatches 2 --local-steps 3 --save-every 1 --keep 9"
+    words = f"{ends} --steps 6 --text {text}"
+    assert adapters_on(8, llama, f"{words} --save {tmp_path / 'calm'}") == 0
+    shutil.copytree(tmp_path / "calm", tmp_path / "stopped")
+    for step in (5, 6):
+        shutil.rmtree(tmp_path / "stopped" / f"step-0000000{step}")
+    assert adapters_on(8, llama, f"{words} --save {tmp_path / 'stopped'} --resume") == 0
+    assert same_bits(tmp_path / "calm" / "step-00000006", tmp_path / "stopped" / "step-00000006")
 
 
 # ---------------------------------------------------------------- what does not fit

@@ -156,6 +156,38 @@ def test_gradients_that_were_kept_back_and_are_left_out_are_named(
     assert headline.endswith("steps 2 -> 3, compress topk:0.1 -> none")
 
 
+@pytest.mark.parametrize(
+    ("words", "option", "named"),
+    [
+        ("--zero 3", "--zeropp", "zeropp True -> False"),
+        ("--experts 4 --ep 2", "--ep-fp8", "ep_fp8 True -> False"),
+    ],
+)
+def test_messages_of_8_bits_that_are_left_out_are_named(
+    words: str,
+    option: str,
+    named: str,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = f"--precision float32 {words} --text {text} --save {tmp_path / 'run'}"
+    assert train_on(2, run, "--steps 2", option) == 0
+    capsys.readouterr()
+    assert train_on(2, run, "--steps 3 --resume") == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"steps 2 -> 3, {named}")
+
+
+def test_a_precision_that_is_said_at_last_has_not_changed(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"--text {text} --save {tmp_path / 'run'}"
+    assert train_on(1, words, "--steps 2") == 0
+    capsys.readouterr()
+    assert train_on(1, words, "--steps 3 --resume --precision float32") == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("what they were: steps 2 -> 3")
+
+
 def test_options_may_change_and_are_named(
     stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +244,16 @@ def test_what_does_not_fit_the_checkpoint_is_named(
     message = sentence(capsys)
     assert complaint in message and str(stopped / "step-00000004") in message
     assert sorted(stopped.rglob("*")) == before
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(
+    stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(stopped / "step-00000002", stopped / "step-00000005")
+    assert train_on(2, RUN, f"--text {text} --steps 6 --save {stopped} --resume") == 2
+    message = sentence(capsys)
+    assert "step-00000005 was written after step 2, and would hide newer ones" in message
+    assert message.endswith("rename it step-00000002")
 
 
 def test_another_text_is_refused(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
