@@ -410,7 +410,7 @@ SLIPS = {  # by mistake, what its rejection says
     "overwrites_what_overflows": "gradients[0] has other values after the call",
     "agrees_once_more": "calls 34 collectives, expected 17: one all-reduce a step",
     "scales_the_weights_themselves": "weights has other values after the call",
-    "levels_in_float64": "dequantize returns float64, expected float32",
+    "reads_weights_in_float64": "dequantize returns float64, expected float32",
     "weighs_the_values_themselves": "value has other values after the call",
     "marks_padding_in_the_tokens": "tokens has other values after the call",
     "divides_the_bias_itself": "down.bias has other values after the call",
