@@ -92,7 +92,10 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
         )
     power = recursive.power_below(ranks) == ranks
     if bytes <= SMALL and (power or operation == "all_reduce"):
-        return "recursive", f"at most {SMALL} bytes: log2 P messages instead of 2(P - 1)"
+        return (
+            "recursive",
+            f"at most {SMALL} bytes: log2 P rounds, instead of P - 1 or twice as many",
+        )
     return "ring", "many bytes: none leaves a rank twice"
 
 

@@ -191,7 +191,10 @@ def test_ranks_that_prepare_or_call_different_things_are_told() -> None:
 
     for program, words in (
         (prepares, r"all_reduce\(float64, 4, .*all_reduce\(float64, 5"),
-        (calls, r"rank 0 calls handle 1, all_reduce\(\); rank 1 calls handle 2, all_reduce"),
+        (
+            calls,
+            r"rank 0 calls handle 1, all_reduce\(\) at test_prepared.py.*; rank 1 calls handle 2, all_reduce",
+        ),
         (mixes, r"rank 0 calls all_reduce.*rank 1 calls prepare\(all_reduce\)"),
     ):
         with pytest.raises(MismatchError, match=words):

@@ -138,7 +138,8 @@ def test_ranks_that_allocate_different_bytes_are_told_on_every_rank() -> None:
 
     words = minidist.run(program, 2)
     assert words[0] == words[1]
-    assert "rank 0 calls allocate(8000 bytes); rank 1 calls allocate(16000 bytes)" in words[0]
+    assert "rank 0 calls allocate(8000 bytes) at test_odd_arguments.py" in words[0]
+    assert "rank 1 calls allocate(16000 bytes) at test_odd_arguments.py" in words[0]
 
 
 IN_SHARED_MEMORY: dict[str, Callable[[int, Communicator], object]] = {

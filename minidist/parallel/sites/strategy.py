@@ -44,6 +44,14 @@ class Sites(Strategy):
                 f"outer_topk={recipe.outer_topk} keeps what is not sent, which takes the place of "
                 f"outer_momentum={recipe.outer_momentum}: use outer_momentum=0"
             )
+        axes = {"tp": layout.tp, "ep": layout.ep, "pp": layout.pp}
+        cut = [f"{axis}={ranks}" for axis, ranks in axes.items() if ranks > 1]
+        if recipe.outer_topk and cut:
+            yield (
+                f"outer_topk={recipe.outer_topk} sends the largest of what a rank has, and with "
+                f"{' and '.join(cut)} ranks of one parameter have different ones beside it, and "
+                f"would keep different parts of it back: use outer_topk=0, or dp in their place"
+            )
         if recipe.fragments > 1 and recipe.lora:
             yield (
                 f"fragments={recipe.fragments} are cut from the whole model, and lora="

@@ -495,6 +495,11 @@ def test_a_stage_that_trains_nothing_goes_on_with_the_others(
         (Layout(dcn=2), Recipe(local_steps=2, outer_delay=2), "at most outer_delay=1"),
         (Layout(dcn=2), Recipe(local_steps=2, outer_topk=0.1), "use outer_momentum=0"),
         (Layout(dcn=2), Recipe(local_steps=2, fp8=True), "leave one of them out"),
+        (
+            Layout(dcn=1, tp=2),
+            Recipe(local_steps=2, outer_topk=0.1, outer_momentum=0.0),
+            "with tp=2 ranks of one parameter .* use outer_topk=0",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(layout: Layout, recipe: Recipe, words: str) -> None:
