@@ -259,7 +259,8 @@ FAULTS: dict[str, Fault] = {
             call(one(), comm)
         """,
         [
-            r"MismatchError: .*rank 0 calls all_reduce\(float64, 1, sum, auto\) at .*; rank 1 calls broadcast\(float64, 1"
+            r"MismatchError: .*rank 0 calls all_reduce\(float64, 1, sum, auto\) at .*"
+            r"; rank 1 calls broadcast\(float64, 1"
         ],
     ),
     "large sends against each other": Fault(
