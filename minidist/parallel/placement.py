@@ -165,6 +165,14 @@ class Placement:
         first_block = self.block is None or self.block.first
         return first_block and (self.tie is None or self.tie.comm.rank == 0)
 
+    @property
+    def alike(self) -> tuple[int, bool, str]:
+        """The same for parameters of which the same ranks have copies: copies along the tensor axis
+        (0: no block), whether experts are shared out, and what is tied.
+        """
+        copies = self.block.copies if self.block else 0
+        return copies, self.experts is not None, self.tie.name if self.tie else ""
+
     @cached_property
     def spread(self) -> Spread | None:
         """Among which ranks gradients are spread; None if this rank has all of them."""

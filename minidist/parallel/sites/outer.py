@@ -28,6 +28,7 @@ from minidist.comm import Communicator
 from minidist.comm.stream import Handle
 from minidist.memory.precision.masters import MasterWeights, wide
 from minidist.parallel.data.flatten import views_into
+from minidist.parallel.placement import placement_of
 from minidist.parallel.sites.sparse import SparseStep
 
 
@@ -127,15 +128,18 @@ class Outer:
         self.optimizer, self.comm, self.meetings = optimizer, comm, meetings
         self.stream = comm.stream() if meetings.delay and comm.size > 1 else None
         self.steps = torch.zeros((), dtype=torch.int64)
-        members: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+        members: dict[tuple[object, ...], list[nn.Parameter]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
-                    kind = fragment_of[parameter], wide(parameter)
+                    kind: tuple[object, ...] = fragment_of[parameter], wide(parameter)
+                    if meetings.share:  # ranks that have copies choose the same of their elements
+                        kind = *kind, placement_of(parameter).alike
                     members.setdefault(kind, []).append(parameter)
         self.fragments = []
-        for (number, _), parameters in sorted(members.items(), key=lambda item: item[0][0]):
-            self.fragments.append(Fragment(parameters, meetings.due(number), meetings))
+        for parameters in sorted(members.values(), key=lambda several: fragment_of[several[0]]):
+            due = meetings.due(fragment_of[parameters[0]])
+            self.fragments.append(Fragment(parameters, due, meetings))
         self.fragment_with = {
             parameter: fragment for fragment in self.fragments for parameter in fragment.parameters
         }

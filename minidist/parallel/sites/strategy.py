@@ -46,11 +46,11 @@ class Sites(Strategy):
             )
         axes = {"tp": layout.tp, "ep": layout.ep, "pp": layout.pp}
         cut = [f"{axis}={ranks}" for axis, ranks in axes.items() if ranks > 1]
-        if recipe.outer_topk and cut:
+        if recipe.outer_topk and recipe.zero and cut:
             yield (
-                f"outer_topk={recipe.outer_topk} sends the largest of what a rank has, and with "
-                f"{' and '.join(cut)} ranks of one parameter have different ones beside it, and "
-                f"would keep different parts of it back: use outer_topk=0, or dp in their place"
+                f"outer_topk={recipe.outer_topk} sends the largest of the slices that zero="
+                f"{recipe.zero} leaves a rank, and with {' and '.join(cut)} ranks that have copies "
+                f"of one parameter may have others: use zero=0, or outer_topk=0"
             )
         if recipe.fragments > 1 and recipe.lora:
             yield (

@@ -49,6 +49,9 @@ class Way(NamedTuple):
         Steps that hide a meeting; 0: backward hides it, if sites meet in every step.
     whole : bool
         It compresses whole gradients, so no rank may keep only a shard of them.
+    chosen : bool
+        It sends the largest elements of what a rank has, which has to be the same on all ranks that
+        have copies: no slices of what another axis cuts, too.
     """
 
     flags: str
@@ -56,6 +59,7 @@ class Way(NamedTuple):
     every: int = 1
     delay: int = 0
     whole: bool = False
+    chosen: bool = False
 
 
 class Joined(NamedTuple):
@@ -141,6 +145,7 @@ WAYS = {
         "--dcn {sites} --local-steps 50 --outer-topk 0.0156 --outer-momentum 0 --outer-lr 1",
         lambda model, width, sites: (sites - 1) * model.parameters / CHUNK * 120,
         every=50,
+        chosen=True,
     ),
 }
 """By name, those that change the numbers least first."""
@@ -162,7 +167,8 @@ def join(found: Found, wire: Wire) -> dict[str, Joined]:
     backward = BACKWARD * found.step["computing"]
     joined = {}
     for name, way in WAYS.items():
-        if way.whole and found.run.zero:
+        run = found.run
+        if run.zero and (way.whole or (way.chosen and max(run.tp, run.ep, run.pp) > 1)):
             continue
         bytes = way.bytes(found.run.model, width, wire.sites)
         hidden = way.delay * inside
