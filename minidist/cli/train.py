@@ -207,7 +207,8 @@ def run_and_report(
     events = gather_trace(comm).events if options.report and not options.trace else []
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
-    alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
+    told = comm.roll_call((fingerprint(outcome.model), outcome.ties_alike))
+    alike = len({bits for bits, _ in told}) == 1 and all(tied for _, tied in told)
     if comm.rank > 0:
         return 0
     if trainer.leaves:

@@ -10,6 +10,7 @@
 Each strategy adds what it did (`record`). What none has said of a parameter stays None.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -255,6 +256,20 @@ def sum_tied(parameter: nn.Parameter) -> None:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     all_reduce(parameter.grad, tie.comm)
+
+
+def ties_alike(tied: Iterable[nn.Parameter]) -> bool:
+    """Tell whether the stages that share these parameters have copies of the same bits. Collective
+    among them.
+    """
+    alike = True
+    for parameter in tied:
+        tie = placement_of(parameter).tie
+        assert tie is not None
+        bits = parameter.detach().cpu().contiguous().view(torch.uint8)
+        digests = tie.comm.roll_call(hashlib.sha256(bits.numpy()).hexdigest())
+        alike = alike and len(set(digests)) == 1
+    return alike
 
 
 def copies_of(parameter: Tensor, data: Communicator) -> Communicator:

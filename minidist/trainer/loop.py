@@ -32,7 +32,7 @@ from minidist.parallel import Parallel, parallelize
 from minidist.parallel.data.sampler import State
 from minidist.parallel.layers.compiled import name_of
 from minidist.parallel.pipeline import simulate
-from minidist.parallel.placement import WHOLE, placement_of
+from minidist.parallel.placement import WHOLE, placement_of, ties_alike
 from minidist.trainer.batches import Batch, ReadAhead
 from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
@@ -62,6 +62,7 @@ class Outcome:
     scaler: LossScaler | None = None
     held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`
+    ties_alike: bool = True  # whether all stages that share a parameter have the same bits of it
 
 
 class Regroup(Exception):
@@ -176,7 +177,8 @@ class Trainer:
             raise Regroup
         held = self._watch(Account()).sample()
         saves = writer.saves if writer else []
-        return Outcome(self._whole_model(), history, sent, self.scaler, held, saves)
+        model, alike = self._whole_model(), ties_alike(self.parallel.ties)
+        return Outcome(model, history, sent, self.scaler, held, saves, alike)
 
     def _after_step(
         self, metrics: StepMetrics, reporter: Reporter | None, writer: Writer | None
