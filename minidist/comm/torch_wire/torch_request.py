@@ -5,9 +5,9 @@ long: the size is part of the tag, so messages of unequal size never meet, and t
 both ends. NCCL has no tags at all: messages between two ranks match in the order of posting.
 
 In debug mode each message has a `Header` of 24 bytes beside it, over gloo, that tells its tag, size
-and dtype: a wrong one, or a wrong order, is then an error at once. It is posted together with its message, so it
-makes no valid program wait for ever, but it costs a message: half as much time again on gloo for 4
-KiB, nothing to speak of for 1 MiB.
+and dtype: a wrong one, or a wrong order, is then an error at once. It is posted together with its
+message, so it makes no valid program wait for ever, but it costs a message: half as much time again
+on gloo for 4 KiB, nothing to speak of for 1 MiB.
 """
 
 from __future__ import annotations
