@@ -132,9 +132,15 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         if adapters:
             base = saved("config", "run", "init", kind=str)
             _write(ADAPTER_FILES, partial(write_peft, model, base), folder)
+            in_bits = (
+                ", in the 4 bits (nf4) beside which they were trained"
+                if saved("config", "run", "qlora", kind=bool)
+                else ""
+            )
             return (
                 f"the adapters of {checkpoint}, written to {folder}: {', '.join(ADAPTER_FILES)}\n"
-                f'load them with peft.PeftModel.from_pretrained(model, "{folder}"), beside the model in {base}'
+                f'load them with peft.PeftModel.from_pretrained(model, "{folder}"), beside the model '
+                f"in {base}{in_bits}"
             )
         merge(model)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}

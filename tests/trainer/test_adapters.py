@@ -230,12 +230,14 @@ def test_adapters_are_merged_into_a_llama_or_written_as_peft_reads_them(
     transformers = pytest.importorskip("transformers")
     assert main(["export", str(run), "--to", str(tmp_path / "merged")]) == 0
     assert main(["export", str(run), "--to", str(tmp_path / "alone"), "--adapters"]) == 0
+    told = capsys.readouterr().out
     assert (
         f'PeftModel.from_pretrained(model, "{tmp_path / "alone"}"), beside the model in {llama}'
-        in capsys.readouterr().out
+        in told
     )
     said = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
     qlora = len(said["target_modules"]) == 7
+    assert ("in the 4 bits (nf4)" in told) == qlora
     every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert said["target_modules"] == (every if qlora else ["q_proj", "v_proj"])
     assert (said["peft_type"], said["task_type"], said["r"], said["lora_alpha"]) == (

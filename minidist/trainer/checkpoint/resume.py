@@ -181,6 +181,10 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
         *(("parallel", option.name) for option in fields(SiteOptions)),
     ]
     names += [("optimizer", name) for name in now["optimizer"]]
+    if now["parallel"]["outer_topk"]:  # of what a rank has, the largest elements are sent
+        cut = ("tp", "ep", "pp", "zero")
+        sliced = ("dp", "cp") if now["parallel"]["zero"] else ()
+        names += [("parallel", name) for name in cut + sliced]
     before, now = _with_precision(before), _with_precision(now)
     # none newer than the run
     known = [(section, name) for section, name in names if name in before[section]]

@@ -159,11 +159,17 @@ def test_gradients_that_were_kept_back_and_are_left_out_are_named(
 @pytest.mark.parametrize(
     ("words", "option", "named"),
     [
-        ("--zero 3", "--zeropp", "zeropp True -> False"),
-        ("--experts 4 --ep 2", "--ep-fp8", "ep_fp8 True -> False"),
+        ("--zero 3", "--zeropp", "steps 2 -> 3, zeropp True -> False"),
+        ("--experts 4 --ep 2", "--ep-fp8", "steps 2 -> 3, ep_fp8 True -> False"),
+        (
+            "--local-steps 1 --outer-topk 0.1 --outer-momentum 0",
+            "--tp 2",
+            "steps 2 -> 3, tp 2 -> 1",
+        ),
+        ("--local-steps 1", "--tp 2", "steps 2 -> 3"),
     ],
 )
-def test_messages_of_8_bits_that_are_left_out_are_named(
+def test_what_the_next_steps_lose_otherwise_is_named(
     words: str,
     option: str,
     named: str,
@@ -175,7 +181,7 @@ def test_messages_of_8_bits_that_are_left_out_are_named(
     assert train_on(2, run, "--steps 2", option) == 0
     capsys.readouterr()
     assert train_on(2, run, "--steps 3 --resume") == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith(f"steps 2 -> 3, {named}")
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"what they were: {named}")
 
 
 def test_a_precision_that_is_said_at_last_has_not_changed(
