@@ -10,7 +10,8 @@ is left out.
                n2 fails again: it is left out, with its name
 
 srun says which machine a rank was lost on: `srun: error: n2: task 1: Killed`. Others may be named
-before: a rank that misses its peer ends with an exit code. So who was killed is blamed first.
+before: a rank that misses its peer ends with an exit code. So who was killed is blamed first. Two
+that are lost at once share a line, `n[2-3]: tasks 1-2: Killed`, and the blame.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from minidist.comm.errors import LaunchError
@@ -52,8 +54,8 @@ class Allocation:
     each: int
     job: str
     failures: Counter[str] = field(default_factory=Counter)
-    blamed: str = ""  # in the last start
-    certain: bool = False  # it was killed, or its machine has failed
+    blamed: list[str] = field(default_factory=list)  # in the last start
+    certain: bool = False  # they were killed, or their machine has failed
 
     @property
     def fit(self) -> list[str]:
@@ -85,13 +87,22 @@ class Allocation:
         }
 
     def hear(self, line: str) -> None:
-        """Note the machine that has lost a rank: the first that was killed, else the first named."""
+        """Note the machine that has lost a rank: the first that was killed, else the first named.
+
+        Of several that end with an exit code at once, nobody knows who has missed whom.
+        """
         found = LOST.match(line.strip())
-        if found is None or found[1] not in self.nodes or (found[2] or "").startswith(ENDED):
+        if found is None or (found[2] or "").startswith(ENDED):
             return
         killed = not (found[2] or "").startswith("Exited")
-        if not self.blamed or (killed and not self.certain):
-            self.blamed, self.certain = found[1], killed
+        several = "," in found[1] or "[" in found[1]
+        named = [] if several else [found[1]]
+        if several and killed:
+            with suppress(OSError, subprocess.CalledProcessError):  # then nobody is blamed
+                named = _expanded(found[1])
+        lost = [node for node in self.nodes if node in named]
+        if lost and (not self.blamed or (killed and not self.certain)):
+            self.blamed, self.certain = lost, killed
 
 
 def machines_here() -> int:
@@ -112,12 +123,10 @@ def allocation_here(ranks: int) -> Allocation | None:
     told = os.environ
     if machines_here() == 1:
         return None
-    command = ["scontrol", "show", "hostnames", told.get("SLURM_JOB_NODELIST", "")]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        nodes = _expanded(told.get("SLURM_JOB_NODELIST", ""))
     except (OSError, subprocess.CalledProcessError) as error:
         raise LaunchError(f"SLURM does not say which machines this job has ({error})") from None
-    nodes = answer.stdout.split()
     each = int(told.get("SLURM_NTASKS_PER_NODE") or -(-ranks // len(nodes)))
     if ranks % each:
         raise LaunchError(
@@ -130,6 +139,13 @@ def allocation_here(ranks: int) -> Allocation | None:
             f"{len(nodes)}: use -n {each * len(nodes)}, or more --nodes"
         )
     return Allocation(nodes, each, told.get("SLURM_JOB_ID", "0"))
+
+
+def _expanded(nodes: str) -> list[str]:
+    """Return the names that SLURM writes as `n[1-3]`."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return answer.stdout.split()
 
 
 def run_on_machines(
@@ -152,21 +168,21 @@ def run_on_machines(
             places = f"{ranks} ranks on {' '.join(nodes)}"
             counted = f"restart {restart} of at most {restarts.most}"
             print(f"minidist launch: {counted}, {places}", file=sys.stderr, flush=True)
-        allocation.blamed, allocation.certain = "", False
+        allocation.blamed, allocation.certain = [], False
         outcome = start(nodes, ranks, restart)
         if outcome.returncode in FINAL or outcome.timed_out:
             break
-        node = allocation.blamed
-        if not node:
+        if not allocation.blamed:
             print(
                 f"minidist launch: the job has lost a rank (status {outcome.returncode}); SLURM does "
                 "not say where",
                 file=sys.stderr,
             )
             continue
-        allocation.failures[node] += 1
-        said = f"minidist launch: the job has lost a rank on {node}"
-        if allocation.failures[node] == TWICE:
-            said += " for the second time: it is left out"
-        print(said, file=sys.stderr)
+        for node in allocation.blamed:
+            allocation.failures[node] += 1
+            said = f"minidist launch: the job has lost a rank on {node}"
+            if allocation.failures[node] == TWICE:
+                said += " for the second time: it is left out"
+            print(said, file=sys.stderr)
     return outcome

@@ -7,8 +7,9 @@ Each rank is asked the same before the start, and they are compared:
     disk       can the folder of checkpoints be written, and how fast
     ring       a message to the next rank and one from the one before: is it right, and how fast
 
-A faulty machine gives wrong numbers, no room, or is much slower than the others: with equal
-machines, the median of all says what is usual. (MegaScale, Jiang et al. 2024, section 4.3, runs such
+A faulty machine gives wrong numbers, has no room, or is much slower than the others. Machines are
+equal, and none is fast by a fault: so the median says what is usual, and where it lies between two
+values, as with two machines, the better one. (MegaScale, Jiang et al. 2024, section 4.3, runs such
 checks before each start.)
 """
 
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from minidist.launch.parser import Parser
 SLOW = 2.0  # times as long as the median: what a busy machine does is less
 SIDE = 512  # of the matrices
 BYTES = 4 << 20  # of a message, and of a file
-REPEATS = 3  # the fastest counts
+REPEATS = 5  # the fastest counts
 LITTLE = 0.5  # of the median of what is free
 
 
@@ -99,12 +100,12 @@ def judge(all: Sequence[Checked]) -> list[str]:
     found: list[list[str]] = [list(each.faults) for each in all]
     for what in ("product", "ring", "disk"):
         taken = [getattr(each, what) for each in all]
-        usual = median([seconds for seconds in taken if seconds] or [0.0])
+        usual = median_low([seconds for seconds in taken if seconds] or [0.0])
         for rank, seconds in enumerate(taken):
             if seconds and seconds > SLOW * usual:
                 times = f"{seconds / usual:.1f} times as long as the median of {usual * 1e3:.1f} ms"
                 found[rank].append(f"its {what} takes {times}")
-    usual = median(each.free for each in all)
+    usual = median_high(each.free for each in all)
     for rank, each in enumerate(all):
         if each.free < LITTLE * usual:
             room = f"{each.free / 1e9:.1f} GB of memory are free, of usually {usual / 1e9:.1f}"

@@ -190,20 +190,27 @@ def test_spares_of_a_slurm_job_are_machines(
         ("slurmstepd-n2: error: *** STEP 2.0 ON n1 CANCELLED ***", ""),
         ("[n2] srun: error: n2: task 1: Killed", ""),
         ("srun: error: n9: task 1: Killed", ""),
+        ("srun: error: n[2-3]: tasks 1-2: Killed", "n2 n3"),
+        ("srun: error: n[2-3]: tasks 1-2: Exited with exit code 1", ""),
     ],
 )
-def test_who_is_blamed(line: str, blamed: str) -> None:
-    allocation = Allocation(["n1", "n2"], 1, "7")
+def test_who_is_blamed(
+    line: str, blamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$3" = "n[2-3]" ] && echo n2 n3\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    allocation = Allocation(["n1", "n2", "n3"], 1, "7")
     allocation.hear(line + "\n")
     allocation.hear("srun: error: n1: task 0: Terminated\n")
-    assert allocation.blamed == blamed
+    assert allocation.blamed == blamed.split()
 
 
 def test_who_was_killed_is_blamed_before_who_misses_it() -> None:
     allocation = Allocation(["n1", "n2", "n3"], 1, "7")
     for line in ("n1: task 0: Exited with exit code 1", "n2: task 1: Killed", "n3: task 2: Killed"):
         allocation.hear(f"srun: error: {line}\n")
-    assert allocation.blamed == "n2"
+    assert allocation.blamed == ["n2"]
 
 
 def test_a_machine_that_is_left_over_comes_first() -> None:

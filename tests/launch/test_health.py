@@ -29,11 +29,16 @@ def test_one_rank_is_named(changed: dict[str, object], words: str) -> None:
     for ranks in (2, 3, 8):
         all = [FIT] * ranks
         all[1] = FIT._replace(host="node2", **changed)  # type: ignore[arg-type]
-        if ranks == 2 and "faults" not in changed:
-            continue  # of two nobody knows which one is usual
         assert judge(all) == [f"rank 1 on node2: {words}"] or words in judge(all)[0]
         assert len(judge(all)) == 1
     assert judge([FIT] * 4) == []
+
+
+def test_of_two_machines_the_slow_one_is_named() -> None:
+    slow = FIT._replace(host="node2", product=0.1, free=20e9)
+    found = judge([FIT] * 4 + [slow] * 4)
+    assert [line.partition(":")[0] for line in found] == [f"rank {n} on node2" for n in range(4, 8)]
+    assert all("its product takes 10.0 times" in line and "20.0 GB" in line for line in found)
 
 
 def test_a_wrong_product_and_a_broken_wire_are_found(
