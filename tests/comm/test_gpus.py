@@ -53,11 +53,18 @@ def taken(machine: pytest.MonkeyPatch, ranks: int, each: int | None = None) -> l
     return found
 
 
-def test_each_rank_has_a_gpu_of_its_own_or_none_has(machine: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_a_gpu_of_its_own_or_none_has_which_is_said(
+    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert taken(machine, 2) == [None, None]
     have(machine, 3, (2, 20))
     assert taken(machine, 3) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
     assert taken(machine, 4) == [None] * 4
+    assert capsys.readouterr().err == (
+        "minidist: 4 ranks are more than this machine's GPUs (3), so they work on the CPU: start 3, "
+        "or set MINIDIST_RANKS_PER_GPU=2\n"
+    )
     assert not set(SET) & os.environ.keys()
     machine.setattr(dist, "is_nccl_available", lambda: False)
     assert taken(machine, 2) == [None, None]

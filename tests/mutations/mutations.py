@@ -377,8 +377,8 @@ COMM = [
     Mutation(
         "neighbours take turns over the GPUs that they share",
         "minidist/comm/torch_wire/gpus.py",
-        old="return local // each if",
-        new="return local % gpus if",
+        old="return local // each",
+        new="return local % gpus",
         tests=("tests/comm/test_gpus.py::test_rank_r_takes_gpu_r_divided_by_the_ranks_of_each",),
     ),
     Mutation(

@@ -9,6 +9,7 @@ is. NCCL has allowed it since version 2.30.
 import ctypes
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ FEW_BLOCKS = 4  # from so many ranks a GPU on, each must leave room for the othe
 
 def own_gpu() -> int | None:
     """Return the number of this rank's GPU; None if the machine has none, or fewer than its ranks
-    need.
+    need, which its first rank then says.
 
     Raises
     ------
@@ -40,7 +41,14 @@ def own_gpu() -> int | None:
         local, neighbours = 0, 1
     if each > 1:
         share_gpus(each, gpus, neighbours)
-    return local // each if neighbours <= gpus * each else None
+    if neighbours <= gpus * each:
+        return local // each
+    if gpus and local == 0:
+        sys.stderr.write(
+            f"minidist: {neighbours} ranks are more than this machine's GPUs ({gpus}), so they work "
+            f"on the CPU: start {gpus}, or set {SHARING}={-(-neighbours // gpus)}\n"
+        )
+    return None
 
 
 def count_gpus() -> int:
