@@ -4,7 +4,9 @@ in memory.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -90,6 +92,19 @@ def test_faults_name_the_file_the_line_and_the_fields_there_are(
     assert "b.parquet is not Parquet (" in refused(file, field="content")
     (tmp_path / "empty").mkdir()
     assert "is a directory without .txt, .md, .jsonl, .parquet files" in refused(tmp_path / "empty")
+    (tmp_path / "full" / "locked").mkdir(parents=True)
+    (tmp_path / "full" / "a.txt").write_text("x")
+    look = os.scandir
+
+    def locked(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", locked)
+        said = refused(tmp_path / "full")
+    assert said.endswith("full/locked (Permission denied): check the path given to --text")
     (tmp_path / "b.parquet").write_bytes(b"abc")
     assert "b.parquet is not Parquet (" in refused(tmp_path / "b.parquet")
     assert refused(write_jsonl(tmp_path / "c.jsonl", ["", ""])).endswith("c.jsonl is empty: give --text a file with "

@@ -70,19 +70,34 @@ def read_pieces(
 
 def listed(files: Sequence[str | Path], option: str = "--text") -> Iterator[Path]:
     """Yield the files, and in place of each folder the files in it that can be read, sorted by
-    their paths.
+    their paths. TextError if it has none, or one of its folders cannot be looked into.
     """
     for path in map(Path, files):
         if not os.path.isdir(path):  # which, unlike `Path.is_dir`, takes names that are too long
             yield path
             continue
-        found = sorted(file for file in path.rglob("*") if file.suffix in LISTED and file.is_file())
+        every = _inside(path, option)
+        found = sorted(file for file in every if file.suffix in LISTED and file.is_file())
         if not found:
             raise TextError(
                 f"{path} is a directory without {', '.join(LISTED)} files: give {option} files, "
                 "or another"
             )
         yield from found
+
+
+def _inside(folder: Path, option: str) -> Iterator[Path]:
+    """Yield every file of a folder and of those in it. None is left out because it cannot be seen:
+    nobody would miss it.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise TextError(
+            f"cannot look into {error.filename} ({error.strerror}): check the path given to {option}"
+        )
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(place, name) for name in names)
 
 
 def said_twice(text: Sequence[str | Path], eval_text: Sequence[str | Path]) -> list[str]:
