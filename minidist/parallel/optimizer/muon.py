@@ -220,11 +220,20 @@ class SlicedMuon(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
         some = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options)
         super().__init__(params, some.defaults)
-        pieces: list[nn.Parameter] = []
-        for group in self.param_groups:
-            pieces += group["params"]
-        self.matrices = Matrices(pieces)
+        self.matrices = self._all_matrices()
         share_out(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add slices of further matrices, and share all out anew. Collective."""
+        super().add_param_group(param_group)
+        if "matrices" in vars(self):
+            sent = self.matrices.sent
+            self.matrices = self._all_matrices()
+            self.matrices.sent = sent
+
+    def _all_matrices(self) -> Matrices:
+        """Return those of all groups. Collective."""
+        return Matrices([piece for group in self.param_groups for piece in group["params"]])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

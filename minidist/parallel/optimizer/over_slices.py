@@ -92,7 +92,8 @@ class SliceOptimizers:
             Arguments of `kind`.
 
         After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of
-        its own parameters, so several optimizers can share a model. Its `state_dict()`, which is
+        its own parameters, so several optimizers can share a model, and its `add_param_group` takes
+        parameters of the model. Its `state_dict()`, which is
         collective, returns the state of an unsharded optimizer, and `load_state_dict` takes such a
         state, whatever number of ranks has saved it.
 
@@ -147,9 +148,19 @@ class SliceOptimizers:
         owner = self.owner()
         assert owner is not None, "it builds and adopts"
         mine = {parameter for group in trained for parameter in group["params"]}
+        add = optimizer.add_param_group
+
+        def add_slices(param_group: dict[str, Any]) -> None:
+            """Add a group over the model's parameters, as a group over their slices."""
+            (whole,), (sliced,) = self._groups([param_group])
+            add(sliced)
+            mine.update(whole["params"])
+
         optimizer.register_step_pre_hook(lambda *_: self._check_step(owner, mine))
         optimizer.register_step_post_hook(lambda *_: owner.stepped(mine))
-        optimizer.zero_grad = partial(owner.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
+        # both mean the model's parameters
+        optimizer.zero_grad = partial(owner.forget_gradients, mine)  # type: ignore[method-assign]
+        optimizer.add_param_group = add_slices  # type: ignore[method-assign]
         self.guard.built.add(optimizer)
 
     def _check_step(self, owner: Owner, parameters: Collection[nn.Parameter]) -> None:
