@@ -158,6 +158,9 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
         # an empty tensor may have stride 0
         flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
+    plain = sys.modules["torch"].Tensor
+    if type(flat) is not plain:  # such as a part of a gradient, which refuses an index
+        flat = flat.as_subclass(plain)
     if name == "bfloat16" or flat.device.type != "cpu":
         return flat
     return flat.numpy()

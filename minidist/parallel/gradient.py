@@ -7,7 +7,7 @@ all ranks.
 
 So lines that were written for one device stay right: `torch.nn.utils.clip_grad_norm_` asks for
 norms, and `torch.amp.GradScaler` whether some element is infinite. DTensor does the same for all of
-torch; here it is done for the questions in `ANSWERS`, and everything else runs on this rank's
+torch; here it is done for what `questions.py` names, and everything else runs on this rank's
 elements. A question is collective: all ranks have to ask it. So a line that logs a norm must not
 stand below `if rank == 0`. `gradient.as_subclass(torch.Tensor)` is the part alone.
 """
@@ -15,7 +15,7 @@ stand below `if rank == 0`. `gradient.as_subclass(torch.Tensor)` is the part alo
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,18 @@ from torch.utils._pytree import tree_leaves
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.parallel.questions import (
+    CLIP,
+    COMPARED,
+    JOINED,
+    REFUSED,
+    SCALE,
+    elementwise,
+    everywhere,
+    for_each,
+    named,
+    refuse,
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +78,7 @@ class PartOfGradient(Tensor):
             if func in ANSWERS:
                 return ANSWERS[func](*args, **kwargs)
             result = func(*args, **kwargs)
-        if func in ELEMENTWISE and type(result) is Tensor and "out" not in kwargs:
-            part = next((value for value in args if isinstance(value, cls)), None)
-            if part is not None and part.numel() == result.numel():
-                return become_part(result, part.spread)
-        return result
+        return kept(result, args, kwargs) if func in ELEMENTWISE else result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a plain copy: ranks cannot be copied."""
@@ -88,6 +96,15 @@ def become_part(gradient: Tensor, spread: Spread) -> Tensor:
     gradient.__class__ = PartOfGradient
     gradient.spread = spread  # type: ignore[attr-defined]
     return gradient
+
+
+def kept(result: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Return what was made of each element of a part, as the same part of the whole's result."""
+    if type(result) is Tensor and "out" not in options:
+        for value in (*args, *options.values()):
+            if isinstance(value, PartOfGradient) and value.numel() == result.numel():
+                return become_part(result, value.spread)
+    return result
 
 
 # ---------------------------------------------------------------- norms
@@ -212,7 +229,7 @@ def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
         if dtype is not None and not isinstance(part, PartOfGradient):
             options["dtype"] = dtype
         if _about_elements(part, args, options, ask.__name__):
-            return ask(part, *args, **options)
+            return kept(ask(part, *args, **options), (part, *args), options)
         _refuse_mixed(part)
         asked = part if part.numel() else part.new_full((1,), nothing)
         asked = asked if dtype is None else asked.to(dtype)
@@ -247,35 +264,20 @@ def _mean(part: Any, *args: Any, **options: Any) -> Any:
     return total(part) / total(become_part(ones, part.spread))
 
 
-CLIP = (
-    "their norm is not that of all: use clip_by_global_norm(parameters, limit), or "
-    "Parallel.clip(limit)"
-)
-SCALE = "only some may overflow: use LossScaler(mesh.world) in place of GradScaler"
-
-
 def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
     """Raise ValueError, on every rank, if ranks of a pipeline ask for all of their gradients."""
     if any(isinstance(part, PartOfGradient) and part.spread.staged for part in parts):
         raise ValueError(f"the stages of a pipeline have different gradients, and {why}")
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise ValueError for a question that no sum over ranks answers."""
-    fault = f"this rank has only a part of the gradient, and {what} is not computed across ranks"
-    raise ValueError(
-        f"{fault}: ask for the norm of all of it, or use gradient.as_subclass(torch.Tensor), the "
-        "part"
-    )
-
-
 def _refused(ask: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return what a question gets that would be answered for this rank's part alone."""
 
     def answer(*args: Any, **options: Any) -> Any:
-        given = tree_leaves((args, options))
-        if any(isinstance(value, PartOfGradient) and value.spread.axes for value in given):
-            refuse(f"its {name.strip('_')}")
+        for value in tree_leaves((args, options)):
+            _refuse_mixed(value)
+            if isinstance(value, PartOfGradient) and value.spread.axes:
+                refuse(f"its {name.strip('_')}")
         return ask(*args, **options)
 
     return answer
@@ -303,56 +305,63 @@ def _refuse_mixed(part: Tensor) -> None:
 
 def _set(part: Tensor, index: Any, value: Any) -> None:
     """Answer `part[index] = value`: where the index would be one into the whole, it is refused."""
-    if isinstance(index, Tensor):
-        everywhere = index.dtype == torch.bool and index.shape == part.shape
-    else:
-        everywhere = index is Ellipsis or (isinstance(index, slice) and index == slice(None))
-    if not everywhere and isinstance(part, PartOfGradient) and part.spread.axes:
-        refuse("where in it an index of the whole lies")
+    _check_index(part, index)
     part[index] = value
 
 
+def _get(part: Tensor, index: Any) -> Tensor:
+    """Answer `part[index]`, which is a part again: elements that a mask has chosen add up, too."""
+    _check_index(part, index)
+    found = part[index]
+    return become_part(found, part.spread) if isinstance(part, PartOfGradient) else found
+
+
+def _check_index(part: Tensor, index: Any) -> None:
+    """Raise ValueError unless an index means the same in a part as in the whole."""
+    if isinstance(part, PartOfGradient):
+        _refuse_mixed(part)
+        places = index if isinstance(index, tuple) else (index,)
+        if part.spread.axes and not all(everywhere(place, part) for place in places):
+            refuse("where in it an index of the whole lies")
+
+
+def _compared(ask: Callable[..., bool]) -> Callable[..., bool]:
+    """Return the answer to whether two tensors are the same: all ranks must find it."""
+
+    def answer(input: Tensor, other: Tensor, *args: Any, **options: Any) -> bool:
+        for tensor in (input, other):
+            _refuse_mixed(tensor)
+        same = ask(input, other, *args, **options)
+        joint = torch.tensor(
+            [same],
+            dtype=torch.uint8,
+            device=input.device,
+        )
+        for comm in dict.fromkeys(axes_of((input, other))):
+            all_reduce(joint, comm, op="min")
+        return bool(joint)
+
+    return answer
+
+
+def _for_each(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is done to each of several gradients: parts stay parts."""
+
+    def answer(*args: Any, **options: Any) -> Any:
+        lists = []
+        for given in (*args, *options.values()):
+            if isinstance(given, list | tuple):
+                lists.append(given)
+        results = []
+        for at, result in enumerate(change(*args, **options)):
+            beside = [given[at] for given in lists]
+            results.append(kept(result, beside, {}))
+        return tuple(results)
+
+    return answer
+
+
 # ---------------------------------------------------------------- which question gets which answer
-
-JOINED: dict[str, tuple[str, float]] = {
-    "sum": ("sum", 0),
-    "any": ("max", 0),
-    "all": ("min", 1),
-    "max": ("max", -math.inf),
-    "amax": ("max", -math.inf),
-    "min": ("min", math.inf),
-    "amin": ("min", math.inf),
-}
-"""Questions that one number answers: how ranks join theirs, and what one without elements brings."""
-
-REFUSED = """
-    std var std_mean var_mean median nanmedian quantile prod histc
-    argmax argmin aminmax topk kthvalue sort argsort cumsum cumprod
-    count_nonzero nansum nanmean logsumexp softmax log_softmax matrix_norm
-
-    dot vdot inner vecdot outer matmul __matmul__ __rmatmul__ linear
-    mm mv bmm addmm addmv einsum tensordot multi_dot
-
-    dist cdist pairwise_distance cosine_similarity normalize
-    mse_loss l1_loss smooth_l1_loss huber_loss
-"""
-"""Questions that no sum over ranks answers."""
-
-FUNCTIONS = """
-    mul div pow square sqrt abs neg sign add sub clamp detach
-    isfinite isnan isinf nan_to_num eq ne gt ge lt le
-    exp log log2 log10 rsqrt reciprocal relu clamp_min clamp_max
-    maximum minimum where logical_and logical_or logical_not
-    flatten reshape ravel squeeze unsqueeze
-"""
-METHODS = """
-    view view_as reshape_as contiguous
-    to type float double half bfloat16 cpu cuda
-    __mul__ __truediv__ __pow__ __add__ __sub__ __and__ __or__ __xor__
-    __rmul__ __rtruediv__ __rpow__ __radd__ __rsub__ __rand__ __ror__ __rxor__
-    __neg__ __invert__ __eq__ __ne__ __gt__ __ge__ __lt__ __le__
-"""
-"""What makes a part of the whole's result out of a part: `FUNCTIONS` are methods, too."""
 
 
 def _answers() -> dict[Any, Callable[..., Any]]:
@@ -363,6 +372,7 @@ def _answers() -> dict[Any, Callable[..., Any]]:
         torch.linalg.norm: _any_norm,
         torch.norm: _any_norm,
         Tensor.norm: _any_norm,
+        Tensor.__getitem__: _get,
         Tensor.__setitem__: _set,
         torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
         torch.mean: _mean,
@@ -370,27 +380,16 @@ def _answers() -> dict[Any, Callable[..., Any]]:
     }
     for join in (torch.cat, torch.concat, torch.hstack, torch.stack):
         answers[join] = _joined(join)
-    for name, (op, nothing) in JOINED.items():
-        for home in (torch, Tensor):
-            ask = getattr(home, name)
-            answers[ask] = _asked_of(ask, op, nothing)
-    for name in REFUSED.split():
-        for home in (torch, Tensor, torch.linalg, nn.functional):
-            if hasattr(home, name):
-                ask = getattr(home, name)
-                answers[ask] = _refused(ask, name)
+    for change in for_each():
+        answers[change] = _for_each(change)
+    for _, ask in named(COMPARED, torch, Tensor):
+        answers[ask] = _compared(ask)
+    for name, ask in named(" ".join(JOINED), torch, Tensor):
+        answers[ask] = _asked_of(ask, *JOINED[name])
+    for name, ask in named(REFUSED, torch, Tensor, torch.linalg, nn.functional):
+        answers[ask] = _refused(ask, name)
     return answers
 
 
-def _elementwise() -> set[Any]:
-    """Return what is done to each element, or to the shape, on the way from a gradient to a
-    question.
-    """
-    functions = [getattr(torch, name) for name in FUNCTIONS.split()]
-    methods = [getattr(Tensor, name) for name in (FUNCTIONS + METHODS).split()]
-    data = Tensor.data.__get__  # type: ignore[attr-defined]
-    return {data, *functions, *methods}
-
-
 ANSWERS = _answers()
-ELEMENTWISE = _elementwise()
+ELEMENTWISE = elementwise()

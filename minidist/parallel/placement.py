@@ -78,7 +78,8 @@ class Block:
             stop - start if rank % self.copies == 0 else 0
             for rank, (start, stop) in enumerate(self.bounds)
         ]
-        rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]
+        along = piece.detach().as_subclass(Tensor).movedim(self.dim, 0).contiguous()
+        rows = along[: counts[self.comm.rank]]
         return all_gather(rows, self.comm, counts=counts).movedim(0, self.dim).contiguous()
 
 
@@ -104,7 +105,7 @@ class Slice:
 
     def take(self, whole: Tensor) -> Tensor:
         """Return this rank's elements of the whole parameter, flat: a view if it is contiguous."""
-        return whole.flatten()[self.start : self.stop]
+        return whole.as_subclass(Tensor).flatten()[self.start : self.stop]
 
 
 @dataclass(frozen=True)

@@ -315,6 +315,13 @@ QUESTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "laid end to end": lambda g: torch.cat([g.flatten(), 2 * g.reshape(-1)]).norm(),
     "in between": lambda g: ((g > 0) & (g < 3)).sum(),
     "of others": lambda g: torch.where(g > 0, g, 0).clamp_min(1).sum(),
+    "larger than others": lambda g: torch.max(g, torch.ones_like(g)).sum(),
+    "named": lambda g: torch.clamp(input=g, min=0).sum(),
+    "bent": lambda g: (g.sigmoid() + g.lerp(g * 0, 0.5) + g.round() + g // 2).sum(),
+    "turned": lambda g: g[None].T.sum(),
+    "chosen": lambda g: g[g > 0].sum(),
+    "each": lambda g: torch._foreach_mul(torch._foreach_abs([g]), 2)[0].sum(),
+    "close": lambda g: torch.isclose(g, g * 0, atol=4).all(),
 }
 
 
@@ -511,6 +518,21 @@ OF_THIS_RANK_ALONE: tuple[Callable[[Tensor], object], ...] = (
     lambda g: nn.functional.mse_loss(g, torch.zeros_like(g)),
     lambda g: nn.HuberLoss()(torch.zeros_like(g), target=g),
     lambda g: g.softmax(0),
+    lambda g: g[0],
+    lambda g: g[[0, 1]],
+    lambda g: g[:1],
+    lambda g: list(g),
+    lambda g: g.tolist(),
+    lambda g: g.detach().numpy(),
+    lambda g: g.unique(),
+    lambda g: g.nonzero(),
+    lambda g: g.masked_select(g > 0),
+    lambda g: g.gather(0, torch.tensor([0])),
+    lambda g: g.chunk(2),
+    lambda g: torch._foreach_max([g]),
+    lambda g: torch.cat([g, torch.ones(2)])[0],
+    lambda g: torch.cat([g, torch.ones(2)]).std(),
+    lambda g: 1.0 in g,
 )
 
 
@@ -538,6 +560,42 @@ def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> 
             wrapped.module[0].state_dict()
 
     minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("kind", (ZeRO1, FSDP))
+def test_ranks_agree_whether_two_gradients_are_the_same(kind: Any) -> None:
+    """The last rank alone has an element that differs."""
+
+    def program(comm: Communicator) -> list[bool]:
+        wrapped = kind(net(), comm, op="sum")
+        wrapped(rows(0, 0)).square().sum().backward()
+        gradient: Any = wrapped.module[0].weight.grad
+        other, near = gradient * 1, gradient + 0.5
+        same = [torch.equal(gradient, other), gradient.allclose(near, atol=1)]
+        if comm.rank == comm.size - 1:
+            other.as_subclass(Tensor)[-1] += 2
+            near.as_subclass(Tensor)[-1] += 2
+        return [*same, torch.equal(gradient, other), torch.allclose(gradient, near, atol=1)]
+
+    assert minidist.run(program, 3) == [[True, True, False, False]] * 3
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16))
+def test_a_part_travels_as_any_tensor(dtype: torch.dtype) -> None:
+    """Collectives cut a buffer where they like."""
+
+    def program(comm: Communicator) -> list[float]:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False, dtype=dtype))
+        wrapped = FSDP(model, comm, op="sum")
+        wrapped(torch.ones(2, 4, dtype=dtype)).sum().backward()
+        gradient: Any = wrapped.module[0].weight.grad
+        sent = gradient[:].fill_(comm.rank + 1)
+        assert isinstance(sent, PartOfGradient)
+        minidist.collectives.all_reduce(sent, comm)
+        plain: list[float] = sent.as_subclass(Tensor).tolist()
+        return plain
+
+    assert {value for values in minidist.run(program, 2) for value in values} == {3.0}
 
 
 @pytest.mark.parametrize("kind", (DDP, ZeRO2, FSDP))

@@ -59,7 +59,7 @@ class FusedAdamW(torch.optim.AdamW):
                 state["step"] += 1
                 tensors = [
                     parameter.detach(),
-                    parameter.grad,
+                    parameter.grad.as_subclass(Tensor),
                     state["exp_avg"],
                     state["exp_avg_sq"],
                 ]
