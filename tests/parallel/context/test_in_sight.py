@@ -5,6 +5,7 @@ seen travel.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise, product
@@ -24,6 +25,7 @@ from minidist.model.attention import SlidingWindow, causal_attention
 from minidist.model.seen import beginnings, first_seen
 from minidist.parallel.context import blocks, parallelize_context, shard_tokens
 from minidist.parallel.context.context_parallel import WAYS, attend_alone
+from minidist.parallel.context.in_sight import InSight
 from minidist.parallel.context.order import ORDERS, positions, sight_of
 
 SMALL = GPTConfig(
@@ -173,6 +175,31 @@ def test_bytes_and_messages_are_those_of_the_tokens_that_are_seen(
         if window > 1:
             # gradients of what a rank had: as many messages as it received
             assert sum(each[1][1] for each in found) == 2 * sum(neighbours)
+
+
+@pytest.mark.parametrize("way, begun", (("ring", [1, 2, 3, 3]), ("all_gather", [3, 3, 3, 3])))
+def test_a_ring_has_room_for_one_part_ahead(
+    way: str, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many parts have memory when a rank computes with its own keys, and with each other's."""
+    hops: dict[int, list[int]] = defaultdict(list)
+    fetch = InSight.fetch
+
+    def counted(self: InSight, mine: Tensor, hop: int) -> Any:
+        hops[self.comm.rank].append(hop)
+        return fetch(self, mine, hop)
+
+    def program(comm: Communicator) -> tuple[list[int], list[int]]:
+        sight = sight_of("zigzag", 4, TIME, 5, None)
+        assert sight is not None
+        stream = comm.stream() if way == "ring" else None
+        mine = torch.full((2, TIME // 4, 3), float(comm.rank))
+        parts = InSight(comm, sight, stream).blocks(mine)
+        counts = [len(hops[comm.rank]) for _ in parts]
+        return counts, hops[comm.rank]
+
+    monkeypatch.setattr(InSight, "fetch", counted)
+    assert minidist.run(program, 4) == [(begun, [1, 2, 3])] * 4
 
 
 def test_a_window_over_several_ranks_sends_what_each_sees() -> None:

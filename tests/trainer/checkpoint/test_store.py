@@ -25,10 +25,13 @@ from safetensors.torch import load_file, save_file
 from test_pieces import grid
 from torch import Tensor
 
+import minidist
+from minidist.comm import Communicator
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.index import parse
 from minidist.trainer.checkpoint.pieces import Extent, Piece, take
 from minidist.trainer.checkpoint.restore import names, read, read_state, verify
+from minidist.trainer.checkpoint.saving import Writer
 from minidist.trainer.checkpoint.store import (
     CheckpointError,
     abandon,
@@ -738,3 +741,36 @@ def test_the_index_says_the_same_when_read(two: Path) -> None:
         (Extent.of((10, 6), 1, 0, 3), "rank-0000.safetensors"),
         (Extent.of((10, 6), 1, 3, 6), "rank-0001.safetensors"),
     ]
+
+
+# ---------------------------------------------------------------- beside training
+
+
+def test_a_writer_copies_into_the_memory_of_its_last_copy(tmp_path: Path) -> None:
+    """Three checkpoints, whose tensors change; the third has one of another shape."""
+
+    def program(comm: Communicator) -> None:
+        writer = Writer(tmp_path, comm, keep=9, every=0)
+        values = {"a": torch.zeros(5), "b": torch.zeros(2, 3, dtype=torch.float64)}
+        places: list[dict[str, int]] = []
+        for step in range(1, 4):
+            if step == 3:
+                values["b"] = torch.zeros(7, dtype=torch.float64)
+            for value in values.values():
+                value.fill_(step)
+            pieces = [Piece(name, Extent.of(value.shape), value) for name, value in values.items()]
+            writer.save(step, pieces if comm.rank == 0 else [], {})
+            for value in values.values():
+                value.zero_()  # training goes on meanwhile
+            writer.wait()
+            places.append({name: copy.data_ptr() for name, copy in writer.copies.items()})
+        first, second, third = places
+        assert first == second
+        assert comm.rank or (first["a"] == third["a"] and len(third) == 2)
+
+    minidist.run(program, 2)
+    for step in range(1, 4):
+        (file,) = store.final_of(tmp_path, step).glob("*.safetensors")
+        saved = load_file(file)
+        assert saved["b"].shape == ((2, 3) if step < 3 else (7,))
+        assert all((value == step).all() for value in saved.values())
