@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -401,3 +402,13 @@ def test_parameters_and_flops_are_counted() -> None:
     # two of them work all the same; only the router multiplies more
     more = replace(config, experts=10)
     assert more.flops_per_token() - config.flops_per_token() == 6 * 2 * 5 * 32
+
+
+def test_a_model_with_experts_can_be_pickled() -> None:
+    model = GPT(replace(MIXTRAL, balance="aux"), torch.Generator().manual_seed(0))
+    twin = pickle.loads(pickle.dumps(model))
+    tokens = torch.arange(16)[None]
+    for each in (model, twin):
+        cross_entropy_sum(each(tokens), tokens).backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None and torch.equal(ours.grad, theirs.grad)

@@ -122,7 +122,7 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.base, self.scale = base, alpha / rank
         # of A x: a sum, where several ranks have parts of x
-        self.join: Callable[[Tensor], Tensor] = lambda x: x
+        self.join: Callable[[Tensor], Tensor] = unchanged
         self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
         self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
 
@@ -157,6 +157,11 @@ class LoRALinear(nn.Module):
         )
         linear.bias = base.bias
         return linear.train(self.training)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Return `x`. (It has a name, as a model with a lambda in it could not be pickled.)"""
+    return x
 
 
 class QuantizedLinear(nn.Module):

@@ -140,8 +140,16 @@ class Float8Multiply(nn.Module):
             DelayedScale(dtype, history, device, shape) for dtype in (E4M3, E4M3, E5M2)
         )
         self.histories = torch.zeros(3, *shape, history, device=device)
+        self._link()
+
+    def _link(self) -> None:
         for scale, row in zip(self.scales, self.histories, strict=True):
             scale.history = row
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Let scales write to their rows again: a pickled view is a tensor of its own."""
+        super().__setstate__(state)
+        self._link()
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training

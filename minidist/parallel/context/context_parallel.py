@@ -35,7 +35,7 @@ from minidist.mesh import Layout, Mesh
 from minidist.model.attention import SlidingWindow
 from minidist.model.dropout import ORIGIN, Where
 from minidist.model.gpt import GPT, Attend, Attention
-from minidist.model.moe.routed import routed_in, sum_over
+from minidist.model.moe.routed import alone, routed_in, sum_over
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
@@ -275,7 +275,7 @@ def across(attend: Any) -> Across | None:
 def attend_alone(model: nn.Module) -> None:
     """Let attention, and what routers count, be as they were before `parallelize_context`."""
     for layer in routed_in(model):
-        layer.sum_over_sequence = lambda mine: mine
+        layer.sum_over_sequence = alone
     for module in attending(model):
         if (found := across(module.attend)) is not None:
             module.attend = found.serial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -335,3 +336,16 @@ def test_a_model_that_reads_its_layers_dtype_can_have_adapters(add: Any) -> None
     torch.testing.assert_close(
         after, before, **({} if add is add_lora else {"rtol": 0.5, "atol": 0.5})
     )
+
+
+@EACH_KIND
+def test_a_model_with_adapters_can_be_pickled(add: Any) -> None:
+    model = GPT(CONFIG, torch.Generator().manual_seed(0))
+    add(model, rank=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(TOKENS[:, :8]), model(TOKENS[:, :8]))
+    assert list(twin.state_dict()) == list(model.state_dict())

@@ -4,7 +4,10 @@ that trains.
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from minidist.memory.precision.fp8 import (
     E4M3,
     E5M2,
     Float8Linear,
+    Float8Multiply,
     dequantize,
     multiply_on_tensor_cores,
     quantize,
@@ -392,3 +396,23 @@ def test_a_run_continues_bit_for_bit_with_its_histories() -> None:
     for seen, scale in zip(histories(model), scales_of(other), strict=True):
         scale.history.copy_(seen)
     assert train(model, range(3, 6)) == train(other, range(3, 6))
+
+
+@pytest.mark.parametrize(
+    "copied",
+    (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))),
+    ids=("deep", "pickle"),
+)
+def test_a_copy_keeps_the_histories_that_a_checkpoint_saves(
+    copied: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    to_fp8(model)
+    twin = copied(model)
+    for each in (model, twin):
+        each(torch.ones(2, 16)).sum().backward()
+        update_scales(each)
+    for ours, theirs in zip(model.modules(), twin.modules(), strict=True):
+        if isinstance(ours, Float8Multiply) and isinstance(theirs, Float8Multiply):
+            assert ours.histories.count_nonzero() == 3
+            assert torch.equal(ours.histories, theirs.histories)

@@ -385,6 +385,24 @@ def test_what_nobody_will_ask_for_is_not_kept() -> None:
     assert torch.equal(x.grad, torch.autograd.grad(x.exp().tanh().sum(), x)[0])
 
 
+def test_a_second_run_ends_with_the_last_tensor_that_backward_needs() -> None:
+    """So the last product of a block is not computed again: backward needs its inputs alone."""
+    reached: list[str] = []
+
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        bent = x.sin()
+        reached.append("sine")
+        product = bent @ weight
+        reached.append("product")
+        return product
+
+    x, weight = (torch.ones(3, 3, requires_grad=True) for _ in range(2))
+    product = checkpoint(block, x, weight)
+    assert reached == ["sine", "product"]
+    product.sum().backward()
+    assert reached == ["sine", "product", "sine"]
+
+
 def test_a_function_that_catches_everything_gets_the_same_gradient() -> None:
     """It catches what ends the second run, too."""
 
