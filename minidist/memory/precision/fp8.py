@@ -148,7 +148,7 @@ class Float8Multiply(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Let scales write to their rows again: a pickled view is a tensor of its own."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._link()
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
