@@ -256,17 +256,22 @@ def test_memory_holds_the_state_of_two_parameters(dtype: torch.dtype, tmp_path: 
 
 
 class Meeting(OffloadedOptimizer):
-    """Whose worker fetches a chunk, and keeps one, only once another is being updated."""
+    """Whose worker fetches a chunk, and keeps one, only once another is being updated; and an
+    update ends only once the next chunk is being fetched.
+    """
 
     met: list[bool]
+    ahead: list[bool]
 
     def _update(self, chunks: list[Any]) -> None:
-        self.met, self.fetched, self.kept = [], 0, 0
+        self.met, self.ahead, self.fetched, self.kept = [], [], 0, 0
         self.begun = [threading.Event() for _ in chunks]
+        self.asked = [threading.Event() for _ in chunks]
         self.advanced = iter(self.begun)
         super()._update(chunks)
 
     def _fetch(self, *chunk: Any) -> Any:
+        self.asked[self.fetched].set()
         if self.fetched > 0:
             self.met.append(self.begun[self.fetched - 1].wait(20))
         self.fetched += 1
@@ -274,6 +279,8 @@ class Meeting(OffloadedOptimizer):
 
     def _advance(self, visit: Any) -> None:
         next(self.advanced).set()
+        if len(self.ahead) + 1 < len(self.asked):
+            self.ahead.append(self.asked[len(self.ahead) + 1].wait(20))
         super()._advance(visit)
 
     def _keep(self, visit: Any) -> None:
@@ -290,6 +297,7 @@ def test_chunks_come_and_go_while_another_is_updated() -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     assert optimizer.met == [True] * 6, "a worker that is waited for would never meet an update"
+    assert optimizer.ahead == [True] * 3, "a chunk that is asked for late is not fetched meanwhile"
 
 
 # ---------------------------------------------------------------- files
