@@ -138,10 +138,11 @@ def test_layers_are_dealt_out_by_what_they_cost() -> None:
     assert minidist.run(partial(program, costs=(3, 1, 1, 1)), 2) == [1, 3]
 
 
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
 def test_a_pipeline_adds_gradients_up_by_the_product_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each microbatch but the first, which finds no gradient to add to."""
+    """Of each microbatch but the first, which finds no gradient to add to; also put off."""
     plain, added = Product.add_to, Counter[int]()
 
     def counted(product: Product, total: Tensor) -> None:
@@ -151,7 +152,8 @@ def test_a_pipeline_adds_gradients_up_by_the_product_itself(
     monkeypatch.setattr(Product, "add_to", counted)
 
     def program(comm: Communicator) -> None:
-        case = Case(PP2, Recipe(microbatches=4), replace(SMALL, tied=False), batch=8)
+        recipe = Recipe(schedule=schedule, microbatches=4)
+        case = Case(PP2, recipe, replace(SMALL, tied=False), batch=8)
         parallel = spread(comm, case)
         one_step(parallel, case, 0)
         for module in parallel.model.modules():
