@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.adapters import lora
 from minidist.memory.adapters.lora import (
     EVERY_MATRIX,
     LoRALinear,
@@ -349,3 +351,22 @@ def test_a_model_with_adapters_can_be_pickled(add: Any) -> None:
     twin = pickle.loads(pickle.dumps(model))
     assert torch.equal(twin(TOKENS[:, :8]), model(TOKENS[:, :8]))
     assert list(twin.state_dict()) == list(model.state_dict())
+
+
+def test_no_dequantised_matrix_waits_for_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(*given: Any) -> Tensor:
+        matrix = dequantize(*given)
+        made.append(weakref.ref(matrix))
+        return matrix
+
+    monkeypatch.setattr(lora, "dequantize", watched)
+    model = GPT(CONFIG, torch.Generator().manual_seed(0))
+    add_qlora(model, rank=2)
+    logits = model(TOKENS[:, :8])
+    forward = len(made)
+    assert forward == len(EVERY_MATRIX) * CONFIG.layers
+    assert not any(matrix() is not None for matrix in made)
+    logits.sum().backward()
+    assert len(made) > forward and not any(matrix() is not None for matrix in made)

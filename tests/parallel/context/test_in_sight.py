@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise, product
@@ -200,6 +201,44 @@ def test_a_ring_has_room_for_one_part_ahead(
 
     monkeypatch.setattr(InSight, "fetch", counted)
     assert minidist.run(program, 4) == [(begun, [1, 2, 3])] * 4
+
+
+@pytest.mark.parametrize("way", ("ring", "all_gather"))
+def test_gradients_go_home_beside_computing_the_next(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the ring computes, begins to send and waits for, in turn; the other way sends at the end."""
+    told: dict[int, list[str]] = defaultdict(list)
+    begin = InSight.begin
+
+    def noted(self: InSight, *given: Any) -> Any:
+        log = told[self.comm.rank]
+        log.append("send")
+        arrive = begin(self, *given)
+
+        def waited() -> Tensor:
+            log.append("wait")
+            return arrive()
+
+        return waited
+
+    def program(comm: Communicator) -> list[str]:
+        sight, rank = sight_of("zigzag", 4, TIME, 5, None), comm.rank
+        assert sight is not None
+
+        def terms() -> Iterator[tuple[int, Tensor]]:
+            for source in (rank, *((rank - hop) % 4 for hop in (1, 2, 3))):
+                told[rank].append("term")
+                tokens = TIME // 4 if source == rank else len(sight.wanted(rank, source))
+                yield source, torch.ones(2, tokens, 3)
+
+        InSight(comm, sight, comm.stream() if way == "ring" else None).home(terms())
+        return told[rank]
+
+    monkeypatch.setattr(InSight, "begin", noted)
+    ahead = ["term", *["term", "send"] * 3, *["wait"] * 3]
+    after = [*["term"] * 4, *["send"] * 3, *["wait"] * 3]
+    assert minidist.run(program, 4) == [ahead if way == "ring" else after] * 4
 
 
 def test_a_window_over_several_ranks_sends_what_each_sees() -> None:
