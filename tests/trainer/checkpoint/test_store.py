@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -774,3 +775,25 @@ def test_a_writer_copies_into_the_memory_of_its_last_copy(tmp_path: Path) -> Non
         saved = load_file(file)
         assert saved["b"].shape == ((2, 3) if step < 3 else (7,))
         assert all((value == step).all() for value in saved.values())
+
+
+def test_a_writer_tells_how_long_training_waited_and_how_long_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store.write_shard
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(1)
+        return write(*given)
+
+    def program(comm: Communicator) -> list[tuple[float, float]]:
+        writer = Writer(tmp_path, comm, keep=9, every=0)
+        writer.save(1, [Piece("a", Extent.of((5,)), torch.zeros(5))], {})
+        writer.save(2, [Piece("a", Extent.of((5,)), torch.zeros(5))], {})  # waits for the first
+        writer.wait()
+        return writer.saves
+
+    monkeypatch.setattr(store, "write_shard", slowly)
+    ((first, second),) = minidist.run(program, 1)
+    assert first[0] < 0.8 < first[1]
+    assert second[0] > 0.1 and second[1] > 0.8
