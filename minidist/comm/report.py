@@ -1,5 +1,6 @@
 """Words about a rank that waits: what for, and on which line. All wires report alike."""
 
+import sys
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -49,3 +50,14 @@ def marked_traceback(rank: int, error: BaseException) -> str:
     """Return the traceback as one text, `[rank 2]` in front of every line."""
     lines = "".join(traceback.format_exception(error)).splitlines()
     return "".join(f"[rank {rank}] {line}\n" for line in lines)
+
+
+def tell(text: str) -> None:
+    """Write to this process's standard error, at once.
+
+    Not to `sys.stderr`: torch.distributed wraps `sys.excepthook`, collects there what the hook says,
+    and prints it when the hook returns, which one that ends the process does not.
+    """
+    stream = sys.__stderr__ or sys.stderr
+    stream.write(text)
+    stream.flush()

@@ -52,6 +52,17 @@ FAULTS: dict[str, Fault] = {
         """,
         [r"\[rank 1\] ValueError: bad luck"],
     ),
+    "a rank that raises in a program with a group of torch's own": Fault(
+        """
+        import torch.distributed as dist  # whose hook keeps what is said for later
+        dist.init_process_group("gloo", f"file://{sys.argv[0]}.met", rank=comm.rank, world_size=2)
+        if comm.rank == 1:
+            raise ValueError("bad luck")
+        comm.recv(one(), 1)
+        """,
+        [r"(?s)\[rank 1\] ValueError: bad luck.*Abort\(1\)"],  # in that order: then it ends
+        limit=30,
+    ),
     "ranks that bring different sizes to shared memory": Fault(
         """
         all_reduce(np.ones(4 + comm.rank), comm)  # no message tells

@@ -32,7 +32,7 @@ from minidist.comm.mpi_wire.memory import bytes_of
 from minidist.comm.mpi_wire.noted import NotedReceive, NotedSend
 from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
-from minidist.comm.report import TAGS, label, marked_traceback
+from minidist.comm.report import TAGS, label, marked_traceback, tell
 from minidist.comm.wire import Request, Wire
 
 BRIEFLY = range(50)  # looks at a flag before this rank is noted as waiting
@@ -275,8 +275,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None
     1.
     """
     if kind is not KeyboardInterrupt:
-        sys.stderr.write(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
-        sys.stderr.flush()
+        tell(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
     abort()
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.watchdog import Watchdog
-from minidist.comm.report import marked_traceback
+from minidist.comm.report import marked_traceback, tell
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -73,7 +73,7 @@ class StoreMailbox:
         if first is not None and isinstance(error, RankFailed):
             self._say_why(first)
         elif kind is not KeyboardInterrupt:
-            sys.stderr.write(marked_traceback(self.rank, error))
+            tell(marked_traceback(self.rank, error))
         self.exit()
 
     def exit(self) -> None:
@@ -125,4 +125,4 @@ class StoreMailbox:
 
     def _say_why(self, first: int) -> None:
         if first != self.rank:  # one rank's report ends the waiting of its other threads as well
-            sys.stderr.write(f"[rank {self.rank}] stops, because rank {first} failed\n")
+            tell(f"[rank {self.rank}] stops, because rank {first} failed\n")

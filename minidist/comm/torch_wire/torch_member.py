@@ -26,7 +26,7 @@ from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.membership.agreement import Wanted
 from minidist.comm.membership.member import Member
-from minidist.comm.report import marked_traceback
+from minidist.comm.report import marked_traceback, tell
 from minidist.comm.torch_wire.gpus import own_gpu
 from minidist.comm.torch_wire.sockets import Sockets
 from minidist.comm.torch_wire.store import StoreMailbox
@@ -185,8 +185,7 @@ class TorchMember(Member):
 
     def _end(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         """Print the traceback, marked with the member's number, and let the others go on."""
-        sys.stderr.write(marked_traceback(self.number, error))
-        sys.stderr.flush()
+        tell(marked_traceback(self.number, error))
         self.lost(f"member {self.number} is dead: {kind.__name__}: {error}")
 
 
