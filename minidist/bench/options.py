@@ -34,7 +34,15 @@ NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a p
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 MOST_BYTES = 64 << 30
-HEADS = 4  # of the models that are trained
+HEADS = LAYERS = 4  # of the models that are trained
+EXPERTS = 8  # of those that have some
+SHORTEST = 512  # tokens of a sequence that `context` shares out
+# What a bench deals out evenly to its ranks: how many, and what.
+DEALT = {
+    **dict.fromkeys(("tensor", "checkpoint"), (HEADS, f"the {HEADS} heads of its model")),
+    "context": (SHORTEST // 2, f"{SHORTEST} tokens, in two pieces a rank"),
+    "experts": (EXPERTS, f"its {EXPERTS} experts"),
+}
 WIDTH = Limit(
     "a multiple of 8: the model has 4 heads with pairs of channels",
     lambda it: it > 0 and it % 8 == 0,
@@ -181,7 +189,8 @@ def size_text(bytes: int) -> str:
 
 
 def _each(read: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
-    return lambda text: tuple(map(read, text.split(",")))
+    # each once: cases have these for names
+    return lambda text: tuple(dict.fromkeys(map(read, text.split(","))))
 
 
 def _size(word: str) -> int:
@@ -217,15 +226,30 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
         )
     for peer in sorted(set(options.peers) - set(PEERS)):
         parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
+    check_writable(parser, options.json)
+    if options.dtype == "int16" and "nccl" in options.names:
+        parser.error("--dtype int16: NCCL and gloo know no such numbers: give another")
+    if options.dtype == "int16" and options.collectives and "gloo" in options.peers:
+        parser.error("--dtype int16: gloo knows no such numbers: add --peers native,tuned")
+    for name in options.names:
+        many, what = DEALT.get(name, (0, ""))
+        if many % options.ranks:
+            fit = [str(ranks) for ranks in range(2, many + 1) if many % ranks == 0]
+            parser.error(
+                f"--ranks {options.ranks}: {name} deals out {what}, so use {', '.join(fit[:-1])} "
+                f"or {fit[-1]}"
+            )
+    if "pipeline" in options.names and options.ranks > LAYERS:
+        parser.error(
+            f"--ranks {options.ranks}: pipeline deals out its {LAYERS} layers, so use at most "
+            f"{LAYERS}"
+        )
+
+
+def check_writable(parser: argparse.ArgumentParser, file: str) -> None:
+    """Refuse a file for the figures that cannot be written, before anything is measured."""
     try:
-        if options.json not in ("", "-"):
-            Path(options.json).open("a").close()
+        if file not in ("", "-"):
+            Path(file).open("a").close()
     except OSError as error:
-        parser.error(
-            f"--json {options.json} cannot be written ({error.strerror}): give another file"
-        )
-    if "tensor" in options.names and HEADS % options.ranks:
-        parser.error(
-            f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 "
-            f"or {HEADS}"
-        )
+        parser.error(f"--json {file} cannot be written ({error.strerror}): give another file")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from minidist.bench.measure import Run
-from minidist.bench.options import HEADS
+from minidist.bench.options import HEADS, LAYERS
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel.replica import Alone, Replica
 
 Forward: TypeAlias = Callable[..., Tensor]
 # does forward and backward of a batch; returns the mean loss of its tokens
 Backward: TypeAlias = Callable[[], Tensor]
-VOCABULARY, LAYERS = 256, 4
+VOCABULARY = 256
 BATCH, TIME = 8, 128  # sequences and tokens of each a rank: computing dominates
 
 

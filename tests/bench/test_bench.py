@@ -16,6 +16,7 @@ import torch
 from ranks import clean_environment, mpirun, warm_environment, warm_python
 from torch.distributed.fsdp import FSDPModule
 
+import minidist
 from minidist.bench import main, nccl
 from minidist.bench.gpu import one_rank, turns
 from minidist.bench.gpu.competitors import BITS, Work, build
@@ -350,6 +351,20 @@ def test_states_sizes_and_quantities() -> None:
     assert parse(["p2p", "--sizes", "8,4KiB,1MB,2 GiB"]).sizes == (8, 4096, 1_000_000, 2 << 30)
 
 
+def test_sizes_that_are_the_same_are_measured_once() -> None:
+    """Cases have their size for a name, by which ratios are found: of two, one had the other's."""
+    words = "all-reduce --sizes 1,2,8,4KiB,4096,4100 --peers none --algorithms ring"
+    options = parse([*words.split(), "--hidden", "16,16"])
+    assert options.hidden == (16,)
+
+    def cases(comm: Communicator) -> list[str]:
+        setting = Setting(options, "shipped", comm)
+        return [case.name for case in find_subject("all_reduce").cases(setting)]
+
+    # whole float32 on each of two ranks, and at least one
+    assert minidist.run(cases, 2) == [["8 B", "4 KiB"]] * 2
+
+
 # ---------------------------------------------------------------- mistakes
 
 
@@ -364,6 +379,12 @@ def test_states_sizes_and_quantities() -> None:
         (["all-reduce", "--peers", "nccl"], "choose among native, tuned, gloo"),
         (["ddp", "--hidden", "20"], "multiple of 8"),
         (["tensor", "--ranks", "3"], "4 heads of its model"),
+        (["checkpoint", "--ranks", "3"], "deals out the 4 heads of its model, so use 2 or 4"),
+        (["context", "--ranks", "3"], "512 tokens, in two pieces a rank, so use 2, 4, 8, 16, 32"),
+        (["experts", "--ranks", "3"], "experts deals out its 8 experts, so use 2, 4 or 8"),
+        (["pipeline", "--ranks", "5"], "pipeline deals out its 4 layers, so use at most 4"),
+        (["reduce", "--dtype", "int16"], "gloo knows no such numbers: add --peers native,tuned"),
+        (["nccl", "--dtype", "int16"], "NCCL and gloo know no such numbers: give another"),
         (["copy", "--json", "/no/such/folder/file"], "cannot be written (No such file"),
     ],
 )

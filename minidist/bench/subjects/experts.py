@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minidist.bench.options import EXPERTS, LAYERS
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, LAYERS, TIME, expect_same, gpt, text, training_step
+from minidist.bench.training import BATCH, TIME, expect_same, gpt, text, training_step
 from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT
@@ -30,7 +31,7 @@ from minidist.parallel import DDP
 from minidist.parallel.adjoint import all_to_all
 from minidist.parallel.expert.expert_parallel import parallelize_experts
 
-EXPERTS, CHOSEN = 8, 2
+CHOSEN = 2  # experts of a token
 
 
 @subject(peers=("torch", "dense"))

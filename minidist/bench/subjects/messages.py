@@ -8,7 +8,8 @@
     gloo         torch.distributed's, on tensors
 
 Every competitor has buffers of its own, full of zeros (sums of zeros never overflow). Sizes are
-those of the whole buffer, rounded to a multiple of the ranks.
+those of the whole buffer, rounded to a multiple of the ranks; if that makes two the same, it is
+measured once.
 
 `p2p` is a message there and one back, by `comm.send` and `comm.recv`, by MPI and by gloo.
 """
@@ -119,7 +120,8 @@ def collective(operation: str) -> Subject:
         """Seconds of one call at every size, against MPI's own and gloo."""
         options, comm, on_gpus = setting.options, setting.comm, setting.launch == "nccl"
         itemsize = np.dtype(options.dtype).itemsize
-        counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]
+        shares = [max(1, size // itemsize // comm.size) for size in options.sizes]
+        counts = [share * comm.size for share in dict.fromkeys(shares)]
         # One window for all sizes: every registered buffer of a program makes finding one a little
         # longer.
         in_place = operation == "all_reduce" and "registered" in options.algorithms
@@ -182,7 +184,7 @@ def p2p(setting: Setting) -> Iterator[Case]:
     bound.
     """
     comm, mpi = setting.comm, setting.comm.wire.mpi  # type: ignore[attr-defined]
-    for bytes in (8, *setting.options.sizes):
+    for bytes in dict.fromkeys((8, *setting.options.sizes)):
         array = np.zeros(bytes, np.uint8)
         runs = {"send": ping_pong(comm.send, comm.recv, comm.rank, array)}
         if "native" in setting.options.peers:

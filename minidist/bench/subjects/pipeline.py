@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist.bench.measure import Run
+from minidist.bench.options import LAYERS
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, LAYERS, TIME, adamw_step, forward_backward, gpt, text
+from minidist.bench.training import BATCH, TIME, adamw_step, forward_backward, gpt, text
 from minidist.comm import Communicator
 from minidist.model import cross_entropy_sum
 from minidist.parallel.pipeline.communicate import with_communication
