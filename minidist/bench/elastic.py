@@ -12,6 +12,7 @@ Prometheus, beside one that is not.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from minidist.bench.options import check_writable
 from minidist.draw.table import aligned
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment
@@ -79,6 +81,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--repeat", type=flag_of(int, AT_LEAST_ONE), default=5, help="times (5)")
     parser.add_argument("--json", default="", help="file for the figures, or -")
     options = parser.parse_args(argv)
+    check_writable(parser, options.json)
+    if not all(importlib.util.find_spec(name) for name in ("tensorboardX", "prometheus_client")):
+        parser.error(
+            "what it tells steps to is not here: pip install tensorboardX prometheus-client"
+        )
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for turn in range(options.repeat):
         for case, words in CASES.items():
@@ -88,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         case: {what: median(each[what] for each in turns) for what in turns[0]}
         for case, turns in found.items()
     }
-    observed = share_of_observing(options.repeat)
+    observed = seconds_of_observing(options.repeat)
     if options.json:
         text = json.dumps({"seconds": found, "observed": observed}, indent=1)
         print(text) if options.json == "-" else Path(options.json).write_text(text + "\n")
@@ -138,10 +145,8 @@ def parts(events: Sequence[tuple[str, int, int, float]]) -> dict[str, float]:
     return found
 
 
-def share_of_observing(repeat: int) -> float:
-    """Return how much longer a step is that is told to TensorBoard and Prometheus, as a share of
-    it: the seconds of telling beside those of the step.
-    """
+def seconds_of_observing(repeat: int) -> float:
+    """Return how much longer a step is that is told to TensorBoard and Prometheus."""
     from minidist.trainer.metrics import StepMetrics
     from minidist.trainer.observed.exports import exports_of
     from minidist.trainer.observed.stragglers import Computing

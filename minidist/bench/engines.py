@@ -11,15 +11,18 @@ a quiet machine they are nearly the same.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import minidist
+from minidist.bench.options import check_writable
 from minidist.comm import Cluster, Communicator
 from minidist.comm.threads_wire.carriers.engines import ENGINES
 from minidist.draw.table import aligned
@@ -30,6 +33,7 @@ from minidist.options import RANKS
 ELEMENTS = 1 << 28  # of 4 bytes: 1 GiB
 PROGRAMS = ("ring", "recursive")
 MICROBATCHES, LENGTH = 8, 128  # of the GPT's step
+LAYERS = HEADS = 8
 PEAK = 989e12  # operations a second
 
 
@@ -76,13 +80,11 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", default="", help="file for the figures, or -")
     asked = parser.parse_args(argv)
+    check(parser, asked)
     cases: list[tuple[str, int | str]] = []
     for name in asked.programs:
         cases += [(name, ranks) for ranks in asked.ranks]
     if asked.step:
-        parts = asked.step.split("x")
-        if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
-            parser.error(f"--step {asked.step}: write dp x pp x tp, as in 8x8x8")
         cases.append(("gpt", asked.step))
     found = []
     for name, size in cases:
@@ -99,6 +101,32 @@ def main(argv: Sequence[str]) -> int:
         head = ("program", "ranks", "engine", "wall", "CPU", "virtual clock")
         print(aligned(head, [row(each) for each in found]))
     return 0
+
+
+def check(parser: Parser, asked: Namespace) -> None:
+    """Refuse what would fail, perhaps after minutes."""
+    check_writable(parser, asked.json)
+    if not asked.programs and not asked.step:
+        parser.error("nothing to measure: give --programs, or --step")
+    if "greenlets" in asked.engines and asked.programs and not importlib.util.find_spec("greenlet"):
+        others = " ".join(name for name in ENGINES if name != "greenlets")
+        parser.error(
+            "greenlets needs the package greenlet: pip install greenlet, or take --engines "
+            f"{others}"
+        )
+    if not asked.step:
+        return
+    parts = asked.step.split("x")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
+        parser.error(f"--step {asked.step}: write dp x pp x tp, as in 8x8x8")
+    dp, pp, tp = map(int, parts)
+    if pp > LAYERS or HEADS % tp:
+        parser.error(
+            f"--step {asked.step}: the model has {LAYERS} layers and {HEADS} heads, so pp is at "
+            f"most {LAYERS}, and tp divides {HEADS}"
+        )
+    if not RANKS.holds(dp * pp * tp):
+        parser.error(f"--step {asked.step}: {dp * pp * tp:,} ranks; they must be {RANKS.words}")
 
 
 def row(found: Measured) -> tuple[str, ...]:
@@ -152,9 +180,9 @@ def training_step(layout: Layout) -> Callable[[Communicator], float]:
 
     sizes = GPTConfig(
         vocabulary=1024,
-        layers=8,
+        layers=LAYERS,
         hidden=256,
-        heads=8,
+        heads=HEADS,
         intermediate=512,
         sequence=LENGTH,
     )

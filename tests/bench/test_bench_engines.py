@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 
-from minidist.bench import main
+from minidist.bench import elastic, engines, main
 
 RING = 2 * 3 * (3e-6 + (1 << 30) / 4 / 450e9)  # four ranks of a node, 2 (P - 1) messages
 
@@ -52,3 +53,34 @@ def test_the_benches_with_options_of_their_own_are_named(
     with pytest.raises(SystemExit, match="2"):
         main(["engine"])
     assert "nccl, engines, elastic, all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "absent", "said"),
+    [
+        ("engines --ranks 4", "greenlet", "greenlets needs the package greenlet: pip install"),
+        ("engines --json /no/such/file", "", "/no/such/file cannot be written (No such file"),
+        ("engines --step 1x16x1", "", "1x16x1: the model has 8 layers and 8 heads, so pp is at"),
+        ("engines --step 1x1x3", "", "1x1x3: the model has 8 layers and 8 heads, so pp is at"),
+        ("engines --programs", "", "nothing to measure: give --programs, or --step"),
+        ("elastic --json /no/such/file", "", "/no/such/file cannot be written (No such file"),
+        ("elastic", "tensorboardX", "pip install tensorboardX prometheus-client"),
+    ],
+)
+def test_what_would_fail_after_minutes_is_refused_at_once(
+    words: str,
+    absent: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measures(*_: object) -> None:
+        raise AssertionError("it has begun to measure")
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != absent and found(name))
+    monkeypatch.setattr(engines, "get_context", measures)
+    monkeypatch.setattr(elastic, "seconds_of", measures)
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert said in capsys.readouterr().err
