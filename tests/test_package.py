@@ -170,3 +170,11 @@ def test_every_door_tells_the_same_version(capsys: pytest.CaptureFixture[str]) -
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "minidist.__version__"}
+
+
+@pytest.mark.parametrize("command", ["plan", "plan check", "bench engines", "grade"])
+def test_help_needs_no_docstrings(command: str) -> None:
+    """`python -OO` drops them, and some say what a command does."""
+    words = [sys.executable, "-OO", "-m", "minidist", *command.split(), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

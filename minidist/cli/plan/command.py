@@ -155,7 +155,9 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> No
 
 def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
-    found = Parser("python -m minidist plan", description=__doc__.split("\n")[0], epilog=OTHERS)
+    found = Parser(
+        "python -m minidist plan", description=(__doc__ or "").split("\n")[0], epilog=OTHERS
+    )
     found.add_argument(
         "--model", default="", help="a name in models.toml, a config.json, or a TOML of ours"
     )
