@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import resource
 import struct
@@ -20,6 +21,7 @@ from training import TINY, train_on
 from minidist import Cluster, Layout, run
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.draw.page.curves import curve
 from minidist.draw.page.timeline import waits
 from minidist.parallel.strategy import Parallel
 from minidist.trace.events import RECEIVE, Event, EventKind
@@ -230,3 +232,15 @@ def test_who_waited_for_whom() -> None:
         for rank, begin in enumerate((1.0, 4.0, 2.0))
     ]
     assert waits(calls) == {0: {1: 3.0}, 2: {1: 2.0}}
+
+
+def test_a_curve_goes_on_beside_steps_without_a_number() -> None:
+    """The first steps of a run in 16 bits overflow: of a norm of inf, the whole line was nan."""
+    drawn = curve("norm", [1, 2, 3, 4, 5], [math.inf, 4.0, math.nan, None, 2.0])
+    assert 'points="119.0,6.0 320.0,102.0"' in drawn and "nan" not in drawn
+    assert (
+        "norm: inf after step 1, 2 after step 5; from 2 to 4; at 2 steps no finite number</fig"
+        in drawn
+    )
+    never = curve("loss", [1, 2], [math.nan, math.nan])
+    assert never == "<figure><figcaption>loss: at 2 steps no finite number</figcaption></figure>"

@@ -46,6 +46,7 @@ KNOWN: dict[str, Any] = {
 CHOICES = (*PRECISIONS, "autocast")  # autocast: 16 bits in products alone
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 OF_BATCH = {"K": 2**10 / 1e3, "M": 2**20 / 1e6}  # batches are powers of two in nearly every paper
+WHAT = (__doc__ or "").split("\n")[0]  # python -OO keeps no docstrings
 OTHERS = (
     "`plan check`, `plan explain` and `plan goodput` answer for published runs, and have a --help "
     "of their own; `plan --as-published` does so for named ones."
@@ -155,9 +156,7 @@ def picture(asked: argparse.Namespace, shown: Sequence[Found], bill: Bill) -> No
 
 def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
-    found = Parser(
-        "python -m minidist plan", description=(__doc__ or "").split("\n")[0], epilog=OTHERS
-    )
+    found = Parser("python -m minidist plan", description=WHAT, epilog=OTHERS)
     found.add_argument(
         "--model", default="", help="a name in models.toml, a config.json, or a TOML of ours"
     )

@@ -1,5 +1,6 @@
 """Numbers over steps, as SVG: one line, its range, and the last value in words."""
 
+import math
 from collections.abc import Sequence
 
 WIDTH, HEIGHT = 320, 120
@@ -7,12 +8,19 @@ LEFT, BELOW = 52, 18  # room for numbers beside the axes
 
 
 def curve(title: str, steps: Sequence[int], values: Sequence[float | None]) -> str:
-    """Return a figure: `values` over `steps`; None where there is none. Nothing without values."""
-    points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    """Return a figure: `values` over `steps`; None where there is none. Nothing without values.
+
+    A step whose number is inf or nan has no place; the words say how many there are.
+    """
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    points = [(step, value) for step, value in known if math.isfinite(value)]
+    without = len(known) - len(points)
+    said = f"at {without} step{'s' * (without > 1)} no finite number" if without else ""
     if not points:
-        return ""
+        whole = f"<figure><figcaption>{title}: {said}</figcaption></figure>"
+        return whole if known else ""
     low, high = min(value for _, value in points), max(value for _, value in points)
-    first, last = points[0][0], points[-1][0]
+    first, last = known[0][0], known[-1][0]
     across = (WIDTH - LEFT) / max(1, last - first)
     up = (HEIGHT - BELOW - 6) / ((high - low) or 1.0)
 
@@ -22,8 +30,8 @@ def curve(title: str, steps: Sequence[int], values: Sequence[float | None]) -> s
 
     line = " ".join(place(step, value) for step, value in points)
     words = (
-        f"{title}: {figure(points[0][1])} after step {first}, {figure(points[-1][1])} after step "
-        f"{last}; from {figure(low)} to {figure(high)}"
+        f"{title}: {figure(known[0][1])} after step {first}, {figure(known[-1][1])} after step "
+        f"{last}; from {figure(low)} to {figure(high)}{'; ' if said else ''}{said}"
     )
     base = HEIGHT - BELOW
     return (

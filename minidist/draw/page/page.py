@@ -42,7 +42,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 10px; fill: var(--ink);
 .key.compute::before { background: var(--compute); } .key.wait::before { background: var(--wait); }
 .key.collective::before { background: var(--collective); }
 table { border-collapse: collapse; } th, td { text-align: right; padding: .2rem .8rem .2rem 0; }
-th:first-child { text-align: left; }
+th:first-child { text-align: left; } pre { overflow-x: auto; }
 """
 KEYS = "".join(
     f'<span class="key {kind}">{kind}</span>' for kind in ("compute", "collective", "wait")
