@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from minidist import __version__
 from minidist.launch.imports import quick_imports
 
+LIBRARIES = ("torch", "safetensors", "mpi4py")  # without which a part of the commands works
 ENOUGH = 128 + 13  # the exit status of a program that SIGPIPE ends
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
@@ -63,15 +64,21 @@ def main(argv: list[str] | None = None) -> int:
         known = nearest(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
         print(f"minidist: there is no command {name!r}: {known}", file=sys.stderr)
         return 2
-    with quick_imports():
-        command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))
     try:
+        with quick_imports():
+            command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))
         status = int(command.main(rest))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads what is printed, such as `head`, has seen enough
         # or the exit would fail to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ENOUGH
+    except ModuleNotFoundError as error:
+        if error.name not in LIBRARIES:
+            raise  # a mistake, and not an installation without its dependencies
+        told = f"needs the library {error.name}, which is not installed: pip install {error.name}"
+        print(f"minidist {name} {told}", file=sys.stderr)
+        return 2
     return status
 
 

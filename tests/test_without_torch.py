@@ -120,3 +120,15 @@ def test_only_measuring_this_machine_needs_torch(python: Path) -> None:
         "plan: --cluster here trains a small model on this machine, which takes torch (No module "
         "named 'torch'): pip install torch, or name a cluster, as in --cluster h100:64\n"
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "stages", "export", "bench engines --engines threads"]
+)
+def test_a_command_that_needs_torch_says_so(python: Path, command: str) -> None:
+    said = run(python, "-m", "minidist", *command.split(), status=2)
+    name = command.split()[0]
+    assert (
+        said
+        == f"minidist {name} needs the library torch, which is not installed: pip install torch\n"
+    )

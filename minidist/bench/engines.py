@@ -11,6 +11,7 @@ a quiet machine they are nearly the same.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -86,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
         cases += [(name, ranks) for ranks in asked.ranks]
     if asked.step:
         cases.append(("gpt", asked.step))
+    importlib.import_module("torch")  # whose absence is told before a process is started
+
     found = []
     for name, size in cases:
         for engine in asked.engines:
