@@ -61,7 +61,7 @@ class Results:
         `native tuned`.
         """
         bench, case, competitor = measurement.bench, measurement.case, measurement.competitor
-        at = "here" if measurement.launch == "here" else "shipped"
+        at = "shipped" if measurement.launch == "tuned" else measurement.launch
         launch, name = ("tuned", "native") if peer == "native tuned" else (at, peer)
         mine, other = (
             self.found.get((bench, case, competitor, launch)),

@@ -326,6 +326,15 @@ def test_bounds_are_judged_on_their_launch_and_never_on_another_dtype() -> None:
     assert not Results(measurements, "float64", {}).verdicts
 
 
+def test_on_gpus_ratios_to_nccl_s_own_are_in_the_json() -> None:
+    rows = Results(
+        [one("ring", 1.0, 3.0, launch="nccl"), one("native", 2.0, 2.0, launch="nccl")],
+        "float32",
+        {},
+    ).as_json()["results"]
+    assert [row["ratios"] for row in rows] == [{"native": 1.0}, {}]
+
+
 def test_every_bench_says_what_it_measures_and_bounds_what_it_reports() -> None:
     for name in (*NAMES, *ON_ONE_GPU):
         subject = find_subject(name)
