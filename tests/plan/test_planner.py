@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from minidist.cli.plan import command
 from minidist.cli.plan.command import main
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine, table
@@ -373,6 +374,17 @@ def test_bad_input_gets_one_sentence(
     assert main([*ASKED, *change]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said) and said.count("\n") == 1
+
+
+def test_measuring_this_machine_takes_no_option_that_it_would_leave_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure_here", lambda: 0)
+    for words in (["--cluster", "here"], ["--cluster=here"]):
+        assert main(words) == 0
+    for words in (["--cluster=here", "--top=3"], ["--model=gpt2-xl", "--cluster=here"]):
+        assert main(words) == 2
+        assert "leave all other options out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             return as_published.main([word for word in argv if word != "--as-published"])
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
-            if len(argv) > 2:
+            if list(argv) not in (["--cluster", "here"], ["--cluster=here"]):
                 raise PlanError(
                     "--cluster here measures a small model of its own: leave all other options out"
                 )
