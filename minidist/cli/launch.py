@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     """Start ranks as the command line says; return the job's exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.program[:1] == ["--"]:  # by which others end their own options
+        del options.program[0]
     if not options.program:
         parser.error("name a program: minidist launch -n 4 file.py")
     try:

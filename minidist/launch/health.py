@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     comm = init()
     wrong = check(comm, options.save)
     if comm.rank == 0:
-        print("\n".join(wrong) or f"{comm.size} ranks are fit", flush=True)
+        fit = "1 rank is fit" if comm.size == 1 else f"{comm.size} ranks are fit"
+        print("\n".join(wrong) or fit, flush=True)
     return 1 if wrong else 0
 
 

@@ -141,7 +141,7 @@ def test_the_exit_status_is_the_jobs(program: Path, wire: str) -> None:
 
 
 def test_a_module_can_be_the_program() -> None:
-    job = start("launch", "-n", "2", "-m", "platform")
+    job = start("launch", "-n", "2", "--", "-m", "platform")
     assert job.returncode == 0
     assert sorted(line[:3] for line in job.stdout.splitlines()) == ["[0]", "[1]"]
 
