@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -71,7 +72,7 @@ def test_interrupting_the_job_in_every_way(
 @pytest.mark.parametrize("ranks", (1, 2, 3, 4, 5, 6, 7, 8))
 def test_everything_again_and_again(ranks: int) -> None:
     for _ in range(5):
-        outcome = mpirun(ranks, TESTS / "mpi_checks.py", timeout=120)
+        outcome = mpirun(ranks, TESTS / "mpi_checks.py", timeout=120, python=[sys.executable])
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
