@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import clean_environment
+from ranks import clean_environment, warm_python
 
 THREADS = {
     "a rank": "run(Work(), 1)",
@@ -97,3 +97,32 @@ def test_a_thread_that_leaves_frees_what_it_was_called_with_before_python_ends()
         command, env=clean_environment(), capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
+
+
+COMPUTING = """
+import time
+import torch
+from minidist import run
+
+def program(comm):
+    if comm.rank == 0:
+        time.sleep(0.1)
+        raise ValueError("bad luck")
+    weights = torch.ones(50, 50, requires_grad=True)
+    while True:
+        (weights @ weights).sum().backward()
+
+run(program, 2)
+"""
+
+
+def test_a_rank_that_computes_on_after_another_has_failed_does_not_abort_the_program() -> None:
+    """It comes back from torch after Python has ended, unless it is interrupted: the exit status
+    would be a signal's, and the last line no sentence of ours.
+    """
+    command = [*warm_python(), "-c", COMPUTING]
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "terminate called" not in done.stderr, done.stderr
+    assert "ValueError: bad luck\n[rank 0] raised this" in done.stderr

@@ -3,11 +3,14 @@
 They are daemons, which keep no program alive. But once the main thread is through, Python ends
 every daemon that comes back to it from a library, and libraries in Rust and C++, as safetensors and
 torch are, take that for an error and abort the process. So a piece of work that has begun is
-finished first, which may take it a second, and none is begun. To free what a thread was called with
-is such a piece: the last to hold a process group is inside of torch while the group is taken down.
+finished first, which may take it a second, and none is begun. What takes longer, as a rank that
+computes on after another one has failed, is interrupted: it leaves where it next comes back to
+Python, while Python is still there. To free what a thread was called with is such a piece, too: the
+last to hold a process group is inside of torch while the group is taken down.
 """
 
 import atexit
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,11 +55,20 @@ class BackgroundThread(threading.Thread):
                 self._works -= 1
                 self._changed.notify_all()
 
-    def finish(self, patience: float) -> None:
-        """Wait so many seconds for the piece of work that has begun, and let no other begin."""
+    def finish(self, patience: float) -> bool:
+        """Wait so many seconds for the piece of work that has begun, and let no other begin.
+
+        Returns whether it is finished.
+        """
         with self._changed:
             self._ending = True
-            self._changed.wait_for(lambda: not self._works, patience)
+            return self._changed.wait_for(lambda: not self._works, patience)
+
+    def interrupt(self) -> None:
+        """Raise SystemExit in the thread where it next runs a line of Python: nobody hears of it."""
+        assert self.ident is not None, "what works has been started"
+        leave = ctypes.py_object(SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), leave)
 
 
 class WorkingThread(BackgroundThread):
@@ -70,7 +82,14 @@ class WorkingThread(BackgroundThread):
 
 @atexit.register
 def _let_finish() -> None:
+    threads = [each for each in threading.enumerate() if isinstance(each, BackgroundThread)]
+    late = _still_working(threads)
+    for thread in late:
+        thread.interrupt()
+    _still_working(late)
+
+
+def _still_working(threads: list[BackgroundThread]) -> list[BackgroundThread]:
+    """Give all of them a second to finish what they do, and return those that have not."""
     deadline = time.monotonic() + COURTESY
-    for thread in threading.enumerate():
-        if isinstance(thread, BackgroundThread):
-            thread.finish(max(0.0, deadline - time.monotonic()))
+    return [each for each in threads if not each.finish(max(0.0, deadline - time.monotonic()))]
