@@ -2330,6 +2330,16 @@ FAILURES = [
         tests=(f"{VIEWS}::test_a_view_grows_only_by_whole_replicas",),
     ),
     Mutation(
+        "a rank that computes on as the program ends comes back when Python is gone",
+        "minidist/comm/job/background.py",
+        old="        thread.interrupt()\n",
+        new="        pass\n",
+        tests=(
+            "tests/comm/test_background.py::"
+            "test_a_rank_that_computes_on_after_another_has_failed_does_not_abort_the_program",
+        ),
+    ),
+    Mutation(
         "a thread frees its process group while Python ends",
         "minidist/comm/job/background.py",
         old="            with self.working():\n                del self._held\n",
