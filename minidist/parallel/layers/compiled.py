@@ -102,7 +102,9 @@ def compile_blocks(
     # takes a second.
     torch.compiler.assume_constant_result(capability)  # type: ignore[no-untyped-call]
     # Ranks that are threads of one process share what is compiled, and several may compile the same
-    # at once.
+    # at once. While one does, torch says of all that they compile, and the AdamW of another rank
+    # has its bias corrections in float32: a parameter is off by some 1e-7 of itself. Replicas may
+    # differ so where a step after the first compiles once more, for another shape.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     # A list may be `Segments`, which is iterated part by part, each of them several blocks.
     several = blocks.children() if isinstance(blocks, nn.ModuleList) else blocks
