@@ -51,10 +51,12 @@ def loss_of(
 
 
 def flat(tensors: Any) -> np.ndarray[Any, Any]:
-    """Return tensors one after the other; for one that is missing, what is not a number."""
-    return torch.cat(
-        [torch.full((1,), torch.nan) if t is None else t.detach().flatten() for t in tensors]
-    ).numpy()
+    """Return tensors one after the other; for one that is missing, what is not a number. A part of
+    a gradient counts as what it is, this rank's elements.
+    """
+    missing = torch.full((1,), torch.nan)
+    rows = [missing if t is None else t.detach().as_subclass(Tensor).flatten() for t in tensors]
+    return torch.cat(rows).numpy()
 
 
 # ---------------------------------------------------------------- programs: on every rank, with the student's module
