@@ -42,7 +42,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
     shutil.copytree(ROOT, folder / "copy", ignore=left_out)
     with tarfile.open(build("sdist", folder / "copy", folder / "built")) as file:
-        file.extractall(folder, filter="data")
+        filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.11.4 on
+        file.extractall(folder, **filtered)
     return folder / f"minidist-{minidist.__version__}"
 
 

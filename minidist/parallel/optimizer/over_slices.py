@@ -148,12 +148,15 @@ class SliceOptimizers:
         owner = self.owner()
         assert owner is not None, "it builds and adopts"
         mine = {parameter for group in trained for parameter in group["params"]}
-        add = optimizer.add_param_group
+        # An optimizer that had its own bound method would keep itself alive.
+        add, known = type(optimizer).add_param_group, weakref.ref(optimizer)
 
         def add_slices(param_group: dict[str, Any]) -> None:
             """Add a group over the model's parameters, as a group over their slices."""
             (whole,), (sliced,) = self._groups([param_group])
-            add(sliced)
+            optimizer = known()
+            assert optimizer is not None, "it is asked"
+            add(optimizer, sliced)
             mine.update(whole["params"])
 
         optimizer.register_step_pre_hook(lambda *_: self._check_step(owner, mine))
