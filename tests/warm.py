@@ -26,7 +26,9 @@ from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 # What programs may be given as their Python, by this variable: they start others by it
 PYTHON = "WARM_PYTHON"
 AS_PYTHON = """#!{python} -IS
-import sys
+import os, sys
+if sys.argv[1].startswith("-I"):  # bare Python, for which nothing is imported
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 sys.argv.insert(1, {socket!r})
 {stand_in}"""
 START = "import warm; program = warm.serve(); program()"

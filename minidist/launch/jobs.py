@@ -7,9 +7,11 @@
 Launchers put ranks into sessions of their own, and a launcher that is killed leaves its ranks to
 run on. So every process of a job inherits a mark in its environment, and ending the job means: no
 process bears the mark. If this process is killed itself, Linux asks mpirun to end, which ends them.
+(`ENDS_WITH_US` asks Linux for that, and becomes the command. A `preexec_fn` would run Python in a
+fork of this process, and before it does, Python frees what other threads have: a process group of
+torch's among that waits for threads that the fork has not, for ever.)
 """
 
-import ctypes
 import os
 import re
 import secrets
@@ -20,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,7 +29,16 @@ from minidist.comm.mpi_wire import segment
 
 MARK = "MINIDIST_JOB"
 TIMED_OUT = 124  # exit status, as of timeout(1)
+ENDS_WITH_US = """
+import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1  # of prctl(2): which signal comes when the parent ends
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as error:
+    print(f"{sys.argv[1]} cannot be started: {error.strerror}", file=sys.stderr)
+    sys.exit(127)
+"""
 
 
 class Outcome(NamedTuple):
@@ -76,7 +86,7 @@ def run_job(
     mark = secrets.token_hex(8)
     options, segments = become(user) | {"start_new_session": True}, segment.segments()
     if sys.platform == "linux":
-        options["preexec_fn"] = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        command = [sys.executable, "-ISc", ENDS_WITH_US, *command]
     if capture:
         options |= {
             "stdin": subprocess.DEVNULL,

@@ -140,6 +140,28 @@ def test_the_exit_status_is_the_jobs(program: Path, wire: str) -> None:
     assert "Traceback" not in job.stderr
 
 
+def test_no_python_runs_in_a_fork_of_the_process_that_starts_a_job() -> None:
+    """It would begin by freeing what other threads have, and a process group of gloo among that
+    waits for ever.
+    """
+    program = """
+        import os, sys, time
+        from minidist.launch.jobs import run_job
+        os.register_at_fork(after_in_child=lambda: time.sleep(60))
+        said = run_job(["sh", "-c", "echo here; exit 3"], capture=True)
+        print(said.returncode, said.stdout, run_job(["/no/such/program"], capture=True).stderr)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    missing = "/no/such/program cannot be started: No such file or directory"
+    assert done.stdout == f"3 here\n {missing}\n\n", done.stderr
+
+
 def test_a_module_can_be_the_program() -> None:
     job = start("launch", "-n", "2", "--", "-m", "platform")
     assert job.returncode == 0
