@@ -1,5 +1,7 @@
 """A message under way, a piece of work under way: what is entered in the ledger when they end."""
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,20 @@ class Pending:
         if self.request is not None and self.request.test():
             self._finish(waited_from=self.comm.clock())
         return self.request is None
+
+    def __del__(self) -> None:
+        """Warn if it is dropped while its message is under way, which keeps its buffer until then."""
+        if self.request is None or sys.is_finalizing() or self.request.drop():
+            return
+        rank, peer = self.comm.members[self.comm.rank], self.comm.members[self.peer]
+        end = f"to={peer}" if self.kind is SEND else f"source={peer}"
+        warnings.warn(
+            f"rank {rank} drops the request of a message under way ({self.kind} {end}, "
+            f"tag={self.tag}, {self.array.nbytes} bytes): keep it and call its wait(), which alone "
+            "says from when on the buffer may be used again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _finish(self, waited_from: float) -> None:
         self.request = None

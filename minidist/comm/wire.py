@@ -32,6 +32,11 @@ class Request(Protocol):
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
 
+    def drop(self) -> bool:
+        """Keep what the message needs until it is through, as nobody will wait for it. Return
+        False if it still is under way, and should not have been dropped.
+        """
+
 
 class Wire(ABC):
     """Messages between the ranks of one group.
@@ -88,7 +93,11 @@ class Wire(ABC):
         """Send one array and receive another, both posted before either is waited for."""
         receive = self.irecv(arriving, source, tag)
         send = self.isend(leaving, to, tag)
-        receive.wait()
+        try:
+            receive.wait()
+        except BaseException:
+            send.drop()
+            raise
         send.wait()
 
     def prepare_exchange(

@@ -288,3 +288,6 @@ class _Watched:
         if through := self.request.test():
             self.done()
         return through
+
+    def drop(self) -> bool:
+        return self.request.drop()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidist.comm.buffers import DTYPES, Array, dtype_name
+from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.errors import different_dtypes
 from minidist.comm.report import TAGS, label
 from minidist.comm.wire import Request, Wire
@@ -20,7 +21,7 @@ from minidist.comm.wire import Request, Wire
 NOTES = 2 * TAGS  # tags of notes; users' and the package's own are below
 
 
-class Noted:
+class Noted(EngineRequest):
     """A message under way, and its note."""
 
     def __init__(self, message: Request, note: Request) -> None:

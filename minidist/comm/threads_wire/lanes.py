@@ -79,8 +79,9 @@ class Meeting(Protocol):
     """Where ranks meet, as one message sees it; see `World`."""
 
     cluster: Cluster | None
-
     fine: bool
+    closed: bool
+    failure: tuple[int, BaseException] | None
 
     def wait(self, lane: Lane, event: Event) -> None: ...
 
@@ -132,6 +133,10 @@ class Operation:
     def ready(self) -> bool:
         """Tell whether both ends have met."""
         return self.done
+
+    def drop(self) -> bool:
+        """Tell whether this end is complete, or its run is over. Until then the world keeps it."""
+        return self.done or self.world.closed or self.world.failure is not None
 
     def waits_for(self) -> WaitsFor:
         """What its waiter waits for, in words, and the rank."""

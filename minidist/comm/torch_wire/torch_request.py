@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.buffers import DTYPES, Array, dtype_name
+from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
 from minidist.comm.job.background import WorkingThread
 from minidist.comm.torch_wire.stalls import Stalls
@@ -101,7 +102,7 @@ class Header:
             )
 
 
-class GlooRequest:
+class GlooRequest(EngineRequest):
     """A message over gloo."""
 
     def __init__(self, work: dist.Work, member: int, headers: list[Header]):
@@ -141,7 +142,7 @@ class GlooRequest:
             self.error = error
 
 
-class StreamRequest:
+class StreamRequest(EngineRequest):
     """CUDA messages, posted together. They are through, for the current stream, in its own
     order.
     """
