@@ -28,7 +28,7 @@ class Work:
         self.begun = True
         print("begun", flush=True)
         os.kill(os.getpid(), signal.SIGINT)
-        ending.wait()
+        ending.wait(0.4)
         time.sleep({seconds})
         print("finished", flush=True)
         return "a batch"

@@ -5,7 +5,9 @@ it likes.
 from __future__ import annotations
 
 import re
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -79,3 +81,33 @@ def test_the_limit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch)
         run(sleeper, 4)
     with pytest.raises(LaunchError, match="limit=0 must be above 0"):
         run(sleeper, 4, limit=0)
+
+
+@pytest.mark.parametrize("engine", ("threads", "cooperative", "greenlets"))
+def test_a_rank_that_computes_does_not_outlive_its_job(engine: str) -> None:
+    """Later jobs would meet what it changes in the process: it is ended, or named in a warning."""
+    before = set(threading.enumerate())
+    changed = []
+
+    def computes(comm: Communicator) -> None:
+        if comm.rank == 1:
+            changed.append("on")
+            try:
+                while True:
+                    sum(range(1000))
+            finally:
+                changed.append("off")
+        comm.recv(np.ones(1), 1)
+
+    with warnings.catch_warnings(action="error"), pytest.raises(LimitError):
+        run(computes, 3, limit=0.3, engine=engine)
+    assert changed == ["on", "off"] and before.issuperset(threading.enumerate())
+
+    def sleeps(comm: Communicator) -> None:
+        if comm.rank == 1:
+            time.sleep(5)  # Python cannot interrupt it
+        comm.recv(np.ones(1), 1)
+
+    warning = r"at test_limit\.py:\d+ in sleeps: computes on although its job has ended"
+    with pytest.warns(RuntimeWarning, match=warning), pytest.raises(LimitError):
+        run(sleeps, 3, limit=0.3, engine=engine)

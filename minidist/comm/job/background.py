@@ -11,11 +11,15 @@ last to hold a process group is inside of torch while the group is taken down.
 
 import atexit
 import ctypes
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from minidist.comm.report import user_line
 
 COURTESY = 1.0  # seconds
 
@@ -78,6 +82,34 @@ class WorkingThread(BackgroundThread):
         """Call the target, and free what it was called with."""
         with self.working():
             super().run()
+
+
+def end(threads: list[BackgroundThread]) -> None:
+    """Give threads of a job that has ended a second to come to their end, interrupt those that have
+    not, and warn of those that do not heed it.
+    """
+    late = _alive(threads, COURTESY)
+    for thread in late:
+        thread.interrupt()
+    if late := _alive(late, COURTESY / 2):
+        frames = sys._current_frames()
+        names = sorted(f"{each.name}{user_line(frames.get(each.ident or 0))}" for each in late)
+        warnings.warn(
+            f"{', '.join(names)}: computes on although its job has ended, where nothing can "
+            "interrupt it. Later jobs of this process may meet what it changes for all of the "
+            "process, such as torch's modes: start Python anew to be safe",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _alive(threads: list[BackgroundThread], patience: float) -> list[BackgroundThread]:
+    """Give all of them so many seconds to come to their end, and return those that have not."""
+    deadline = time.monotonic() + patience
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]
 
 
 @atexit.register

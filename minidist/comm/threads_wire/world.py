@@ -242,9 +242,9 @@ class World:
 
     def pause(self) -> None:
         """Let other ranks go on, where the carrier does not by itself."""
-        self.raise_failure()
         with self.lock:
             self.carrier.pause()
+        self.raise_failure()
 
     def finish(self, lane: Lane) -> None:
         """Note that a lane has come to its end; those who wait for it may now wait in vain."""

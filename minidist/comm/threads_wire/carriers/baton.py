@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from minidist.comm.job.background import WorkingThread
+from minidist.comm.job.background import WorkingThread, end
 from minidist.comm.threads_wire.carriers.cooperative import LOOK, Task
 
 
@@ -42,15 +42,20 @@ class Baton:
     def run(self, first: Task, look: Callable[[], bool]) -> None:
         """Hand the baton to `first`, and wait until the last one gives it back."""
         self.let(first)
-        while not self.over.wait(LOOK):
-            if look():
-                return
+        try:
+            while not self.over.wait(LOOK):
+                if look():
+                    return
+        finally:
+            end([self.holder])  # all others end at their turn
+            self.over.wait(LOOK)
 
     def let(self, task: Task | None) -> None:
         """Hand the baton on."""
         if task is None:
             self.over.set()
         else:
+            self.holder: WorkingThread = task.stack.thread
             task.stack.gate.release()
 
     def stand(self, task: Task) -> None:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from minidist.comm.errors import CommunicationError, LaunchError
-from minidist.comm.job.background import WorkingThread
+from minidist.comm.job.background import WorkingThread, end
 from minidist.comm.threads_wire.carriers.cooperative import LOOK, Task
 
 try:
@@ -52,10 +52,13 @@ class Greenlets:
         self.following = first
         thread = WorkingThread(self._turn, name="ranks")
         thread.start()
-        while thread.is_alive():
-            thread.join(LOOK)
-            if thread.is_alive() and look():
-                return
+        try:
+            while thread.is_alive():
+                thread.join(LOOK)
+                if thread.is_alive() and look():
+                    return
+        finally:
+            end([thread])
 
     def _turn(self) -> None:
         """Switch to whoever was let go on last, until nobody was."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from minidist.comm.job.background import BackgroundThread, WorkingThread
+from minidist.comm.job.background import BackgroundThread, WorkingThread, end
 from minidist.comm.threads_wire.carriers.carrier import Job, Waiting, Work
 
 # seconds after which a waiting lane looks again: a thread may have ended without a word
@@ -37,6 +36,7 @@ class Threads:
 
     def carry(self, works: Sequence[Work], job: Job) -> None:
         """Start a thread a rank, and wait for them."""
+        before = set(self.known)
         threads = [WorkingThread(work.do, name=work.name) for work in works]
         starter = self.here()  # who is about to start others may still act
         for thread in threads:
@@ -45,14 +45,16 @@ class Threads:
                 self._met(thread)
         with self.lock:
             self.running.pop(starter, None)
-        for thread in threads:
-            while thread.is_alive() and job.failure is None:
-                thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
-        # ranks that compute get a second to come to their next message
-        deadline = time.monotonic() + 1.0
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        job.close()
+        try:
+            for thread in threads:
+                while thread.is_alive() and job.failure is None:
+                    thread.join(
+                        0.2
+                    )  # in slices: an untimed join would not notice Ctrl-C everywhere
+        finally:
+            job.close()
+            ours = self.known - before  # streams, too
+            end([each for each in ours if isinstance(each, BackgroundThread)])
 
     def start(self, work: Work) -> None:
         """Begin work on a thread that keeps no program alive."""
