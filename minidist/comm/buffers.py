@@ -149,21 +149,29 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     flat, name = buffer, _name_of(buffer.dtype)
     if name not in DTYPES:
         raise _unsupported(buffer.dtype)
-    if not flat.is_contiguous():
-        raise ValueError(
-            f"tensor of shape {tuple(flat.shape)} is not contiguous: say x = x.contiguous(), pass x"
-        )
+    library = sys.modules["torch"]
+    if flat.layout is not library.strided or flat.is_neg() or not flat.is_contiguous():
+        raise _indirect(flat)
     if flat.is_meta:
         return Nowhere(flat.dtype, flat.itemsize, flat.numel())
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
         # an empty tensor may have stride 0
         flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
-    plain = sys.modules["torch"].Tensor
-    if type(flat) is not plain:  # such as a part of a gradient, which refuses an index
-        flat = flat.as_subclass(plain)
+    if type(flat) is not library.Tensor:  # such as a part of a gradient, which refuses an index
+        flat = flat.as_subclass(library.Tensor)
     if name == "bfloat16" or flat.device.type != "cpu":
         return flat
     return flat.numpy()
+
+
+def _indirect(tensor: torch.Tensor) -> ValueError:
+    """Return the error of a tensor whose numbers do not lie in memory as they are, one by one."""
+    kind, fix = "not contiguous", "contiguous"
+    if tensor.is_neg():
+        kind, fix = "a view that negates its numbers", "resolve_neg"
+    elif "strided" not in str(tensor.layout):
+        kind, fix = str(tensor.layout), "to_dense"
+    return ValueError(f"tensor of shape {tuple(tensor.shape)} is {kind}: say x = x.{fix}(), pass x")
 
 
 def _unsupported(dtype: object) -> TypeError:
