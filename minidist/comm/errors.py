@@ -8,6 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 
+SAME = (
+    "give all ranks the same shape and dtype (MINIDIST_DEBUG=1 names each rank's call of a "
+    "collective, and its line)"
+)
+
+
 class CommunicationError(RuntimeError):
     """Any failure of messages between ranks."""
 
@@ -41,7 +47,7 @@ def different_bytes(*ends: tuple[int, int]) -> MismatchError:
     (first, its), (second, others) = sorted(ends)
     return MismatchError(
         f"rank {first} brings {its} bytes to a collective in shared memory, rank {second} brings "
-        f"{others}: give all ranks the same shape and dtype"
+        f"{others}: {SAME}"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -178,11 +179,29 @@ def test_a_collective_on_some_ranks_only_is_a_deadlock_that_names_it() -> None:
         assert "rank 0 waits for rank 1, which has finished" in str(caught.value)
 
 
-def test_different_sizes_are_a_mismatch_even_without_debug_mode() -> None:
-    with pytest.raises(
-        MismatchError, match=r"sends \d+ bytes .*buffer of \d+ \(inside a collective\)"
-    ):
-        run(lambda comm: all_reduce(np.ones(1000 + comm.rank), comm, algorithm="ring"), 2)
+@pytest.mark.parametrize("on_stream", (False, True))
+def test_without_debug_mode_too_different_sizes_are_told_with_each_ranks_call_and_line(
+    on_stream: bool,
+) -> None:
+    """As where rank 0 alone asks for a state dict, and its all-gather meets another collective."""
+
+    def program(comm: Communicator) -> None:
+        one = comm.stream() if on_stream else None
+        group = one.comm if one else comm
+        call = partial(all_reduce, np.ones(9), group, algorithm="ring")
+        if comm.rank == 0:
+            call = partial(all_gather, np.ones(9), group, np.ones(18), algorithm="ring")
+        if one:
+            one.launch(call).wait()
+        else:
+            call()
+
+    with pytest.raises(MismatchError) as caught:
+        run(program, 2)
+    said = str(caught.value)
+    assert re.search(r"sends \d+ bytes .*buffer of \d+ \(inside a collective; ", said)
+    for call in ("rank 0 in all_gather", "rank 1 in all_reduce"):
+        assert re.search(rf"{call} at test_mismatch\.py:\d+ in program", said), said
 
 
 @pytest.mark.parametrize("per_node", (None, 1, 2, 3))

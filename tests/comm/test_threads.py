@@ -182,7 +182,7 @@ def test_unequal_sizes_are_named_with_both_ends() -> None:
         comm.send(np.ones(4), 1, 9) if comm.rank == 0 else comm.recv(np.ones(5), 0, 9)
 
     with pytest.raises(
-        MismatchError, match=r"rank 0 sends 32 bytes to rank 1, .* buffer of 40 \(tag 9\)"
+        MismatchError, match=r"rank 0 sends 32 bytes to rank 1, .* buffer of 40 \(tag 9; rank 0 at"
     ):
         run(program, 2)
 

@@ -26,7 +26,7 @@ from minidist.comm.communicator import Communicator
 from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
-from minidist.comm.errors import LaunchError, MismatchError, different_bytes
+from minidist.comm.errors import SAME, LaunchError, MismatchError, different_bytes
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.memory import bytes_of
@@ -260,9 +260,8 @@ def _complete(
     except MPI.Exception as error:
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             raise
-        fix = "give both the same shape and dtype"
         raise MismatchError(
-            f"a message is larger than the {array.nbytes} bytes of its buffer: {fix}"
+            f"a message is larger than the {array.nbytes} bytes of its buffer: {SAME}"
         ) from None
     if (
         done
@@ -273,9 +272,7 @@ def _complete(
             f"sent {got} bytes, but the receive has a buffer of {array.nbytes} "
             f"({label(status.Get_tag())})"
         )
-        raise MismatchError(
-            f"rank {status.Get_source()} {sizes}: give both the same shape and dtype"
-        )
+        raise MismatchError(f"rank {status.Get_source()} {sizes}: {SAME}")
     return done
 
 

@@ -38,6 +38,16 @@ def over_limit(start: str, limit: float, lanes: Iterable[Lane], carrier: Carrier
     return "\n".join(lines)
 
 
+def who_calls(lane: Lane, own: Lane, carrier: Carrier) -> str:
+    """Say which call and line a lane is in. A stream's thread knows its call alone, and the rank's
+    `own` lane the line.
+    """
+    line = _line(lane, carrier)
+    if lane is not own:
+        line += _line(own, carrier)
+    return f"rank {lane.rank}{line}"
+
+
 def waits_for(lane: Lane) -> WaitsFor:
     """Return what a lane waits for, and for which rank."""
     return lane.awaits.waits_for() if lane.awaits is not None else ("", None)

@@ -33,7 +33,7 @@ from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.group import Group, RollCall
 from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Event, Lane, Operation, Poll
-from minidist.comm.threads_wire.standstill import deadlock, over_limit, waits_for
+from minidist.comm.threads_wire.standstill import deadlock, over_limit, waits_for, who_calls
 from minidist.trace.events import SEND, EventKind
 
 
@@ -134,12 +134,14 @@ class World:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
         if send.bytes != receive.bytes:
-            _, sender, receiver, tag = key
-            sizes = f"sends {send.bytes} bytes to rank {receiver}, which receives into a buffer of"
-            fix = f"{receive.bytes} ({label(tag)}): give both the same shape and dtype"
-            raise MismatchError(f"rank {sender} {sizes} {fix}")
+            _, sender, receiver, _ = key
+            raise MismatchError(
+                f"rank {sender} sends {send.bytes} bytes to rank {receiver}, which receives into a "
+                f"buffer of {receive.bytes} ({self._calls(send, receive)}): give both the same "
+                "shape and dtype"
+            )
         if send.array.dtype != receive.array.dtype:
-            _check_dtypes(send.array, receive.array, key)
+            self._check_dtypes(send, receive)
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
             self._meet(send, receive)
@@ -148,6 +150,21 @@ class World:
                 partner.lane.polls, partner.lane.released = 0, True
             self._wake(partner.lane)
         return operation
+
+    def _check_dtypes(self, send: Operation, receive: Operation) -> None:
+        """Refuse a message whose bytes its receiver would read as other numbers."""
+        _, sender, receiver, _ = send.key
+        sent, received = dtype_name(send.array), dtype_name(receive.array)
+        if sent != received:
+            raise different_dtypes(sender, sent, receiver, received, self._calls(send, receive))
+
+    def _calls(self, send: Operation, receive: Operation) -> str:
+        """Return a message's tag, and the call and line of each rank."""
+        both = [
+            who_calls(end.lane, next(iter(self.lanes_of[end.lane.rank].values())), self.carrier)
+            for end in (send, receive)
+        ]
+        return "; ".join([label(send.key[-1]), *both])
 
     def _meet(self, send: Operation, receive: Operation) -> None:
         """Complete both ends of a message."""
@@ -371,11 +388,3 @@ def _snapshot(array: Array) -> Array:
     taken = empty(array, len(array))
     copy(taken, array)
     return taken
-
-
-def _check_dtypes(sent: Array, received: Array, key: tuple[str, int, int, int]) -> None:
-    """Refuse a message whose bytes its receiver would read as other numbers."""
-    _, sender, receiver, tag = key
-    leaving, arriving = dtype_name(sent), dtype_name(received)
-    if leaving != arriving:
-        raise different_dtypes(sender, leaving, receiver, arriving, label(tag))
