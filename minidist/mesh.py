@@ -289,6 +289,8 @@ class Mesh:
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
+        if isinstance(comm, Layout):
+            raise TypeError("a Mesh takes the communicator first: Mesh(comm, layout)")
         layout.check(comm.size)
         same_call(comm, "Mesh", repr(layout))
         self.world, self.layout = comm, layout
@@ -308,6 +310,10 @@ class Mesh:
             # along an axis is counted by communicator.
             first = layout.group(("dp", "cp"), comm.rank)[0]
             self.data = comm.split(first)
+
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Communicator:
+        """Return `over` these axes: `mesh["tp"]`, `mesh["dp", "cp"]`, as of torch's `DeviceMesh`."""
+        return self.over(axes) if isinstance(axes, str) else self.over(*axes)
 
     def over(self, *axes: str) -> Communicator:
         """Return the communicator along several axes together, as in `over("dp", "cp")`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,6 +261,19 @@ def test_a_mesh_that_does_not_fit_says_so_on_every_rank_before_anything_is_sent(
 
     sentence = "dp*tp = 6, but 4 ranks were started: use mpirun -n 6, or --tp 2"
     assert run(program, 4) == [(sentence, 0)] * 4
+
+
+def test_names_of_other_courses_lead_to_the_communicator() -> None:
+    def program(comm: Communicator) -> None:
+        mesh = Mesh(comm, Layout(dp=2, tp=2))
+        assert mesh["tp"] is mesh.tp and mesh["dp", "tp"] is mesh.over("dp", "tp")
+        with pytest.raises(ValueError, match="axis 'model' does not exist: there are dcn, dp"):
+            mesh["model"]
+        exchanged: tuple[Any, Any] = (mesh.layout, comm)
+        with pytest.raises(TypeError, match=r"takes the communicator first: Mesh\(comm, layout\)"):
+            Mesh(*exchanged)
+
+    run(program, 4)
 
 
 def test_mesh_over_processes() -> None:

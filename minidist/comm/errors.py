@@ -7,7 +7,6 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-
 SAME = (
     "give all ranks the same shape and dtype (MINIDIST_DEBUG=1 names each rank's call of a "
     "collective, and its line)"
