@@ -242,6 +242,7 @@ def make_slice(values: Tensor, piece: Slice, parameter: nn.Parameter) -> nn.Para
     record.
     """
     made = nn.Parameter(values, parameter.requires_grad)
+    made.__class__ = SliceParameter
     made.placement = placement_of(parameter)  # type: ignore[attr-defined]
     record(made, slice=piece, sliced=parameter)
     return made
@@ -323,6 +324,27 @@ class SpreadParameter(nn.Parameter):
     def grad(self) -> None:
         """Forget the gradient, as `del` does with torch's parameters."""
         self._grad = None
+
+
+class SliceParameter(SpreadParameter):
+    """A slice, whose memory is what ranks publish: it stays where it is, and torch counts all
+    changes of it.
+    """
+
+    @property
+    def data(self) -> Tensor:
+        """The values, without gradient; torch's own `data` would hide that they are changed."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: Tensor) -> None:
+        """Refuse: nobody would publish other memory."""
+        piece = placement_of(self).slice
+        assert piece is not None, "`make_slice` has recorded it"
+        raise ValueError(
+            f"data = would give this slice of {piece.name} memory that nobody publishes: write "
+            "slice.data.copy_(values), and keep slice.data.clone()"
+        )
 
 
 @cache

@@ -148,6 +148,12 @@ class Replica(Protocol):
         """
         return
 
+    def follow(self, *_: object) -> None:
+        """Let parameters follow `trained` where it was changed, but by no step and without
+        `stepped`. A forward begins with this; collective.
+        """
+        return
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         self.module.zero_grad(set_to_none)

@@ -209,6 +209,7 @@ class Run:
         arguments: tuple[Sequence[Any], ...],
     ) -> None:
         self.pipeline, self.inputs = pipeline, inputs
+        pipeline.replica.follow()
         self.targets, self.arguments = targets, arguments
         self.total = no_loss(pipeline.device)
         self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}

@@ -43,9 +43,12 @@ class Shard:
         The piece of `values` that belongs to each parameter: what the optimizer updates.
     gradient : Tensor or None
         The reduced gradient of this rank's elements.
+    published : int
+        torch's count of changes of `values` when the parameters followed them last.
     """
 
     values: Tensor
+    published = 0
 
     def __init__(
         self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator
@@ -74,6 +77,11 @@ class Shard:
             parameter: make_slice(values[piece], self.placements[parameter], parameter)
             for parameter, piece in self.pieces.items()
         }
+
+    @property
+    def newer(self) -> bool:
+        """Whether slices were changed since the parameters followed them."""
+        return self.values._version != self.published
 
     def add_gradient(self, shard: Tensor) -> None:
         """Add this rank's elements of a reduced gradient to the gradient, where it is still
@@ -267,6 +275,7 @@ class Flat:
         if self.mine is not self.shard.values:
             self.mine.copy_(self.shard.values)
         self.second = None
+        self.shard.published = self.shard.values._version
 
     def stored(self) -> list[Tensor]:
         """Return what this rank has of the parameters between uses."""

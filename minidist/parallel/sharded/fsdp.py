@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from minidist.comm import Communicator
-from minidist.parallel.data.backward import remove_all
+from minidist.parallel.data.backward import Hook, remove_all
 from minidist.parallel.data.buckets import of_one_kind
 from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.meta import on_device
@@ -179,6 +179,7 @@ class FSDP(DataParallel):
 
         # Last the hooks that gather, free and reduce while the model runs.
         self.passes = Passes(self.window, self.expected, self.op, reshard_after_forward, self.hooks)
+        self.hooks.append(model.register_forward_pre_hook(Hook(self.follow), prepend=True))
 
     def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         return Ranks(self.comm, self.names, shard_ranks, bool(self.replicated))
@@ -278,6 +279,13 @@ class FSDP(DataParallel):
         for flat in self.flats:
             flat.publish()
         self.window.reshard_all()
+
+    def follow(self, *_: object) -> None:
+        """Let the next gathering bring slices that were changed since, but by no step."""
+        if any(flat.shard.newer for flat in self.flats):
+            for flat in self.flats:
+                flat.publish()
+            self.window.reshard_all()
 
     # ---------------------------------------------------------------- the whole state
 

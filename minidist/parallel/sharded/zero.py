@@ -30,6 +30,7 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import PreparedLater, PreparedOnMeta
 from minidist.comm import Communicator
+from minidist.comm.agree import same_call
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.backward import Hook
 from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
@@ -69,7 +70,8 @@ class BucketShard:
         for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.shard.make_slices(self.flat[self.shard.start : self.shard.stop])
+        # `data`, so that torch counts the changes of slices apart from those by a gathering
+        self.shard.make_slices(self.flat.data[self.shard.start : self.shard.stop])
         self._gather = PreparedLater(
             "all_gather", self.shard.values, link or comm, out=self.flat, counts=self.shard.counts
         )
@@ -148,6 +150,8 @@ class ZeRO1(DataParallel):
         self.hooks += [
             self.optimizers.guard,
             LinkedGradients(self, self.parameters_to_reduce),
+            model.register_forward_pre_hook(Hook(self.follow)),
+            model.register_state_dict_pre_hook(Hook(self._refuse_old_values)),  # type: ignore[no-untyped-call]
         ]
         if overlap:
             for module in model.modules():
@@ -252,9 +256,40 @@ class ZeRO1(DataParallel):
         """
         for bucket, part in reversed(self.shards.items()):
             if updated is None or any(parameter in updated for parameter in bucket.parameters):
+                part.shard.published = part.shard.values._version
                 self.gathering[part] = self.stream.launch(part.publish)
         if not self.overlap:
             self.wait()
+
+    def follow(self, *_: object) -> None:
+        """Publish slices that were changed since, but by no step: optimizers such as schedule-free
+        ones exchange weights in `train()` and `eval()`.
+
+        Each forward of the model begins with this. It is collective where some are newer: all ranks
+        change their slices of the same parameters, empty ones, too.
+        """
+        newer = [at for at, part in enumerate(self.shards.values()) if part.shard.newer]
+        if newer:
+            same_call(self.comm, "publish", f"slices changed outside of step(), of buckets {newer}")
+            buckets = [*self.shards]
+            self.stepped({each for at in newer for each in buckets[at].parameters})
+
+    def _refuse_old_values(self, *_: object) -> None:
+        """Raise RuntimeError if parameters do not follow their slices: a rank may save alone."""
+        if any(part.shard.newer for part in self.shards.values()):
+            raise RuntimeError(
+                "slices were changed outside of step(), and parameters have the old values of other "
+                "ranks' slices, so this would save a mixture: call stepped() on all ranks first"
+            )
+
+    def unwrap(self) -> nn.Module:
+        """Return the model without hooks, with the values that its slices have. Collective if some
+        were changed outside of a step.
+        """
+        if self.hooks:
+            self.follow()
+            self.wait()
+        return super().unwrap()
 
     def wait(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Wait until all parameters, or these, are gathered."""

@@ -26,7 +26,8 @@ import minidist
 from minidist.comm import Communicator
 from minidist.memory.precision.masters import MasterWeights
 from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
+from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
+from minidist.parallel.sharded.policy import MixedPrecision
 
 STAGES = (ZeRO1, ZeRO2)
 EACH = pytest.mark.parametrize("stage", STAGES)
@@ -310,3 +311,83 @@ def test_what_ddp_takes_in_order_its_stages_take_too() -> None:
         minidist.run(partial(program, kind=kind), 2)[0] for kind in (DDP, ZeRO1, ZeRO2)
     ]
     assert others == [of_ddp] * 2 and of_ddp == ("mean", True, [1, 2, 2, 1])
+
+
+class Exchanging(torch.optim.SGD):
+    """An optimizer that keeps other weights for evaluation, as schedule-free ones do."""
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.lerp_(torch.ones_like(parameter), 0.5)
+
+
+def fill(optimizer: Exchanging) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_([*optimizer.param_groups[0]["params"]], -3.0)
+
+
+BF16 = MixedPrecision(parameters=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    (
+        ZeRO1,
+        partial(ZeRO1, overlap=True),
+        ZeRO2,
+        FSDP,
+        lambda m, *a: FSDP(m, *a, precision=BF16, replicated=[m[1].weight]),
+    ),
+)
+@pytest.mark.parametrize("change", (Exchanging.eval, fill))
+def test_slices_that_change_outside_of_a_step_are_there_in_the_next_forward(
+    wrapped: Any, change: Any
+) -> None:
+    def net() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        for parameter in model.parameters():
+            parameter.detach().flatten().copy_(torch.arange(parameter.numel()) / 8)
+        return model
+
+    def outputs(model: nn.Module, optimizer: Exchanging, ranks: int) -> Tensor:
+        found = []
+        for _ in range(2):
+            (model(torch.ones(1, 3)).sum() / ranks).backward()
+            optimizer.step()
+            change(optimizer)
+            found.append(model(torch.ones(1, 3)).detach().float())
+            optimizer.zero_grad()
+        return torch.cat(found)
+
+    def program(comm: Communicator) -> Tensor:
+        model = wrapped(net(), comm, "sum")
+        optimizer = model.optimizer(Exchanging, lr=0.1, elementwise=True)
+        return outputs(model, optimizer, comm.size)
+
+    serial = net()
+    expected = outputs(serial, Exchanging(serial.parameters(), lr=0.1), 1)
+    for found in minidist.run(program, 3):
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@EACH
+def test_slices_that_only_some_ranks_change_and_other_memory_are_refused(stage: Any) -> None:
+    def program(comm: Communicator) -> None:
+        model = stage(nn.Linear(4, 2), comm, "sum")
+        with pytest.raises(ValueError, match=r"this slice of bias memory that nobody publishes"):
+            model.slices[1].data = torch.ones(1)
+        model.slices[0].data.fill_(7)
+        with pytest.raises(RuntimeError, match=r"save a mixture: call stepped\(\) on all ranks"):
+            model.module.state_dict()
+        assert model.unwrap()(torch.ones(4)).shape == (2,)
+        assert model.module.weight.eq(7).all()
+        again = stage(model.module, comm, "sum")
+        if comm.rank:
+            again.slices[0].data.fill_(7)
+        again(torch.ones(4)).sum().backward()
+
+    with pytest.raises(
+        minidist.DeadlockError, match="rank 1 waits: all ranks to come to a roll call"
+    ):
+        minidist.run(program, 2)
