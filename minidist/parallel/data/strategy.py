@@ -48,12 +48,13 @@ class DataParallel(nn.Module, Replica):
     MismatchError
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        If `op` is missing or unknown, if an embedding is `sparse`, if another strategy has wrapped
-        the model already, or if tensor parallelism has given ranks of `comm` different blocks of a
-        parameter.
+        If `op` is missing or unknown, if a layer would compute something else on each rank (see
+        `check_layers`), if another strategy has wrapped the model already, or if tensor parallelism
+        has given ranks of `comm` different blocks of a parameter.
     """
 
     alone = False
+    own_buffers = False  # whether a forward in training may have changed buffers, since rank 0's
     ignored: Set[nn.Parameter] = frozenset()  # left to the caller, if the strategy offers that
 
     def __init__(
@@ -85,7 +86,7 @@ class DataParallel(nn.Module, Replica):
                     f"parameter {name} belongs to another DDP already: call unwrap() on the other "
                     "first"
                 )
-        check_dense(model, self.names, type(self).__name__)
+        check_layers(model, comm, self.names, type(self).__name__)
         self.expected = ExpectedGradients(
             type(self).__name__, self.names, comm, unused, self.ignored
         )
@@ -106,7 +107,8 @@ class DataParallel(nn.Module, Replica):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
 
-        In training, buffers such as running averages first become rank 0's: one broadcast for each.
+        Buffers such as running averages first become rank 0's, in training, and in the first
+        evaluation after it: one broadcast for each.
 
         Raises
         ------
@@ -116,9 +118,11 @@ class DataParallel(nn.Module, Replica):
         """
         if self.training:
             self._check_parameters()
-            if self.synchronising:
-                for buffer in self.module.buffers():
-                    copy_from_root(buffer, self.comm)
+            self.own_buffers = True
+        if self.own_buffers and self.synchronising:
+            for buffer in self.module.buffers():
+                copy_from_root(buffer, self.comm)
+            self.own_buffers = self.training
         return kept_by_graph(self, self.module(*args, **kwargs))
 
     def unwrap(self) -> nn.Module:
@@ -309,13 +313,30 @@ class ExpectedGradients:
             parameter._grad = None
 
 
-def check_dense(model: nn.Module, names: dict[nn.Parameter, str], strategy: str) -> None:
-    """Raise ValueError if a trained embedding of the model is to get a sparse gradient."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            weight = module.weight
-            if isinstance(weight, nn.Parameter) and weight.requires_grad and weight in names:
+def check_layers(
+    model: nn.Module, comm: Communicator, names: dict[nn.Parameter, str], strategy: str
+) -> None:
+    """Raise ValueError if a layer of the model would compute something else on each rank: a sparse
+    gradient, rows that are normalised where they are looked up, statistics that need torch's group.
+    """
+    alone = comm.size > 1 and not torch.distributed.is_initialized()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            weight: Any = module.weight
+            if module.sparse and weight.requires_grad and weight in names:
                 raise ValueError(sparse_fault(names[weight], strategy))
+            if module.max_norm is not None:
+                raise ValueError(
+                    f"{name} has max_norm={module.max_norm}, and a rank would normalise only the "
+                    "rows that its batch uses, so copies would differ: leave max_norm out, and "
+                    "normalise the whole weight after each step"
+                )
+        elif isinstance(module, nn.SyncBatchNorm) and alone:
+            raise ValueError(
+                f"{name} is a SyncBatchNorm, which asks torch's group of ranks, and there is none, so "
+                "each rank would use the statistics of its own batch: use GroupNorm, or torchrun on "
+                "GPUs"
+            )
 
 
 def sparse_fault(name: str, strategy: str) -> str:

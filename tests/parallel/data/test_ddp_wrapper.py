@@ -8,6 +8,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,18 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1, ZeRO2, ZeROPlusPlus
+from minidist.mesh import Layout, Mesh
+from minidist.model import cross_entropy_sum
+from minidist.parallel import (
+    DDP,
+    FSDP,
+    DataParallel,
+    Recipe,
+    ZeRO1,
+    ZeRO2,
+    ZeROPlusPlus,
+    parallelize,
+)
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -144,6 +156,30 @@ def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ran
     assert len(set(minidist.run(program, ranks))) == 1
 
 
+def by_parallelize(model: nn.Module, comm: Communicator, op: str) -> None:
+    parallelize(model, Mesh(comm, Layout(dp=2)), Recipe(), cross_entropy_sum)
+
+
+@pytest.mark.parametrize("variant", (*VARIANTS, FSDP, by_parallelize))
+@pytest.mark.parametrize(
+    "layer, said",
+    (
+        (nn.SyncBatchNorm(3), "asks torch's group of ranks, and there is none"),
+        (nn.Embedding(5, 3, max_norm=1.0), "would normalise only the rows that its batch uses"),
+    ),
+    ids=("norm", "embedding"),
+)
+def test_layers_that_would_differ_between_ranks_are_refused(
+    variant: Any, layer: nn.Module, said: str
+) -> None:
+    def program(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), copy.deepcopy(layer))
+        with pytest.raises(ValueError, match=f"1 (has|is) .*{said}"):
+            variant(model, comm, "sum")
+
+    minidist.run(program, 2)
+
+
 # ---- what is kept equal ----
 
 
@@ -160,13 +196,17 @@ def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(variant: type[Dat
 
 
 @all_variants
-def test_buffers_follow_rank_0_in_training_only(variant: type[DataParallel]) -> None:
+def test_buffers_follow_rank_0_in_training_and_in_the_evaluation_after_it(
+    variant: type[DataParallel],
+) -> None:
     def program(comm: Communicator) -> list[Tensor]:
         wrapped = variant(small(seed=comm.rank), comm, op="sum")
         statistics = wrapped.module[0][1]
         wrapped(x(comm.rank))
         drifted = statistics.running_mean.clone()  # each rank saw other rows
         wrapped.eval()
+        wrapped(x(comm.rank))
+        evaluated = statistics.running_mean.clone()
         before = comm.traffic.bytes_sent
         wrapped(x(comm.rank))
         wrapped.train()
@@ -176,11 +216,11 @@ def test_buffers_follow_rank_0_in_training_only(variant: type[DataParallel]) -> 
         statistics.running_mean.copy_(drifted)
         statistics.momentum = 0.0
         wrapped(x(comm.rank))
-        return [drifted, statistics.running_mean, statistics.num_batches_tracked]
+        return [drifted, statistics.running_mean, evaluated, statistics.num_batches_tracked]
 
-    (first, kept, count), (second, followed, other_count) = minidist.run(program, 2)
+    (first, *kept, count), (second, *followed, other_count) = minidist.run(program, 2)
     assert not torch.equal(first, second)
-    assert torch.equal(kept, first) and torch.equal(followed, first)
+    assert all(torch.equal(each, first) for each in [*kept, *followed])
     assert int(count) == int(other_count)
 
 
