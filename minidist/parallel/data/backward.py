@@ -82,6 +82,11 @@ class BackwardEnd:
         self.work, self.comm = weakref.WeakMethod(work), comm
         self._pending: weakref.ref[Callable[[], None]] | None = None
 
+    @property
+    def expected(self) -> bool:
+        """Whether a backward that runs now was asked to call `work`."""
+        return self._pending is not None and self._pending() is not None
+
     def expect(self, kept: object = None) -> bool:
         """Ask the backward that is running to call `work` when it ends, and to keep `kept` alive
         until then. Tell whether it was asked for the first time.
@@ -91,7 +96,7 @@ class BackwardEnd:
         RuntimeError
             If an earlier backward has raised, and so never came to its end.
         """
-        if self._pending is not None and self._pending() is not None:
+        if self.expected:
             return False
         if self._pending is not None and self.comm.size > 1:
             raise RuntimeError(

@@ -111,12 +111,18 @@ class Bucket:
     def check_place(self, parameter: nn.Parameter) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""
         if self.moved(parameter):
-            was, now = "{}, {}".format(*self.kind), f"{parameter.dtype}, {parameter.device}"
-            raise RuntimeError(
-                f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} "
-                f"to {now}, so its gradients would no longer come here: call .to(), .half(), ... on "
-                "the model before wrapping it"
-            )
+            raise RuntimeError(self.moved_away(parameter))
+
+    def moved_away(self, parameter: nn.Parameter) -> str:
+        """Return what to say of a parameter whose gradients do not come here any more."""
+        was, now = "{}, {}".format(*self.kind), f"{parameter.dtype}, {parameter.device}"
+        how, fix = f"from {was} to {now}", "call .to(), .half(), ..."
+        if was == now:
+            how, fix = "and back, or by grad.data =", f"use grad.copy_() for that, and {fix}"
+        return (
+            f"a parameter of shape {list(parameter.shape)} was moved or converted {how}, so its "
+            f"gradients would no longer come here: {fix} on the model before wrapping it"
+        )
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""

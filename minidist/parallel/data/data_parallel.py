@@ -24,6 +24,7 @@ from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
 from minidist.parallel.data.reducer import Reducer
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.optimizer.guard import GuardOfGradients
 from minidist.parallel.placement import copies_of
 
 
@@ -67,11 +68,23 @@ class DDP(DataParallel):
             if copies_of(parameter, comm).size > 1 or comm.size == 1
         ]
         self.reducer = Reducer(self, self.kind, shared, bucket_bytes, first_bucket_bytes)
+        if comm.size > 1:
+            self.hooks.append(GuardOfGradients(shared, self._check_step))
         self.reductions = {
             bucket: PreparedLater("all_reduce", bucket.flat, bucket.link, op=self.op)
             for bucket in self.reducer.buckets
             if bucket.flat is not None
         }
+
+    def _check_step(self, updated: Set[int]) -> None:
+        """Raise ValueError if a step would update one of these by a gradient of this rank alone."""
+        for parameter in self.reducer.bucket_of:
+            if id(parameter) in updated and self.reducer.only_own(parameter):
+                raise ValueError(
+                    f"{self.names[parameter]} has a gradient that nobody has reduced, so this step "
+                    "would differ between ranks: let the last backward() run outside of no_sync(), "
+                    "and use autograd.grad() with a model that no DDP wraps"
+                )
 
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to sum a bucket over ranks; return what to wait for."""

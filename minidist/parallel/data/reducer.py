@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Set
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from minidist.comm import Communicator
@@ -62,6 +62,11 @@ class Reducer:
         Those of this backward that are not launched yet.
     unreduced : set[nn.Parameter]
         Those whose gradients only `no_sync` has added up.
+    summed : dict[nn.Parameter, weakref.ref[Tensor]]
+        Which tensor was each one's gradient when that was reduced last.
+    fresh : set[nn.Parameter]
+        Those whose gradients were reduced since an optimizer updated them, so that what has been
+        put in their place since may have been made of them.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class Reducer:
         }
         self.to_launch: list[Bucket] = []
         self.unreduced: set[nn.Parameter] = set()
+        self.summed: dict[nn.Parameter, weakref.ref[Tensor]] = {}
+        self.fresh: set[nn.Parameter] = set()
         self.ended = False  # whether a backward has ended since one began last
         self.end = BackwardEnd(self._backward_ended, strategy.comm)
         self.accumulators = [get_gradient_edge(parameter).node for parameter in self.bucket_of]
@@ -113,6 +120,8 @@ class Reducer:
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         """Autograd has added to `parameter.grad`. This runs during backward."""
         bucket = self.bucket_of[parameter]
+        if self.expected.synchronising and not self.end.expected:  # `_gradient_comes` was lost
+            raise RuntimeError(bucket.moved_away(parameter))
         self.expected.check_arrival(parameter, bucket.ready)
         bucket.adopt(parameter)
         if self.expected.synchronising:
@@ -138,6 +147,10 @@ class Reducer:
         self.launch_ready(all_of_them=True)
         for bucket in self.buckets:
             bucket.wait()
+        for parameter in self.bucket_of:
+            if parameter._grad is not None:
+                self.summed[parameter] = weakref.ref(parameter._grad)
+        self.fresh.update(self.bucket_of)
         self._owner().reduced(used)
 
     def _owner(self) -> Strategy:
@@ -161,6 +174,15 @@ class Reducer:
         if set_to_none:
             for bucket in self.buckets:
                 bucket.taken -= parameters
+
+    def only_own(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter, which is about to be updated, has a gradient of this rank
+        alone.
+        """
+        gradient, known = parameter._grad, self.summed.get(parameter)
+        replaced = parameter not in self.fresh and (known is None or known() is not gradient)
+        self.fresh.discard(parameter)
+        return gradient is not None and (replaced or parameter in self.unreduced)
 
     def check_places(self) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""

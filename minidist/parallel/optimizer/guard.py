@@ -9,13 +9,14 @@ no harm.
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from minidist.memory.hooks import Hook
 from minidist.parallel.optimizer.elementwise import check_whole, is_elementwise
 
 
@@ -79,6 +80,28 @@ class GuardOfBlocks:
         if not is_elementwise(optimizer):
             for group in optimizer.param_groups:
                 check_whole(type(optimizer), group["params"])
+
+
+class GuardOfGradients:
+    """Has a strategy look at the gradients of its `parameters` before an optimizer updates them.
+
+    It does not keep them, or the strategy, alive.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], check: Callable[[set[int]], None]
+    ) -> None:
+        self.parameters, self.work = frozenset(map(id, parameters)), Hook(check)
+        GUARDS.post(self)
+
+    def remove(self) -> None:
+        """End the guard: every optimizer may step."""
+        GUARDS.dismiss(self)
+
+    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
+        """Have the strategy look, if an optimizer is about to update its parameters."""
+        if not self.parameters.isdisjoint(updated):
+            self.work(updated)
 
 
 class Guards:

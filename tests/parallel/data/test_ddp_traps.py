@@ -4,6 +4,7 @@ never hangs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import minidist
 from minidist.comm import Communicator
 from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.parallel.data.compress.compressed import CompressedDDP
+from minidist.parallel.data.compress.options import Compression
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -367,4 +370,62 @@ def test_a_shared_layer_that_gets_its_gradient_in_pieces_is_named() -> None:
     with pytest.raises(
         RuntimeError, match=r"a second gradient came for layers\.1\.weight .*use_reentrant=False"
     ):
+        minidist.run(program, 2)
+
+
+def step_alone(ddp: DDP, optimizer: torch.optim.Optimizer) -> None:
+    with ddp.no_sync():
+        ddp(rows(ddp.comm.rank), 0).sum().backward()
+    optimizer.step()
+
+
+def step_by_hand(ddp: DDP, optimizer: torch.optim.Optimizer) -> None:
+    weight = ddp.module.layers[0].weight
+    optimizer.zero_grad()
+    (weight.grad,) = torch.autograd.grad(ddp(rows(ddp.comm.rank), 0).sum(), [weight])
+    optimizer.step()
+
+
+@pytest.mark.parametrize("wrong", (step_alone, step_by_hand))
+@pytest.mark.parametrize("compression", ("", "topk:0.5"))
+def test_a_step_by_a_gradient_of_one_rank_is_refused(wrong: Any, compression: str) -> None:
+    def program(comm: Communicator) -> None:
+        kind: Any = DDP
+        if compression:
+            kind = partial(CompressedDDP, compression=Compression.read(compression))
+        ddp = kind(Branches(), comm, op="sum", unused=True)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for _ in range(2):
+            ddp(rows(comm.rank), 0).sum().backward()
+            weight = ddp.module.layers[0].weight
+            weight.grad = weight.grad.clamp(-1, 1)  # made of the sum, and so the same on all ranks
+            optimizer.step()
+        before = ddp.module.layers[0].weight.clone()
+        with pytest.raises(ValueError, match=r"0\.weight has a gradient that nobody has red"):
+            wrong(ddp, optimizer)
+        assert torch.equal(before, ddp.module.layers[0].weight)
+        ddp.unwrap()
+        optimizer.step()  # nobody's business any more
+
+    minidist.run(program, 2)
+
+
+def convert_and_back(ddp: DDP) -> None:
+    ddp.zero_grad()
+    ddp.module.float().double()
+
+
+def give_data(ddp: DDP) -> None:
+    ddp.module.layers[0].weight.grad.data = torch.ones(4, 4)
+
+
+@pytest.mark.parametrize("change", (convert_and_back, give_data))
+def test_a_model_that_is_converted_and_back_says_so(change: Any) -> None:
+    def program(comm: Communicator) -> None:
+        ddp = DDP(Branches(), comm, op="sum", unused=True)
+        ddp(rows(0), 0).sum().backward()
+        change(ddp)
+        ddp(rows(0), 0).sum().backward()
+
+    with pytest.raises(RuntimeError, match="was moved or converted and back, or by grad"):
         minidist.run(program, 2)
