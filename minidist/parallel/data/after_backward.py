@@ -11,7 +11,7 @@ from torch import nn
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import BUCKET_BYTES, partition
 from minidist.parallel.data.plain import reduce_gradients
-from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.data.strategy import DataParallel, refuse_sparse
 
 
 class NaiveDataParallel(DataParallel):
@@ -33,6 +33,8 @@ class NaiveDataParallel(DataParallel):
 
     def synchronize(self) -> None:
         """Reduce every gradient; call it once after the last backward of a step."""
+        for parameter, name in self.names.items():
+            refuse_sparse(parameter, name, type(self).__name__)
         used = {parameter for parameter in self.parameters_to_reduce if parameter.grad is not None}
         reduce_gradients(self.buckets, self.comm, self.op, self.algorithm)
         self.reduced(used)

@@ -272,8 +272,7 @@ class ExpectedGradients:
         that came before in this backward.
         """
         self.refuse_graphs()
-        if parameter._grad is not None and parameter._grad.layout != torch.strided:
-            raise RuntimeError(sparse_fault(self.names[parameter], self.strategy))
+        refuse_sparse(parameter, self.names[parameter], self.strategy)
         if self.synchronising and parameter in arrived:
             raise RuntimeError(
                 f"a second gradient came for {self.names[parameter]} within one backward, and the "
@@ -337,6 +336,12 @@ def check_layers(
                 "each rank would use the statistics of its own batch: use GroupNorm, or torchrun on "
                 "GPUs"
             )
+
+
+def refuse_sparse(parameter: nn.Parameter, name: str, strategy: str) -> None:
+    """Raise RuntimeError if the gradient of a parameter is sparse."""
+    if parameter._grad is not None and parameter._grad.layout != torch.strided:
+        raise RuntimeError(sparse_fault(name, strategy))
 
 
 def sparse_fault(name: str, strategy: str) -> str:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import ParamsT
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import of_one_kind
 from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.data.strategy import refuse_sparse
 from minidist.parallel.optimizer.elementwise import build_over_slices
 from minidist.parallel.optimizer.groups import chosen, read_groups
 from minidist.parallel.optimizer.guard import GUARDS
@@ -112,7 +113,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for parameter, piece in part.shard.slices.items():
                 piece.grad = None
                 if parameter.grad is not None:
-                    piece.grad = part.shard.placements[parameter].take(parameter.grad)
+                    placement = part.shard.placements[parameter]
+                    refuse_sparse(parameter, placement.name, "ShardedOptimizer")
+                    piece.grad = placement.take(parameter.grad)
         self.local.step(**options)
         # Now every rank has a new part, so all are gathered.
         for part in self.shards:

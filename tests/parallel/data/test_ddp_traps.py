@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist.comm import Communicator
-from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.parallel import DDP, FSDP, DataParallel, ShardedOptimizer, ZeRO1, ZeRO2
 from minidist.parallel.data.compress.compressed import CompressedDDP
 from minidist.parallel.data.compress.options import Compression
 
@@ -428,4 +428,27 @@ def test_a_model_that_is_converted_and_back_says_so(change: Any) -> None:
         ddp(rows(0), 0).sum().backward()
 
     with pytest.raises(RuntimeError, match="was moved or converted and back, or by grad"):
+        minidist.run(program, 2)
+
+
+class SparseRows(nn.Linear):
+    """Looks rows up by torch's function, which no wrapper sees."""
+
+    def forward(self, row: Tensor) -> Tensor:
+        return nn.functional.embedding(row, self.weight, sparse=True)
+
+
+@pytest.mark.parametrize("kind", (*VARIANTS, ZeRO1, FSDP, ShardedOptimizer))
+def test_a_sparse_gradient_is_refused_wherever_it_comes_from(kind: Any) -> None:
+    def program(comm: Communicator) -> None:
+        model = SparseRows(3, 4, bias=False)
+        if kind is ShardedOptimizer:
+            alone = ShardedOptimizer(model.parameters(), torch.optim.SGD, comm)
+            model(torch.tensor([1])).sum().backward()
+            alone.step()
+        wrapped = kind(model, comm, "sum")
+        wrapped(torch.tensor([comm.rank])).sum().backward()
+        wrapped.synchronize()
+
+    with pytest.raises(RuntimeError, match=f"0? is sparse, .* and {kind.__name__} reduces whole"):
         minidist.run(program, 2)
