@@ -60,7 +60,9 @@ class DistributedSampler:
     seed : int
         Not negative; the same on every rank.
     batch : int, optional
-        Samples per *global* batch. By default one for each rank.
+        Samples per *global* batch. By default about one for each rank: the fewest that leave none
+        without a sample in an epoch's last batch. (With another batch a share may be empty, which
+        a `DataLoader` cannot collate.)
     shuffle : bool
         Draw the order of each epoch, or keep 0, 1, 2, ...
     lengths : array [length], optional
@@ -70,7 +72,7 @@ class DistributedSampler:
     Raises
     ------
     ValueError
-        If a number is out of its range.
+        If a number is out of its range, or if there are fewer samples than ranks and no `batch`.
     """
 
     def __init__(
@@ -86,16 +88,23 @@ class DistributedSampler:
     ) -> None:
         self.length, self.seed = length, seed
         self.ranks, self.rank = ranks, rank
-        self.batch = ranks if batch is None else batch
         self.shuffle, self.lengths = shuffle, lengths
         self.epoch = 0
         self.position = 0  # samples of this epoch that were dealt out, over all ranks
         if length < 1:
             raise ValueError(f"length = {length}: a sampler needs at least one sample to deal out")
-        if self.batch < 1:
-            raise ValueError(f"batch = {self.batch}: a global batch needs at least one sample")
         if not 0 <= rank < ranks:
             raise ValueError(f"rank = {rank} of {ranks} ranks: ranks count from 0 to ranks - 1")
+        if batch is None and length < ranks:
+            raise ValueError(
+                f"length = {length} samples for {ranks} ranks: some would have none, so use fewer "
+                "ranks, or pass batch= and expect empty shares"
+            )
+        sizes = range(ranks, length + 1)
+        full = (size for size in sizes if length % size == 0 or length % size >= ranks)
+        self.batch = next(full) if batch is None else batch
+        if self.batch < 1:
+            raise ValueError(f"batch = {self.batch}: a global batch needs at least one sample")
         if seed < 0:
             raise ValueError(f"seed = {seed}: a seed must not be negative")
         if lengths is not None and len(lengths) != length:

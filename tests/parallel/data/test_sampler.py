@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 from training import batches_of
 
 from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
@@ -165,9 +166,15 @@ def test_without_shuffling_the_order_is_that_of_the_samples() -> None:
     assert list(sampler) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_by_default_a_batch_has_one_sample_for_each_rank() -> None:
-    assert [len(mine) for mine in DistributedSampler(7, ranks=3, rank=0)] == [1, 1, 1]
-    assert [len(mine) for mine in DistributedSampler(7, ranks=3, rank=2)] == [1, 1, 0]
+def test_by_default_every_rank_has_a_sample_of_each_batch() -> None:
+    assert [len(mine) for mine in DistributedSampler(6, ranks=3, rank=2)] == [1, 1]
+    for length in range(1, 40):
+        for ranks in range(1, length + 1):
+            sampler = DistributedSampler(length, ranks, ranks - 1)  # whose share is the smallest
+            batches = list(DataLoader(range(length), batch_sampler=sampler))  # type: ignore[arg-type]
+            assert len(batches) == len(sampler)
+    with pytest.raises(ValueError, match="length = 2 samples for 3 ranks: some would have none"):
+        DistributedSampler(2, ranks=3)
 
 
 def test_grouping_by_length_saves_padding_and_still_mixes() -> None:
@@ -190,7 +197,7 @@ def test_grouping_by_length_saves_padding_and_still_mixes() -> None:
 
 def test_it_serves_a_torch_loader_as_batch_sampler() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(10))
-    loader = torch.utils.data.DataLoader(data, batch_sampler=DistributedSampler(10, 2, 1, batch=4))
+    loader = DataLoader(data, batch_sampler=DistributedSampler(10, 2, 1, batch=4))
     sampler = DistributedSampler(10, 2, 1, batch=4)
     assert [batch.tolist() for (batch,) in loader] == list(sampler)
 
