@@ -7,9 +7,9 @@ all ranks.
 
 So lines that were written for one device stay right: `torch.nn.utils.clip_grad_norm_` asks for
 norms, and `torch.amp.GradScaler` whether some element is infinite. DTensor does the same for all of
-torch; here it is done for what `questions.py` names, and everything else runs on this rank's
-elements. A question is collective: all ranks have to ask it. So a line that logs a norm must not
-stand below `if rank == 0`. `gradient.as_subclass(torch.Tensor)` is the part alone.
+torch; here it is done for what `questions.py` lists, and everything else is refused. A question is
+collective: all ranks have to ask it. So a line that logs a norm must not stand below `if rank == 0`.
+`gradient.as_subclass(torch.Tensor)` is the part alone.
 """
 
 import math
@@ -18,21 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.questions import (
+    ASK,
     CLIP,
-    COMPARED,
+    CUT,
+    ELEMENTWISE,
     JOINED,
-    REFUSED,
+    PLAIN,
     SCALE,
-    elementwise,
     everywhere,
-    for_each,
-    named,
+    is_accessor,
+    name_of,
     refuse,
 )
 
@@ -70,15 +71,12 @@ class PartOfGradient(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer a question for the whole; let torch do anything else with the part, as with a
-        plain tensor.
+        """Answer a question for the whole, and let torch do with the part what it can do with one
+        element after the other; refuse anything else.
         """
-        kwargs = kwargs or {}
+        answer: Any = ANSWERS.get(name_of(func), _of_elements)
         with torch._C.DisableTorchFunctionSubclass():
-            if func in ANSWERS:
-                return ANSWERS[func](*args, **kwargs)
-            result = func(*args, **kwargs)
-        return kept(result, args, kwargs) if func in ELEMENTWISE else result
+            return answer(func, *args, **kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a plain copy: ranks cannot be copied."""
@@ -98,13 +96,52 @@ def become_part(gradient: Tensor, spread: Spread) -> Tensor:
     return gradient
 
 
-def kept(result: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+OTHER_SHAPE = "what is done with a tensor of another shape, not this part's,"
+
+
+def kept(result: Any, args: Iterable[Any]) -> Any:
     """Return what was made of each element of a part, as the same part of the whole's result."""
-    if type(result) is Tensor and "out" not in options:
-        for value in (*args, *options.values()):
+    if type(result) is Tensor:
+        for value in args:
             if isinstance(value, PartOfGradient) and value.numel() == result.numel():
                 return become_part(result, value.spread)
+        _refuse_parts(args, OTHER_SHAPE, CUT)
     return result
+
+
+def _of_elements(func: Any, *args: Any, **options: Any) -> Any:
+    """Return what torch makes of this rank's elements; refuse what no list names, and tensors that
+    are no part of the same gradient.
+    """
+    name, values = name_of(func), [*args, *options.values()]
+    dunder = name.startswith("__")
+    base = name if dunder else name.removeprefix("_foreach_").removesuffix("_")
+    if not (base in ELEMENTWISE or base in PLAIN or is_accessor(func)):
+        _refuse_parts(values, f"its {name.strip('_')}")
+    try:
+        result = func(*args, **options)
+    except RuntimeError as error:
+        if "shape" in str(error) or "size" in str(error):
+            _refuse_parts(values, OTHER_SHAPE, CUT)
+        raise
+    in_place = name.endswith("_") and not dunder
+    if base not in ELEMENTWISE or in_place or "out" in options:
+        return result
+    if isinstance(result, list | tuple):
+        lists = [value for value in values if isinstance(value, list | tuple)]
+        return tuple(
+            kept(each, [it[at] for it in lists] or values) for at, each in enumerate(result)
+        )
+    return kept(result, values)
+
+
+def _refuse_parts(values: Any, what: str, fix: str = ASK) -> None:
+    """Raise ValueError if some of these are parts of which other ranks have the rest."""
+    for value in tree_leaves(values):
+        if isinstance(value, PartOfGradient):
+            _refuse_mixed(value)
+            if value.spread.axes:
+                refuse(what, fix)
 
 
 # ---------------------------------------------------------------- norms
@@ -162,7 +199,7 @@ def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
     return norm**order if order and math.isfinite(order) else norm
 
 
-def _vector_norm(part: Tensor, *args: Any, **options: Any) -> Tensor:
+def _vector_norm(_: Any, part: Tensor, *args: Any, **options: Any) -> Tensor:
     """Answer `torch.linalg.vector_norm`, with which `clip_grad_norm_` asks for one gradient after
     the other.
     """
@@ -180,7 +217,7 @@ def _norm(
     return norm
 
 
-def _any_norm(input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tensor:
+def _any_norm(_: Any, input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tensor:
     """Answer `torch.norm`, `Tensor.norm` and `torch.linalg.norm`, of which only vectors' norms have
     an answer.
     """
@@ -191,7 +228,7 @@ def _any_norm(input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tens
 
 
 def _foreach_norm(
-    parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+    _: Any, parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
     _refuse_stages(parts, CLIP)
     return tuple(norms_of_wholes(parts, float(ord), dtype))
@@ -200,7 +237,7 @@ def _foreach_norm(
 # ---------------------------------------------------------------- other questions
 
 
-def _unscale(parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
+def _unscale(_: Any, parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
     """Multiply by the inverse scale; find out whether an element was infinite, or not a number, on
     any rank.
     """
@@ -217,31 +254,26 @@ def axes_of(tensors: Iterable[Tensor]) -> Iterable[Communicator]:
             yield from part.spread.axes
 
 
-def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
-    """Return the answer to a question that one number answers, such as `Tensor.sum`; ranks join
-    theirs by `op`.
-
-    A rank without elements answers as if it had this `nothing`.
+def _asked(ask: Callable[..., Any], part: Any, *args: Any, **options: Any) -> Any:
+    """Answer a question that one number answers, such as `Tensor.sum`: ranks join theirs as `JOINED`
+    says.
     """
-
-    def answer(part: Any, *args: Any, **options: Any) -> Any:
-        dtype = options.pop("dtype", None)
-        if dtype is not None and not isinstance(part, PartOfGradient):
-            options["dtype"] = dtype
-        if _about_elements(part, args, options, ask.__name__):
-            return kept(ask(part, *args, **options), (part, *args), options)
-        _refuse_mixed(part)
-        asked = part if part.numel() else part.new_full((1,), nothing)
-        asked = asked if dtype is None else asked.to(dtype)
-        found = ask(asked)
-        if op == "sum" and not part.spread.counts:
-            found = torch.zeros_like(found)
-        joint = found.to(torch.uint8) if found.dtype == torch.bool else found.clone()
-        for comm in part.spread.axes:
-            all_reduce(joint, comm, op=op)
-        return joint.to(found.dtype)
-
-    return answer
+    op, nothing = JOINED[ask.__name__]
+    dtype = options.pop("dtype", None)
+    if dtype is not None and not isinstance(part, PartOfGradient):
+        options["dtype"] = dtype
+    if _about_elements(part, args, options, ask.__name__):
+        return kept(ask(part, *args, **options), (part, *args))
+    _refuse_mixed(part)
+    asked = part if part.numel() else part.new_full((1,), nothing)
+    asked = asked if dtype is None else asked.to(dtype)
+    found = ask(asked)
+    if op == "sum" and not part.spread.counts:
+        found = torch.zeros_like(found)
+    joint = found.to(torch.uint8) if found.dtype == torch.bool else found.clone()
+    for comm in part.spread.axes:
+        all_reduce(joint, comm, op=op)
+    return joint.to(found.dtype)
 
 
 def _about_elements(part: Any, args: Any, options: Any, question: str) -> bool:
@@ -255,13 +287,12 @@ def _about_elements(part: Any, args: Any, options: Any, question: str) -> bool:
     return bool(args or options)
 
 
-def _mean(part: Any, *args: Any, **options: Any) -> Any:
+def _mean(ask: Any, part: Any, *args: Any, **options: Any) -> Any:
     """Answer `torch.mean`: the sum of all elements, divided by their number."""
     if _about_elements(part, args, options, "mean"):
-        return torch.mean(part, *args, **options)
+        return ask(part, *args, **options)
     ones = torch.ones(part.numel(), dtype=torch.float64, device=part.device)
-    total = ANSWERS[torch.sum]
-    return total(part) / total(become_part(ones, part.spread))
+    return _asked(torch.sum, part) / _asked(torch.sum, become_part(ones, part.spread))
 
 
 def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
@@ -270,31 +301,14 @@ def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
         raise ValueError(f"the stages of a pipeline have different gradients, and {why}")
 
 
-def _refused(ask: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return what a question gets that would be answered for this rank's part alone."""
-
-    def answer(*args: Any, **options: Any) -> Any:
-        for value in tree_leaves((args, options)):
-            _refuse_mixed(value)
-            if isinstance(value, PartOfGradient) and value.spread.axes:
-                refuse(f"its {name.strip('_')}")
-        return ask(*args, **options)
-
-    return answer
-
-
-def _joined(join: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return what several gradients are joined by: parts that are spread alike are one part then."""
-
-    def answer(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
-        joined = join(tensors, *args, **options)
-        spreads = {part.spread for part in tensors if isinstance(part, PartOfGradient)}
-        if "out" in options or not spreads:
-            return joined
-        alike = len(spreads) == 1 and all(isinstance(part, PartOfGradient) for part in tensors)
-        return become_part(joined, spreads.pop() if alike else Spread((), mixed=True))
-
-    return answer
+def _joined(join: Any, tensors: Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
+    """Return what several gradients are joined to: parts that are spread alike are one part then."""
+    joined: Tensor = join(tensors, *args, **options)
+    spreads = {part.spread for part in tensors if isinstance(part, PartOfGradient)}
+    if "out" in options or not spreads:
+        return joined
+    alike = len(spreads) == 1 and all(isinstance(part, PartOfGradient) for part in tensors)
+    return become_part(joined, spreads.pop() if alike else Spread((), mixed=True))
 
 
 def _refuse_mixed(part: Tensor) -> None:
@@ -303,13 +317,13 @@ def _refuse_mixed(part: Tensor) -> None:
         refuse("what was joined from gradients of which others are whole or spread otherwise")
 
 
-def _set(part: Tensor, index: Any, value: Any) -> None:
+def _set(_: Any, part: Tensor, index: Any, value: Any) -> None:
     """Answer `part[index] = value`: where the index would be one into the whole, it is refused."""
     _check_index(part, index)
     part[index] = value
 
 
-def _get(part: Tensor, index: Any) -> Tensor:
+def _get(_: Any, part: Tensor, index: Any) -> Tensor:
     """Answer `part[index]`, which is a part again: elements that a mask has chosen add up, too."""
     _check_index(part, index)
     found = part[index]
@@ -325,71 +339,27 @@ def _check_index(part: Tensor, index: Any) -> None:
             refuse("where in it an index of the whole lies")
 
 
-def _compared(ask: Callable[..., bool]) -> Callable[..., bool]:
+def _compared(ask: Any, input: Tensor, other: Tensor, *args: Any, **options: Any) -> bool:
     """Return the answer to whether two tensors are the same: all ranks must find it."""
-
-    def answer(input: Tensor, other: Tensor, *args: Any, **options: Any) -> bool:
-        for tensor in (input, other):
-            _refuse_mixed(tensor)
-        same = ask(input, other, *args, **options)
-        joint = torch.tensor(
-            [same],
-            dtype=torch.uint8,
-            device=input.device,
-        )
-        for comm in dict.fromkeys(axes_of((input, other))):
-            all_reduce(joint, comm, op="min")
-        return bool(joint)
-
-    return answer
+    for tensor in (input, other):
+        _refuse_mixed(tensor)
+    same = ask(input, other, *args, **options)
+    joint = torch.tensor([same], dtype=torch.uint8, device=input.device)
+    for comm in dict.fromkeys(axes_of((input, other))):
+        all_reduce(joint, comm, op="min")
+    return bool(joint)
 
 
-def _for_each(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what is done to each of several gradients: parts stay parts."""
-
-    def answer(*args: Any, **options: Any) -> Any:
-        lists = []
-        for given in (*args, *options.values()):
-            if isinstance(given, list | tuple):
-                lists.append(given)
-        results = []
-        for at, result in enumerate(change(*args, **options)):
-            beside = [given[at] for given in lists]
-            results.append(kept(result, beside, {}))
-        return tuple(results)
-
-    return answer
-
-
-# ---------------------------------------------------------------- which question gets which answer
-
-
-def _answers() -> dict[Any, Callable[..., Any]]:
-    """Return the answer to each question about all of a gradient, by what of torch's asks it."""
-    answers: dict[Any, Callable[..., Any]] = {
-        torch._foreach_norm: _foreach_norm,
-        torch.linalg.vector_norm: _vector_norm,
-        torch.linalg.norm: _any_norm,
-        torch.norm: _any_norm,
-        Tensor.norm: _any_norm,
-        Tensor.__getitem__: _get,
-        Tensor.__setitem__: _set,
-        torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-        torch.mean: _mean,
-        Tensor.mean: _mean,
-    }
-    for join in (torch.cat, torch.concat, torch.hstack, torch.stack):
-        answers[join] = _joined(join)
-    for change in for_each():
-        answers[change] = _for_each(change)
-    for _, ask in named(COMPARED, torch, Tensor):
-        answers[ask] = _compared(ask)
-    for name, ask in named(" ".join(JOINED), torch, Tensor):
-        answers[ask] = _asked_of(ask, *JOINED[name])
-    for name, ask in named(REFUSED, torch, Tensor, torch.linalg, nn.functional):
-        answers[ask] = _refused(ask, name)
-    return answers
-
-
-ANSWERS = _answers()
-ELEMENTWISE = elementwise()
+ANSWERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(JOINED, _asked),
+    **dict.fromkeys(("equal", "allclose"), _compared),
+    **dict.fromkeys(("cat", "concat", "concatenate", "hstack", "stack"), _joined),
+    **dict.fromkeys(("norm", "linalg_norm"), _any_norm),
+    "linalg_vector_norm": _vector_norm,
+    "_foreach_norm": _foreach_norm,
+    "mean": _mean,
+    "__getitem__": _get,
+    "__setitem__": _set,
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
+}
+"""The answer to each question about all of a gradient, by the name of what of torch's asks it."""

@@ -533,6 +533,13 @@ OF_THIS_RANK_ALONE: tuple[Callable[[Tensor], object], ...] = (
     lambda g: torch.cat([g, torch.ones(2)])[0],
     lambda g: torch.cat([g, torch.ones(2)]).std(),
     lambda g: 1.0 in g,
+    lambda g: g.normal_(),
+    lambda g: g.uniform_(),
+    lambda g: g.add_(torch.randn_like(g)),
+    lambda g: nn.functional.dropout(g, 0.5, inplace=True),
+    lambda g: g.copy_(torch.ones(7, 5)),
+    lambda g: g.add_(torch.ones(7, 5)),
+    lambda g: torch.ones(7, 1) * g,
 )
 
 

@@ -16,45 +16,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from minidist.parallel.questions import ABOUT_SHAPE, name_of
+
 OF_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 """Properties that are values; all others are not."""
-WITHOUT_VALUES = frozenset(
-    (
-        "size",
-        "dim",
-        "numel",
-        "nelement",
-        "stride",
-        "element_size",
-        "is_same_size",
-        "__len__",
-        "__hash__",
-        "is_floating_point",
-        "is_complex",
-        "is_contiguous",
-        "is_inference",
-        "get_device",
-        "result_type",
-        "_has_compatible_shallow_copy_type",
-        "untyped_storage",
-        "data_ptr",
-        "storage_offset",
-        "requires_grad_",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "new_tensor",
-    )
-)
+WITHOUT_VALUES = ABOUT_SHAPE | {"rand_like", "randn_like"}
 """Methods and functions that need only what is known of a parameter without its values."""
 CONVERSIONS = frozenset(("to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda"))
 """Those that return a parameter itself if it is so already."""
@@ -97,12 +63,6 @@ class FreedParameter(nn.Parameter):
         refuse(self.freed_name, "pickle")
 
 
-def name_of(func: Any) -> str:
-    """Return the name of a function of torch, or of a property that is read or set."""
-    accessor = func.__name__ in ("__get__", "__set__", "__delete__")
-    return str(func.__self__.__name__ if accessor else func.__name__)
-
-
 def needs_no_values(func: Any, args: Any) -> bool:
     """Tell whether a function of torch can be answered for these arguments, of which some are
     freed.
@@ -115,7 +75,9 @@ def needs_no_values(func: Any, args: Any) -> bool:
             return name not in OF_VALUES or args[1] is args[0]
         case "type":
             return len(args) == 1
-    return name in WITHOUT_VALUES or (name in LIKE_IT and not isinstance(args[0], FreedParameter))
+    return name.removesuffix("_") in WITHOUT_VALUES or (
+        name in LIKE_IT and not isinstance(args[0], FreedParameter)
+    )
 
 
 def refuse(parameter: str, what: str) -> NoReturn:
