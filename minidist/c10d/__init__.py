@@ -5,19 +5,19 @@
     with minidist.c10d.on(comm): ...                    on a communicator that exists
 
 In each, `init_process_group("minidist")` and all that stands on it: DDP, `fully_shard`, DTensor.
-Read `backend.py` first: c10d's calls, each mapped onto our collectives. `tensors.py` makes torch's
-tensors our buffers, `checks.py` refuses what cannot be, `work.py` is what a call returns, and
-`to_self.py` has a rank's messages to itself.
+Read `operators.py` first: c10d's calls, each mapped onto our collectives. `backend.py` is how torch's
+dispatcher reaches them, `tensors.py` makes torch's tensors our buffers, `checks.py` refuses what
+cannot be, `work.py` is what a call returns, and `to_self.py` has a rank's messages to itself.
 `register.py` is how torch finds us, also under the names of other backends: `any_name.py`.
 
-The rest is for simulated ranks, which share a process. `simulated.py` runs a program on them.
-`ranks.py` says which rank a thread is, `worlds.py` gives each its own default group,
+The rest is for simulated ranks, which share a process. `ranks.py` says which rank a thread is,
+`worlds.py` runs a program on them and gives each its own default group,
 `generators.py` its own default generator, and `waiting_store.py` is the store of them all.
 """
 
 from minidist.c10d.backend import MinidistGroup
 from minidist.c10d.register import on, register
-from minidist.c10d.simulated import simulated
+from minidist.c10d.worlds import simulated
 
 __all__ = ["MinidistGroup", "on", "register", "simulated"]
 

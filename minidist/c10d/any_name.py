@@ -59,8 +59,9 @@ def monitored(barrier: Callable[..., None]) -> Callable[..., None]:
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
-        if isinstance(group or c10d._get_default_group(), MinidistGroup):
-            c10d.barrier(group)
+        ours = group or c10d._get_default_group()
+        if isinstance(ours, MinidistGroup):
+            ours.monitored_barrier()
         else:
             barrier(group, timeout, wait_all_ranks)
 

@@ -27,6 +27,24 @@ def check_count(comm: Communicator, call: str, what: str, count: int) -> None:
         raise ValueError(f"{call}: {count} {what} for {comm.size} ranks: give one a rank")
 
 
+def check_root(comm: Communicator, call: str, root: int) -> None:
+    """Refuse a root that is no rank, before the stream finds it, which would end the job."""
+    if not 0 <= root < comm.size:
+        raise ValueError(f"{call}: root={root} is not a rank: there are {comm.size}")
+
+
+def check_outputs(call: str, outputs: Sequence[Tensor]) -> None:
+    """Refuse expanded tensors where other numbers may arrive in each place of one number."""
+    for tensor in outputs:
+        shape, steps = tuple(tensor.shape), tensor.stride()
+        crowded = any(step == 0 and size > 1 for size, step in zip(shape, steps, strict=True))
+        if crowded and call not in ("all_reduce", "broadcast", "reduce"):
+            raise ValueError(
+                f"{call}: an expanded tensor of shape {shape} has not a place for each number "
+                "that arrives: pass a clone, tensor.contiguous()"
+            )
+
+
 def check_whole(comm: Communicator, call: str, what: str, whole: Tensor, shard: Tensor) -> None:
     """Refuse a tensor that is not as large as all ranks' shards."""
     if whole.numel() != shard.numel() * comm.size or whole.dtype != shard.dtype:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from minidist.c10d.any_name import NAME, take_any_name
-from minidist.c10d.backend import MinidistGroup
+from minidist.c10d.backend import MinidistGroup, kernels
+from minidist.c10d.operators import Operators
 from minidist.c10d.ranks import RANKS, Rank
 from minidist.c10d.work import Working, collecting, keeping, waiting
 from minidist.comm.agree import debug_mode
@@ -33,11 +34,13 @@ def register() -> None:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "meta"])
     take_any_name()
+    kernels()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _Rendezvous(handlers["env"], of_here)
     for named in ("tcp", "file"):
         handlers[named] = _Rendezvous(handlers[named], RANKS.simulated)
     never_compile(MinidistGroup)
+    never_compile(Operators)
     never_compile(Working)
     functions: Any = torch._C
     functions._collect_all = collecting(functions._collect_all)

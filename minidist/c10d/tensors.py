@@ -56,9 +56,10 @@ class Flat:
         self.own, self.copied = own, own is not self.tensor and own.data_ptr() != tensor.data_ptr()
 
     def land(self) -> None:
-        """Have the tensor hold what arrived in the buffer."""
+        """Have the tensor hold what arrived in the buffer: one of equals where it is expanded."""
         if self.copied:
-            self.tensor.copy_(self.own)
+            one = tuple(slice(None if step else 1) for step in self.tensor.stride())
+            self.tensor[one].copy_(self.own[one])
 
 
 def beside(tensor: Tensor) -> Tensor:
@@ -84,18 +85,6 @@ def spread(whole: Tensor, parts: Sequence[Flat]) -> None:
     for part, arrived in zip(parts, pieces, strict=True):
         part.buffer.copy_(arrived)
         part.land()
-
-
-def listed(tensors: Any) -> list[Tensor]:
-    """Return a call's tensors; some calls bring one alone."""
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def op_of(opts: Any) -> Any:
-    """Return the reduction in a call's options; some calls bring it alone."""
-    if opts is None:
-        return ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)
 
 
 def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:

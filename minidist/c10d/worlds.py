@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -23,11 +23,33 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional
 import torch.utils._python_dispatch as dispatch
 from torch._C._distributed_c10d import Store
+from torch.distributed.device_mesh import DeviceMesh
 
 from minidist.c10d.generators import OwnGenerator, default_generators
 from minidist.c10d.ranks import RANKS, Rank
+from minidist.c10d.register import as_users_want, register
+from minidist.c10d.waiting_store import WaitingStore
 from minidist.comm.communicator import Communicator
 from minidist.comm.job.background import BackgroundThread
+
+Result = TypeVar("Result")
+
+
+def simulated(program: Callable[[Communicator], Result]) -> Callable[[Communicator], Result]:
+    """Return `program`, to be run on one set of simulated ranks that are processes to torch: each
+    has its own default group, names and generator.
+
+    What stays the process's own, and so every rank's: `torch.set_default_dtype`,
+    `torch.set_num_threads`, environment variables, `random` and `numpy.random`.
+    """
+    register()
+    store = WaitingStore()
+
+    def on_a_rank(comm: Communicator) -> Result:
+        with simulated_rank(as_users_want(comm), store):
+            return program(comm)
+
+    return on_a_rank
 
 
 class World(c10d._World):
@@ -95,6 +117,8 @@ class Isolation:
                 self.generators = default_generators()
                 self.generators.__enter__()
                 c10d._world = self.worlds  # type: ignore[assignment]
+                mesh: Any = DeviceMesh
+                mesh._thread_id = property(rank_of_thread, note_thread)
                 isolate(True)
                 self.start = threading.Thread.start
                 threading.Thread.start = inherited(self.start, self.worlds)  # type: ignore[method-assign]
@@ -109,6 +133,7 @@ class Isolation:
                     threading.Thread.start = self.start  # type: ignore[method-assign]
                     isolate(False)
                     c10d._world = worlds.__dict__["process"]
+                    del DeviceMesh._thread_id
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook
                     for name, entered in self.modes.items():
@@ -116,6 +141,19 @@ class Isolation:
 
 
 ISOLATION = Isolation()
+
+
+def rank_of_thread(mesh: DeviceMesh) -> Any:
+    """Return a part of a mesh's hash, by which torch keeps plans of what a DTensor sends: they
+    depend on the rank, and torch's own part of this name is for ranks that are threads.
+    """
+    rank = RANKS.simulated()
+    return vars(mesh).get("_thread_id") if rank is None else rank.comm.rank
+
+
+def note_thread(mesh: DeviceMesh, thread: int | None) -> None:
+    """Keep what torch puts there, for a process that is no rank."""
+    vars(mesh)["_thread_id"] = thread
 
 
 @contextmanager
