@@ -8,9 +8,10 @@
 
 A DTensor refuses to be reduced so, a subclass that has two tensors sends both, `CommDebugMode` and
 the profiler count. The kernel stands under `BackendSelect`, which comes after modes and subclasses
-and before every device's; for groups of others it goes on to those.
+and before every device's; for groups of others, and where a compiler or a DTensor asks for shapes
+alone, it goes on to those.
 
-C++ holds a work by its own part alone. A `Holder` hands over one that keeps Python's.
+In a call, `calling` has what the operator loses: the reduction with its factor, and our works.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from minidist.c10d.operators import Operators
-from minidist.c10d.work import Working
+from minidist.c10d.work import held
 from minidist.comm.communicator import Communicator
 
 SELECT: Any = torch._C.DispatchKey.BackendSelect
@@ -35,7 +37,6 @@ NAMES = (
     *("reduce_scatter_single_coalesced", "broadcast", "allgather", "allgather_coalesced"),
     *("all_gather_single", "all_gather_single_coalesced", "gather", "scatter", "alltoall"),
     *("all_to_all_single", "barrier", "send", "recv", "recv_anysource"),
-    *("_allgather_base", "_reduce_scatter_base"),
 )
 
 
@@ -45,7 +46,7 @@ class MinidistGroup(dist.ProcessGroup):
     def __init__(self, comm: Communicator, name: str) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # as Python's groups may
         self.comm, self._name, self._description = comm, name, ""
-        self.operators, self.calling = Operators(comm), Calling()
+        self.operators, self.calling = Operators(comm), threading.local()
 
     # C++ asks by these names, Python by the properties
     def getBackendName(self) -> str:
@@ -85,35 +86,25 @@ class MinidistGroup(dist.ProcessGroup):
         return f"MinidistGroup({self.comm.name!r}, rank {self.comm.rank} of {self.comm.size})"
 
 
-class Calling(threading.local):
-    """One thread's call of a group: the reduction as Python has it, which for `PREMUL_SUM` knows
-    the factor, and what the operators have launched.
-    """
-
-    def __init__(self) -> None:
-        self.op: Any = None
-        self.works: list[Working] = []
-
-
 def dispatched(name: str) -> Callable[..., Any]:
     """Return the group's method of a name: torch's own, but it returns our `Working`."""
     call = getattr(dist.ProcessGroup, name)
 
     def method(self: MinidistGroup, *args: Any, **options: Any) -> Any:
-        for tensor in tree_leaves(args):
-            if isinstance(tensor, torch.Tensor) and tensor.is_neg():
+        for arg in tree_leaves(args):
+            if isinstance(arg, torch.Tensor) and arg.is_neg():
                 raise ValueError(
                     f"{name}: torch would hand on a copy of a tensor with the negative bit, and "
                     "nothing would arrive: pass tensor.resolve_neg()"
                 )
-        calling = self.calling
-        calling.op = next((arg.reduceOp for arg in args if hasattr(arg, "reduceOp")), None)
-        works: list[Working] = []
-        calling.works = works
+            if hasattr(arg, "reduceOp"):
+                self.calling.op = arg.reduceOp  # the operator's own hides the factor
+        calling = vars(self.calling)
+        works = calling["works"] = []
         try:
             work = call(self, *args, **options)
         finally:
-            calling.op, calling.works = None, []
+            calling.clear()
         return self.operators.all_of(works) if works else work
 
     # torch takes its own method where one of this name calls it, and not this one again
@@ -123,17 +114,6 @@ def dispatched(name: str) -> Callable[..., Any]:
 
 for _name in NAMES:
     setattr(MinidistGroup, _name, dispatched(_name))
-
-
-class Holder(dist.ProcessGroup):
-    """A group that returns a work, which torch then wraps in one that keeps it."""
-
-    def __init__(self, work: Working) -> None:
-        super().__init__(0, 1)  # type: ignore[call-arg]
-        self.work = work
-
-    def barrier(self, options: Any) -> Any:  # type: ignore[override]
-        return self.work
 
 
 @cache
@@ -154,15 +134,16 @@ def kernel(operator: Any) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         group: Any = dist.ProcessGroup.unbox(args[at])
-        if not isinstance(group, MinidistGroup):
+        only_shapes = any(isinstance(tensor, FakeTensor) for tensor in tree_leaves(args[:at]))
+        if only_shapes or not isinstance(group, MinidistGroup):
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(SELECT)):
                 return operator(*args)
-        calling = group.calling
-        others = [reduction(arg, calling.op) for arg in args[at + 1 :]]
+        calling = vars(group.calling)
+        others = [reduction(arg, calling.get("op")) for arg in args[at + 1 :]]
         work = getattr(group.operators, name)(*args[:at], *others)
-        calling.works.append(work)
-        held: Any = dist.ProcessGroup.barrier(Holder(work))
-        return (args[0], held.boxed()) if len(schema.returns) == 2 else held.boxed()
+        calling.setdefault("works", []).append(work)
+        boxed = held(work).boxed()
+        return (args[0], boxed) if len(schema.returns) == 2 else boxed
 
     return run
 

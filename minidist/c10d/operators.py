@@ -106,13 +106,10 @@ class Operators:
         """Return the works of one call: several where a tensor is made of several."""
         if len(works) == 1:
             return works[0]
-
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
-        return Working([], self.line).begun(
-            finish, lambda: all(work.is_completed() for work in works)
+        together = Working([], self.line)
+        return together.begun(
+            lambda: [work.wait() for work in works],
+            lambda: all(work.is_completed() for work in works),
         )
 
     # ---------------------------------------------------------------- reductions

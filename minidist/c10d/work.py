@@ -45,7 +45,6 @@ class Line:
         self._numbers = itertools.count()
         self.lock = threading.Lock()  # the stream's thread and the rank's meet at a future
         self._called_back: list[Working] = []
-        self.kept: Working | None = None
 
     def number(self) -> int:
         """Return the next operation's place."""
@@ -125,10 +124,6 @@ class Working(dist.Work):
         if self._future is not None:
             self._future.settle(self._outputs, error)
             self._future.run_callbacks()
-
-    def keep(self) -> None:
-        """Stay for as long as the group, or until another work does."""
-        self._line.kept = self
 
     def is_waited_for(self) -> bool:
         """Tell whether the rank has waited for it."""
@@ -304,16 +299,28 @@ def waiting(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wait_for
 
 
-def keeping(hand_over: Callable[..., None]) -> Callable[..., None]:
-    """Return a function of torch's by which C++ gets a work, so that the work stays what it is.
+class Holder(dist.ProcessGroup):
+    """A group that returns a work, which torch then wraps in one that keeps it."""
 
-    C++ holds its own part alone. Once Python's is gone, it is a `Work` that knows no future. DDP
-    hands over one work for each forward pass; so its group keeps the last.
+    def __init__(self, work: Working) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+        self.work = work
+
+    def barrier(self, options: Any) -> Any:  # type: ignore[override]
+        return self.work
+
+
+def held(work: Working) -> Any:
+    """Return a work for C++, which holds its own part alone: once Python's is gone, it would be a
+    `Work` that knows no future.
     """
+    return dist.ProcessGroup.barrier(Holder(work))
+
+
+def keeping(hand_over: Callable[..., None]) -> Callable[..., None]:
+    """Return a function of torch's by which C++ gets a work, so that the work stays what it is."""
 
     def keep(self: Any, work: Any, *args: Any) -> None:
-        if isinstance(work, Working):
-            work.keep()
-        hand_over(self, work, *args)
+        hand_over(self, held(work) if isinstance(work, Working) else work, *args)
 
     return keep

@@ -42,6 +42,9 @@ def simulated(program: Callable[[Communicator], Result]) -> Callable[[Communicat
     What stays the process's own, and so every rank's: `torch.set_default_dtype`,
     `torch.set_num_threads`, environment variables, `random` and `numpy.random`.
     """
+    # A rank's first operation imports this, while other ranks may import what it needs.
+    import torch._dynamo  # noqa: F401
+
     register()
     store = WaitingStore()
 
@@ -119,6 +122,10 @@ class Isolation:
                 c10d._world = self.worlds  # type: ignore[assignment]
                 mesh: Any = DeviceMesh
                 mesh._thread_id = property(rank_of_thread, note_thread)
+                profiler: Any = torch.autograd.profiler
+                self.profiling = profiler._prepare_profiler, profiler._disable_profiler
+                begin, end = one_at_a_time(*self.profiling)
+                profiler._prepare_profiler, profiler._disable_profiler = begin, end
                 isolate(True)
                 self.start = threading.Thread.start
                 threading.Thread.start = inherited(self.start, self.worlds)  # type: ignore[method-assign]
@@ -134,6 +141,8 @@ class Isolation:
                     isolate(False)
                     c10d._world = worlds.__dict__["process"]
                     del DeviceMesh._thread_id
+                    profiler = torch.autograd.profiler
+                    profiler._prepare_profiler, profiler._disable_profiler = self.profiling
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook
                     for name, entered in self.modes.items():
@@ -149,6 +158,29 @@ def rank_of_thread(mesh: DeviceMesh) -> Any:
     """
     rank = RANKS.simulated()
     return vars(mesh).get("_thread_id") if rank is None else rank.comm.rank
+
+
+def one_at_a_time(prepare: Callable[..., Any], disable: Callable[[], Any]) -> Any:
+    """Return how torch's profiler begins and ends, for one rank at a time: with a second one, the
+    process would end in a segmentation fault.
+    """
+    taken = threading.Lock()
+
+    def begin(*args: Any, **options: Any) -> Any:
+        if not taken.acquire(blocking=False):
+            raise RuntimeError(
+                "torch's profiler, of which a process has one, is in use by another simulated "
+                "rank: let one rank profile, or take processes, python -m minidist launch"
+            )
+        return prepare(*args, **options)
+
+    def end() -> Any:
+        try:
+            return disable()
+        finally:
+            taken.release()
+
+    return begin, end
 
 
 def note_thread(mesh: DeviceMesh, thread: int | None) -> None:

@@ -4,13 +4,19 @@ kind. `mpirun -n 3 python tests/c10d/c10d_calls.py`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 
 def base(rank: int) -> Tensor:
@@ -27,6 +33,9 @@ def every_call(_: object = None) -> str:
     messages(rank, ranks)
     groups(rank, ranks)
     functional_calls(rank, ranks)
+    subclasses_and_modes(rank, ranks)
+    inference(rank, ranks)
+    refused_on_every_rank(ranks)
     dist.barrier()
     dist.destroy_process_group()
     dist.init_process_group("minidist")  # again
@@ -187,12 +196,8 @@ def messages(rank: int, ranks: int) -> None:
     for work in reversed(works):
         work.wait()
     assert (first.tolist(), second.tolist()) == ([7, 7], [8, 8]), "to itself, in order"
-    try:
+    with raised(NotImplementedError, "no receive from any source"):
         dist.recv(torch.empty(1))
-    except NotImplementedError as error:
-        assert "no receive from any source" in str(error)
-    else:
-        raise AssertionError("a receive from any source was taken")
 
 
 def groups(rank: int, ranks: int) -> None:
@@ -223,6 +228,92 @@ def functional_calls(rank: int, ranks: int) -> None:
     assert torch.equal(reduced + 0, torch.full((2, 3), float(ranks)))
     exchanged = functional.all_to_all_single(torch.full((ranks,), float(rank)), None, None, world)
     assert torch.equal(exchanged + 0, torch.arange(float(ranks)))
+    whole, ops = torch.empty(2 * ranks, 3), torch.ops._c10d_functional
+    ops.wait_tensor(ops.all_gather_into_tensor_out(mine, ranks, world.group_name, out=whole))
+    assert torch.equal(whole, torch.cat(everyones))
+
+
+def two(value: float, size: int = 2) -> TwoTensor:
+    """Return a tensor that has no memory of its own, only that of two others."""
+    return TwoTensor(torch.full((size,), value), torch.full((size,), 10 * value))
+
+
+def holds(tensor: Any, *values: float) -> bool:
+    both = tensor.a.tolist(), tensor.b.tolist()
+    return both == ([*values], [10 * value for value in values])
+
+
+def subclasses_and_modes(rank: int, ranks: int) -> None:
+    total = ranks * (ranks + 1) / 2
+    reduced, moved, received = two(rank + 1.0), two(rank + 1.0), two(0.0)
+    dist.all_reduce(reduced)
+    dist.broadcast(moved, src=1)
+    assert holds(reduced, total, total) and holds(moved, 2, 2)
+    gathered, whole = [two(0.0) for _ in range(ranks)], two(0.0, 2 * ranks)
+    dist.all_gather(gathered, two(float(rank)))
+    dist.all_gather_single(whole, two(float(rank)))
+    assert all(holds(each, other, other) for other, each in enumerate(gathered))
+    assert holds(whole, *(other for other in range(ranks) for _ in range(2)))
+    given = [two(float(other)) for other in range(ranks)] if rank == 0 else None
+    dist.scatter(received, given, src=0)
+    assert holds(received, rank, rank)
+    if rank == 0:
+        dist.send(two(7.0), 1)
+    elif rank == 1:
+        dist.recv(received, 0)
+        assert holds(received, 7, 7)
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    with raised(NotImplementedError, "c10d.allreduce_.default does not have a sharding strategy"):
+        dist.all_reduce(distribute_tensor(torch.ones(ranks), mesh, [Shard(0)]))
+    with CommDebugMode() as mode:
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather_single(torch.empty(2 * ranks), torch.ones(2))
+        dist.reduce_scatter_single(torch.empty(2), torch.ones(2 * ranks))
+    assert mode.get_total_counts() == 3
+
+
+def inference(rank: int, ranks: int) -> None:
+    with torch.inference_mode():
+        strided = torch.ones(2, 3).t()
+        gathers(rank, ranks)
+        exchanges(rank, ranks)
+        objects(rank, ranks)
+        messages(rank, ranks)
+        dist.all_reduce(strided)
+        part = torch.empty(2)
+        dist.reduce_scatter_single(part, torch.ones(2 * ranks))
+        assert part.tolist() == [ranks] * 2
+    dist.all_reduce(strided)
+    assert torch.equal(strided, torch.full((3, 2), float(ranks**2)))
+
+
+def refused_on_every_rank(ranks: int) -> None:
+    """A rank may catch what it is refused, and go on."""
+    for call in (
+        lambda: dist.broadcast(torch.ones(1), src=ranks),
+        lambda: dist.reduce(torch.ones(1), dst=-1),
+        lambda: dist.gather(torch.ones(1), None, dst=ranks),
+        lambda: dist.scatter(torch.ones(1), None, src=ranks),
+    ):
+        with raised(ValueError, "is not a rank"):
+            call()
+    expanded = torch.ones(1).expand(3)
+    dist.all_reduce(expanded)
+    assert expanded.tolist() == [ranks] * 3
+    with raised(ValueError, "an expanded tensor of shape"):
+        dist.all_gather([expanded] * ranks, torch.ones(3))
+    with raised(ValueError, "the negative bit"):
+        dist.all_reduce(torch.ones(3, dtype=torch.complex64).conj().imag)
+
+
+@contextmanager
+def raised(kind: type[Exception], words: str) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing was said of: {words}")
 
 
 if __name__ == "__main__":

@@ -89,6 +89,11 @@ def barrier_alone(comm: Communicator) -> None:
     dist.barrier() if comm.rank else dist.all_reduce(torch.ones(4))
 
 
+def monitored_alone(comm: Communicator) -> None:
+    dist.init_process_group("minidist")
+    dist.barrier() if comm.rank else dist.monitored_barrier()
+
+
 def different_eights(comm: Communicator) -> None:
     dist.init_process_group("minidist")
     kind = torch.float8_e4m3fn if comm.rank else torch.float8_e5m2  # eight bits travel as bytes
@@ -112,6 +117,7 @@ def different_eights(comm: Communicator) -> None:
             barrier_alone,
             "rank 0 calls all_reduce(float32, 4, sum, auto) at 2; rank 1 calls barrier() at 2",
         ),
+        (monitored_alone, "rank 0 calls monitored_barrier() at 2; rank 1 calls barrier() at 2"),
     ],
 )
 def test_ranks_that_call_differently_hear_it_with_the_lines_of_all(

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
@@ -75,6 +77,46 @@ def test_nothing_of_the_ranks_stays_behind() -> None:
     assert not dist.is_initialized()
     assert dist.distributed_c10d._world is world
     assert (sys.excepthook, torch.random.default_generator) == (hook, generator)
+
+
+def test_a_rank_plans_by_its_own_place_what_a_dtensor_of_uneven_shards_sends() -> None:
+    whole = {rows: torch.arange(2.0 * rows).view(rows, 2) for rows in (3, 5, 7, 9)}
+
+    def program(comm: Communicator) -> bool:
+        dist.init_process_group("minidist")
+        mesh = dist.init_device_mesh("cpu", (2, 2))
+        same = []
+        for rows in whole.values():
+            cut = distribute_tensor(rows, mesh, [Shard(0), Shard(0)])
+            for to in ([Replicate(), Shard(0)], [Shard(1), Shard(0)], [Shard(0), Shard(1)]):
+                same.append(torch.equal(cut.redistribute(mesh, to).full_tensor(), rows))
+        return all(same)
+
+    for _ in range(2):  # the second time, torch has its plans
+        assert minidist.run(program, 4, torch=True) == [True] * 4
+    assert not hasattr(DeviceMesh, "_thread_id")
+
+
+def test_one_rank_profiles_and_a_second_one_hears_it() -> None:
+    """In a process of its own: with a second profiler it would end in a segmentation fault."""
+    program = """if True:
+        import minidist, torch, torch.distributed as dist
+
+        def program(comm, several):
+            dist.init_process_group("minidist")
+            dist.barrier()
+            if comm.rank and not several:
+                return dist.all_reduce(torch.ones(2))
+            with torch.profiler.profile() as profile:
+                dist.barrier() if several else dist.all_reduce(torch.ones(2))
+            return any(event.name == "c10d::allreduce_" for event in profile.events())
+
+        print(minidist.run(lambda comm: program(comm, False), 2, torch=True))
+        minidist.run(lambda comm: program(comm, True), 2, torch=True)
+        """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.endswith("[True, None]\n"), done.stderr
+    assert "RuntimeError: torch's profiler, of which a process has one, is in use" in done.stderr
 
 
 def test_no_dispatch_mode_seems_entered_once_the_ranks_are_gone(
