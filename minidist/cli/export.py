@@ -19,7 +19,7 @@ Face's PEFT reads them.
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -107,9 +107,9 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or has no adapters, or the weights beside which they were
-        trained are gone or changed; or if the folder is in use or cannot be written. The folder is
-        then left as it was.
+        If the checkpoint is damaged, has values that are not finite, or has no adapters, or the
+        weights beside which they were trained are gone or changed; or if the folder is in use or
+        cannot be written. The folder is then left as it was.
     """
     with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -129,6 +129,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)
+        _check_finite(checkpoint, model.named_parameters())
         if adapters:
             base = saved("config", "run", "init", kind=str)
             _write(ADAPTER_FILES, partial(write_peft, model, base), folder)
@@ -150,6 +151,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         )
     else:
         weights = read_parameters(checkpoint, GPT(config, device="meta"))
+        _check_finite(checkpoint, weights.items())
     tokenizer = saved("config", "data", "tokenizer", kind=str, default="")
     copied = companions(saved("config", "run", "init", kind=str, default=""), tokenizer)
 
@@ -166,6 +168,16 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         f'load them with transformers.AutoModelForCausalLM.from_pretrained("{folder}", dtype="{dtype}"), or go on '
         f"training with --init {folder}\n{_of_tokens(tokenizer, TOKENIZER_FILE in copied)}"
     )
+
+
+def _check_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise CheckpointError for a parameter that is infinite or no number."""
+    for name, weight in weights:
+        if not weight.isfinite().all():
+            raise CheckpointError(
+                f"{checkpoint}: {name} has values that are infinite or no numbers, so that the model "
+                "could compute nothing: export an earlier checkpoint"
+            )
 
 
 def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> GPT:

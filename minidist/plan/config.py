@@ -15,6 +15,7 @@ from minidist.trainer.files import FileError, at
 Tree = dict[str, Any]
 
 NEEDED = ("heads", "hidden", "layers", "vocabulary")
+DERIVED = ("kv", "ffn", "head_dim")  # in a TOML of ours a 0 says that others decide it
 SAID = ("model_type", "layer_types")  # beside sizes, of which every file may say more
 
 
@@ -75,6 +76,8 @@ def said_of(tree: Tree) -> Tree:
             sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0
         elif said:
             sizes[ours] = at(tree, said[0], kind=kind, limit=limit)
+            if ours in DERIVED and sizes[ours] == 0 and "model_type" in tree:
+                raise FileError(f"has {said[0]} = 0, which must be at least 1")
     return sizes
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from training import losses, short_text, tensors, train_on
 
 from minidist.__main__ import main
 from minidist.model import GPT, GPTConfig
+from minidist.trainer.checkpoint import store
 from minidist.trainer.corpus.text import load_text
 from minidist.trainer.foreign import load_llama, save_llama
 
@@ -210,6 +212,21 @@ def test_a_damaged_checkpoint_is_not_exported(
     message = sentence(capsys, "export")
     assert "step-00000003" in message and "damaged" in message and not (tmp_path / "b").exists()
     assert export(f"{tmp_path / 'a' / 'step-00000002'} --to {tmp_path / 'b'}") == 0
+
+
+def test_values_that_are_no_numbers_are_not_exported(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "a")
+    newest = tmp_path / "a" / "step-00000003"
+    file, sums = newest / "rank-0001.safetensors", newest / "SHA256SUMS"
+    before, weights = store.digest(file), load_file(file)
+    name = next(name for name in weights if name.endswith("up.weight"))
+    weights[name][0, 0] = float("nan")
+    save_file(weights, file)
+    sums.write_text(sums.read_text().replace(before, store.digest(file)))
+    assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 2
+    assert "up.weight has values that are infinite or no numbers" in sentence(capsys, "export")
 
 
 def test_another_programs_checkpoint_is_not_exported(

@@ -266,6 +266,9 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
         (lambda d: edit_config(d, num_attention_heads=5), "hidden=32 does not divide by heads=5"),
         (lambda d: edit_config(d, model_type="gemma"), "model_type='gemma'.*'llama'"),
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),
+        (lambda d: edit_config(d, head_dim=0), "head_dim=0.*only do 8"),
+        (lambda d: edit_config(d, intermediate_size=0), "intermediate_size = 0, .* at least 1"),
+        (lambda d: edit_config(d, num_key_value_heads=0), "_heads = 0, which must be at least 1"),
         (lambda d: edit_config(d, rope_parameters={"rope_type": "yarn"}), "rope_type='yarn'"),
         (lambda d: edit_config(d, mlp_bias=True), "mlp_bias=True"),
         (lambda d: edit_config(d, vocab_size=None), "does not say vocab_size"),
@@ -311,12 +314,18 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         load_llama(tmp_path)
 
 
-def test_a_tied_head_that_is_saved_all_the_same_is_left_out(tmp_path: Path) -> None:
+def test_a_tied_head_that_is_saved_all_the_same_must_be_the_embedding(tmp_path: Path) -> None:
+    """Version 5 of transformers would take another head, version 4 the embedding."""
     model = rough_model(TIED)
     save_llama(model, tmp_path)
-    # transformers does not read it either
-    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach() + 1)
-    assert torch.equal(load_llama(tmp_path).head.weight, model.head.weight)
+    embedding = model.embedding.weight.detach()
+    edit_weights(tmp_path, lm_head__weight=embedding.clone())
+    assert torch.equal(load_llama(tmp_path).head.weight, embedding)
+    edit_weights(tmp_path, lm_head__weight=embedding + 1)
+    with pytest.raises(ValueError, match="tie_word_embeddings=true, and yet a lm_head"):
+        load_llama(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    assert torch.equal(load_llama(tmp_path).head.weight, embedding + 1)
 
 
 def test_a_part_of_a_model_is_not_saved_as_a_whole(tmp_path: Path) -> None:

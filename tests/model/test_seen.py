@@ -289,6 +289,26 @@ def test_what_a_configuration_leaves_out_is_what_transformers_takes_it_for(
     assert (ours.attention_window, ours.key_value_heads) == (0, 16)
 
 
+def test_layers_of_a_mistral_are_all_of_the_kind_that_it_names(tmp_path: Path) -> None:
+    """`AutoModel` makes a Ministral of it then, whose layers may differ in their windows."""
+    transformers = pytest.importorskip("transformers")
+    save_llama(GPT(CONFIG, dtype=torch.float32), tmp_path)
+    file = tmp_path / "config.json"
+    said, tokens = json.loads(file.read_text()), text(40)[:, :40]
+    for name in ("sliding_attention", "full_attention"):
+        file.write_text(json.dumps(said | {"layer_types": [name] * CONFIG.layers}))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, attn_implementation="eager"
+        )
+        with torch.no_grad():
+            ours = load_llama(tmp_path)(tokens)
+            torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-4, atol=1e-5)
+    kinds = ["full_attention", *["sliding_attention"] * (CONFIG.layers - 1)]
+    file.write_text(json.dumps(said | {"layer_types": kinds}))
+    with pytest.raises(ValueError, match=r"layer_types=\['full_attention', 'sliding_attention'\]"):
+        read_llama_config(tmp_path)
+
+
 def test_a_mistral_trained_on_longer_sequences_still_reads_all_that_it_read_before(
     tmp_path: Path,
 ) -> None:

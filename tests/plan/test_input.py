@@ -184,6 +184,8 @@ IMPOSSIBLE = (
     (CONFIG, "n_shared_experts", -9, "n_shared_experts = -9, which must be from 0 to"),
     (CONFIG, "num_key_value_heads", 64, "64 heads of keys and values do not divide 8 heads"),
     (CONFIG, "num_key_value_heads", 3, "3 heads of keys and values do not divide 8 heads"),
+    *((CONFIG, name, 0, f"has {name} = 0, which must be at least 1")
+      for name in ("num_key_value_heads", "intermediate_size", "head_dim")),
     (CONFIG, "num_attention_heads", 7, "7 heads do not divide hidden=256: change one, or say head_dim"),
     (CONFIG, "num_experts_per_tok", 5, "top_k=5 of 4 experts: choose 1 to 4"),
     (CONFIG, "num_local_experts", 0, "1 shared experts, but no experts"),

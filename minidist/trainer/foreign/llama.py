@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
+from minidist.options import AT_LEAST_ONE
 from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
 from minidist.trainer.foreign.llama_names import (
     FIXED,
@@ -140,12 +141,20 @@ def read_llama(directory: str | Path, config: GPTConfig) -> Iterator[tuple[str, 
     tensor.
 
     One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs
-    save, is left out.
+    save, is left out if it is the embedding.
     """
     files, shapes = _read_headers(Path(directory))
-    if config.tied:
-        shapes.pop(llama_name("head.weight"), None)
+    embedding, head = llama_name("embedding.weight"), llama_name("head.weight")
+    saved_twice = config.tied and shapes.pop(head, None) is not None
     _check_weights(str(directory), config, shapes)
+    # Version 4 of transformers would take the embedding, version 5 takes the head.
+    if saved_twice and not torch.equal(
+        _read_tensor(head, files[head]), _read_tensor(embedding, files[embedding])
+    ):
+        raise ValueError(
+            f"{directory} has tie_word_embeddings=true, and yet a {head} that is not "
+            f"{embedding}: say false in {CONFIG_FILE} to keep it, or leave that weight out."
+        )
 
     def whole(name: str) -> Tensor:
         parts = [_read_tensor(theirs, files[theirs]) for theirs in their_names(name, config)]
@@ -177,9 +186,19 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
     sizes = {}
     for ours, name in sizes_of(kind).items():
         means = left_out | NULL if name in theirs else left_out
-        sizes[ours] = said(name, kind=kinds[ours], default=means.get(ours, REQUIRED))
+        # We read a 0 as a default; there it would be a size.
+        limit = AT_LEAST_ONE if kinds[ours] is int else None
+        default = means.get(ours, REQUIRED)
+        sizes[ours] = said(name, kind=kinds[ours], default=default, limit=limit)
+    full, windowed = ["full_attention"], ["sliding_attention"]
+    usual = windowed if sizes.get("attention_window") else full
+    layers = sorted(set(map(str, said("layer_types", kind=list, default=usual))))
+    _demand(path, "layer_types", layers, full, usual)
+    if layers == full:
+        sizes["attention_window"] = 0
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
-    _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
+    head_dim = said("head_dim", kind=int, default=config.head_dim)
+    _demand(path, "head_dim", head_dim, config.head_dim)
     return config
 
 
@@ -238,7 +257,7 @@ def _llama_config(
 def _demand(path: Path, name: str, value: object, *supported: object) -> None:
     """Refuse a setting that would make another model of the same weights."""
     if value not in supported:
-        known = " or ".join(map(repr, supported))
+        known = " or ".join(dict.fromkeys(map(repr, supported)))
         raise ValueError(
             f"{path} says {name}={value!r}, but this GPT can only do {known}: take another model."
         )
