@@ -197,6 +197,7 @@ def check_plan(
             )
         plan = gpt_plan(model.config)
     styles = _matched(model, plan)
+    cuts = {}
     for name, style in styles.items():
         module, kind = linear_in(model.get_submodule(name)), type(style).__name__
         if not isinstance(module, style.kind):
@@ -205,7 +206,18 @@ def check_plan(
                 f"{style.kind.__name__}"
             )
             raise TypeError(f"{fault}: change the plan")
-        style.bounds(module, name, comm)
+        cuts[name], _ = style.bounds(module, name, comm)
+    uses: dict[nn.Parameter, tuple[str, object]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = name.rpartition(".")[0].removesuffix(".base")
+        use = cuts.get(owner) or _computes_some_terms(name, styles, sequence)
+        first, before = uses.setdefault(parameter, (name, use))
+        if use != before:
+            fault = f"{first} and {name} are one parameter, but the plan treats their modules apart"
+            raise ValueError(
+                f"{fault}, so that one of them would compute with what the other leaves: give both "
+                "styles that cut it alike, or untie them"
+            )
     if sequence and not any(style.splits_sequence for style in styles.values()):
         fault = "sequence=True, but nothing in the plan splits the sequence"
         raise ValueError(f"{fault}: name the embedding, as VocabularyParallel() or SplitSequence()")
@@ -222,14 +234,19 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
                 parameter,
                 Block(name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm),
             )
-            around = _around(name, styles)
-            some_channels = any(style.enters for style in around) and not any(
-                style.leaves for style in around
-            )
-            split = sequence or any(style.splits_tokens for style in around)
-            some_tokens = split and not any(style.splits_sequence for style in around)
-            if some_channels or some_tokens:
+            if _computes_some_terms(name, styles, sequence):
                 sum_gradient(parameter, comm)
+
+
+def _computes_some_terms(name: str, styles: Plan, sequence: bool) -> bool:
+    """Tell whether each rank sees some channels or some tokens where a whole parameter is used."""
+    around = _around(name, styles)
+    some_channels = any(style.enters for style in around) and not any(
+        style.leaves for style in around
+    )
+    split = sequence or any(style.splits_tokens for style in around)
+    some_tokens = split and not any(style.splits_sequence for style in around)
+    return some_channels or some_tokens
 
 
 def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:

@@ -31,6 +31,7 @@ from minidist.parallel.tensor.styles import (
     ColumnParallel,
     ParallelRegion,
     RowParallel,
+    SplitSequence,
     VocabularyParallel,
 )
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
@@ -626,6 +627,23 @@ def test_mistakes_are_told_in_a_sentence() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"head": ColumnParallel(gather=True)},
+        {"embedding": VocabularyParallel()},
+        {"embedding": VocabularyParallel(), "head": RowParallel()},
+        {"embedding": SplitSequence()},
+    ],
+)
+def test_tied_weights_are_planned_together(plan: Plan) -> None:
+    sequence = any(isinstance(style, SplitSequence) for style in plan.values())
+    assert refused(plan, 2, config(tied=True), sequence).startswith(
+        "embedding.weight and head.weight are one parameter, but the plan treats their modules "
+        "apart"
+    )
+
+
 def test_mistakes_that_are_not_the_plans() -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(TypeError, match="no plan is known for a Mine"):
@@ -638,13 +656,6 @@ def test_mistakes_that_are_not_the_plans() -> None:
             model(torch.tensor([[0, 19]]))
         with pytest.raises(MismatchError, match="built different models"):
             parallelize_tensor(build(config(layers=2 + comm.rank), 0), comm)
-        tied = build(config(tied=True), 0)
-        with pytest.raises(
-            ValueError, match=r"head\.weight is embedding\.weight, which has been cut otherwise"
-        ):
-            parallelize_tensor(
-                tied, comm, {"embedding": VocabularyParallel(), "head": RowParallel()}
-            )
 
     minidist.run(program, 2)
 
