@@ -26,6 +26,15 @@ EACH = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 COUNTED = re.compile(r"\d[\d.]* (?:B|KiB|MiB)\b")
 
 
+@pytest.mark.parametrize("page", ("README.md", "lessons/README.md"))
+def test_the_environment_is_activated_before_the_first_command(page: str) -> None:
+    """`make demo` and `make setup` leave the shell with another Python."""
+    blocks = "\n".join(re.findall(r"^```\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S))
+    installed, _, commands = blocks.partition("source .venv/bin/activate")
+    assert re.search(r"^make (demo|setup) ", installed, re.M) and "minidist" not in installed
+    assert "python -m minidist" in commands
+
+
 def test_the_readme_is_read_in_one_go() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
