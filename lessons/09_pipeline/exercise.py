@@ -4,9 +4,9 @@ schedule.
     rank 0   F0 F1 F2 F3 ... B0 B1 B2 B3        rank r has stage r; F2 is the forward of microbatch 2 through this
     rank 1   .. F0 F1 ...                       stage, B2 the backward
 
-A schedule is a list of such words for every rank. Fill in the five functions; their docstrings are
-the contract. You are building the package's own pipeline (`minidist.parallel`), so calling it
-scores nothing.
+`F2` is an action, written as one word. A schedule is a list of actions for every rank. Fill in the
+five functions; their docstrings are the contract. You are building the package's own pipeline
+(`minidist.parallel`), so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 09             points, and what is still wrong
@@ -55,34 +55,34 @@ def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) 
     Parameters
     ----------
     rows : sequence of sequences of str
-        The words of each rank, in the order in which the rank does them. Rank r has stage r.
+        The actions of each rank, in the order in which the rank does them. Rank r has stage r.
     forward, backward : float
         The time of every F, and of every B. Messages take no time.
 
-    A rank begins a word as soon as it has ended the word before, and all words that this word needs
-    have ended. F of a microbatch needs the same F of rank r - 1. B of a microbatch needs the rank's
-    own F of this microbatch, and the same B of rank r + 1. The first rank has no rank r - 1, the
-    last has no rank r + 1.
+    A rank begins an action as soon as it has ended the one before, and all actions that this one
+    needs have ended. F of a microbatch needs the same F of rank r - 1. B of a microbatch needs the
+    rank's own F of this microbatch, and the same B of rank r + 1. The first rank has no rank r - 1,
+    the last has no rank r + 1.
 
     Raises
     ------
     ValueError
-        If the ranks get stuck: some rank has not finished, and no rank can begin its next word. The
-        ranks may wait for each other in a cycle, or for a word that is in no row.
+        If the ranks get stuck: some rank has not finished, and no rank can begin its next action.
+        The ranks may wait for each other in a cycle, or for an action that is in no row.
     """
     raise NotImplementedError("task 2 is not started")
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 3: return the words of `rank` under GPipe: all forwards, in order, then all backwards,
-    in order.
+    """Task 3: return the actions of `rank` under GPipe: all forwards, in order, then all
+    backwards, in order.
     """
     raise NotImplementedError("task 3 is not started")
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 4: return the words of `rank` under 1F1B: after a warm-up, one forward and one backward
-    in turn.
+    """Task 4: return the actions of `rank` under 1F1B: after a warm-up, one forward and one
+    backward in turn.
 
     Every microbatch has one forward and one backward; the forwards are in order, and so are the
     backwards. The step takes as long as with GPipe, whatever forward and backward cost. But rank r
@@ -100,14 +100,14 @@ def run_step(
     targets: Sequence[Tensor],
     comm: Communicator,
 ) -> float:
-    """Task 5: run this rank's words, such that every parameter of `stage` has its gradient in
+    """Task 5: run this rank's actions, such that every parameter of `stage` has its gradient in
     `.grad`; return the loss.
 
     Parameters
     ----------
     words : sequence of str
-        This rank's words, from any schedule that can run; each rank may have another order of the
-        microbatches. Do the words in the given order: one call of `stage` for each F, one backward
+        This rank's actions, from any schedule that can run; each rank may have another order of the
+        microbatches. Do them in the given order: one call of `stage` for each F, one backward
         for each B.
     stage : nn.Module
         This rank's part of the model. Its input and its output have the shape and dtype of

@@ -53,8 +53,8 @@ def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[str]:
-    """Task 2: return the words of `rank` under interleaved 1F1B: `stage kind microbatch`, such as
-    `4F3` or `0B2`.
+    """Task 2: return the actions of `rank` under interleaved 1F1B: `stage kind microbatch`, such
+    as `4F3` or `0B2`.
 
     Parameters
     ----------
@@ -118,12 +118,12 @@ def backward_for_weights(pairs: Pairs) -> list[Tensor]:
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 4: return the words of `rank` under ZB-H1, a schedule that fills the bubble with W.
+    """Task 4: return the actions of `rank` under ZB-H1, a schedule that fills the bubble with W.
 
-    Rank r has stage r, and no other. So words of rank 0 are `0F3`, `0I3` and `0W3`, and a word of
+    Rank r has stage r, and no other. So actions of rank 0 are `0F3`, `0I3` and `0W3`, and one of
     rank 2 is `2F3`. `microbatches` is at least `ranks`. Every microbatch has one F, one I and one
-    W, with I before W. The words of each kind take the microbatches in order, from 0 to the last. F
-    and I have the same order as F and B in 1F1B. You choose where each W goes.
+    W, with I before W. The actions of each kind take the microbatches in order, from 0 to the last.
+    F and I have the same order as F and B in 1F1B. You choose where each W goes.
 
     Time
     ----

@@ -13,7 +13,9 @@ given:
                                               gradient flows through it
     exchange(rows, comm, sent, received)      sends the first sent[0] rows to rank 0, the next sent[1] to rank 1, and so
                                               on, and returns the rows that arrived, by sender:
-                                              received[j] from rank j. Gradients flow through it:
+                                              received[j] from rank j. `rows` is a tensor [n, ...];
+                                              `sent` and `received` are lists of P ints (of a
+                                              tensor: `.tolist()`). Gradients flow through it:
                                               backward sends each row's gradient back.
 
 All ranks must call the same of these in the same order, also a rank that has no rows to send.

@@ -121,8 +121,11 @@ class OuterStep:
 
 
 def old_weights(row: Sequence[str], batch: int) -> tuple[list[int], int]:
-    """Task 3, first half: return how old each gradient is, and how many copies of its weights a
-    stage must hold.
+    """Task 3, first half: return the d of each update, and how many copies of its weights a stage
+    must hold.
+
+    d is the age of a gradient plus one. Its age is the number of updates that were made after its
+    batch has read the weights.
 
     Parameters
     ----------

@@ -163,8 +163,8 @@ show(record(lambda comm: one_f_one_b(comm, wait=False), ranks=3), frames=4)
 #
 # ## Break it
 #
-# **Predict:** this is the same schedule, and its words do not depend on each other in a cycle. But
-# now each send waits until it is received. Which rank waits for which?
+# **Predict:** this is the same schedule, and its actions do not depend on each other in a cycle.
+# But now each send waits until it is received. Which rank waits for which?
 
 # %%
 broken = record(lambda comm: one_f_one_b(comm, wait=True), ranks=3)

@@ -199,4 +199,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: [your program](../docs/your-program.md), with what runs, what does not, and why.
+# Next: `docs/your-program.md`, in minidist's repository, with what runs, what does not, and why.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,18 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
         check.title for check in visible
     ]
     assert len(visible) < len(LESSON.checks)
+
+
+def test_no_link_of_the_handout_leads_out_of_it(tmp_path: Path) -> None:
+    build(LESSON.folder.parent, tmp_path)
+    for page in (*tmp_path.rglob("*.md"), *tmp_path.rglob("*.ipynb")):
+        text = page.read_text(encoding="utf-8")
+        if page.suffix == ".ipynb":
+            cells = json.loads(text)["cells"]
+            text = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+            there = (page.parent / link).resolve()
+            assert there.exists() and there.is_relative_to(tmp_path), f"{page}: {link}"
 
 
 def test_the_handout_grades_itself_in_its_own_folder(tmp_path: Path) -> None:
