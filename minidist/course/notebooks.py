@@ -5,7 +5,7 @@ their outputs.
 
 The source is a script whose cells begin with `# %%` or `# %% [markdown]` (py:percent). The same
 source gives the same file: cells are numbered, and nothing tells when or where they ran. The answer
-to a prediction is folded until the reader opens it.
+to a prediction is folded until the reader opens it, and so is long code that draws the first picture.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from minidist.course.lesson import GradeError
 MOST_BYTES = 300_000  # of one notebook with its outputs
 SECONDS = 120  # for one cell
 PREDICTION = "**Predict:**"  # asks for what the next cell prints
+LONGEST_OPENING = 40  # lines of the first program: a longer one is folded
 
 
 def build_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
@@ -79,4 +80,7 @@ def cells_of(source: Path) -> Any:
         if cell.cell_type == "code" and question:
             cell.metadata |= {"jupyter": {"outputs_hidden": True}, "collapsed": True}
         question = cell.cell_type == "markdown" and PREDICTION in cell.source
+    opening = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    if len(opening.source.splitlines()) > LONGEST_OPENING:
+        opening.metadata["jupyter"] = {"source_hidden": True}
     return notebook

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · Ranks and messages
 #
-# Four ranks pass one token around a ring. The token starts on rank 0, and every rank adds its own
-# number to it. A colour shows whose contribution the token holds. Step through it with the arrow
-# keys (click into the player first).
+# Four ranks have a number each. Rank 0 receives the others' numbers, adds them up, and sends the
+# total back. A colour shows whose numbers an array holds. Step through it with the arrow keys
+# (click into the player first).
 
 # %%
 import sys
@@ -17,25 +17,26 @@ from minidist.draw.notebook import show
 from minidist.draw.recording import record
 
 
-def token_round(comm):
-    own = np.array([comm.contribution])
-    token = comm.watch("token", own.copy() if comm.rank == 0 else np.zeros_like(own))
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    if comm.rank == 0:
-        comm.send(token, right)
-        comm.recv(token, left)
-    else:
-        comm.recv(token, left)
-        token += own
-        comm.send(token, right)
+def add_up_on_rank_0(comm):
+    total = comm.watch("total", np.array([comm.contribution]))
+    if comm.rank > 0:
+        comm.send(total, to=0)
+        comm.recv(total, source=0)
+        return
+    arriving = np.zeros_like(total)
+    for source in range(1, comm.size):
+        comm.recv(arriving, source)
+        total += arriving
+    for other in range(1, comm.size):
+        comm.send(total, to=other)
 
 
-show(record(token_round, ranks=4))
+show(record(add_up_on_rank_0, ranks=4))
 
 # %% [markdown]
 # Every row is a *rank*: a copy of the same program with memory of its own. All four run the
-# function above; only `comm.rank` differs. No rank can read the token of another rank: it gets the
-# token in a message.
+# function above; only `comm.rank` differs. No rank can read the total of another rank: it gets the
+# total in a message. Rank 0 receives from one rank after the other, so rank 3 waits longest.
 #
 # ## Whose variable is it?
 #

@@ -291,7 +291,7 @@ picture(draw_curve, "Milliseconds of a backward against the size of a bucket")
 # <details><summary>The answer</summary>
 #
 # Small buckets take 14 ms, buckets of 1 MiB 6, which is backward alone, and larger ones a little
-# more; one all-reduce a parameter takes 23.
+# more; one all-reduce a parameter takes almost 24.
 #
 # </details>
 #

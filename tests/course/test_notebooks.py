@@ -153,6 +153,8 @@ def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -
     assert path.stat().st_size <= MOST_BYTES
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[1] is first
+    folded = first.metadata.get("jupyter", {}).get("source_hidden", False)
+    assert folded == (len(first.source.splitlines()) > 40), "a page of code before the picture"
     assert any(
         {"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs
     )

@@ -24,7 +24,8 @@ from coursesite.links import reference_page, rewritten
 from coursesite.paths import with_paths
 
 OWN = "docs/site/pages/"  # pages that are written for the site
-HIDDEN_OUTPUT = "hide-output"  # the tag by which myst-nb folds what a cell prints
+# By these tags myst-nb folds a part of a cell which a notebook folds.
+FOLDED = {"outputs_hidden": "hide-output", "source_hidden": "hide-input"}
 
 
 def pages_of(repository: Path) -> dict[str, str]:
@@ -108,12 +109,12 @@ def named_pages(text: str) -> list[str]:
 
 
 def notebook(text: str, source: str, staged: dict[str, str], repository: Path) -> str:
-    """Return a notebook with the links of the site. The answer to a prediction is folded."""
+    """Return a notebook with the links of the site. What a notebook folds is folded there, too."""
     read: dict[str, Any] = json.loads(text)
     read["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     for cell in read["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = rewritten("".join(cell["source"]), source, staged, repository)
-        elif cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
-            cell["metadata"].setdefault("tags", []).append(HIDDEN_OUTPUT)
+        tags = [FOLDED[name] for name in cell["metadata"].get("jupyter", {})]
+        cell["metadata"].setdefault("tags", []).extend(tags)
     return json.dumps(read, ensure_ascii=False)
