@@ -26,6 +26,7 @@ suppress_warnings = ["myst.header"]  # a notebook may begin a part at any level
 
 html_theme = "furo"
 html_title = "minidist"
+html_favicon = "static/favicon.svg"
 templates_path = [str(HERE / "templates")]
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]

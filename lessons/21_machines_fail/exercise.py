@@ -201,7 +201,8 @@ def goodput(mtbf: float, step: float, stall: float, out: float, replicas: int) -
     """Task 5, first half: return how much is trained if others go on with fewer replicas, as a share
     of what all replicas would train in the same time without a failure.
 
-    1 means that nothing is lost, and 0 that nothing is trained. A failure comes every `mtbf` seconds on average, anywhere in the job. Then
+    1 means that nothing is lost, and 0 that nothing is trained. A failure comes every
+    `mtbf` seconds on average, anywhere in the job. Then
     - half a step is lost on average: `step` is the seconds of one step;
     - one of the `replicas` replicas is out for `out` seconds, while the others train. Say that
       failures are so rare that two replicas are never out together. If 1 of 4 is out for a tenth of

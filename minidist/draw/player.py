@@ -314,7 +314,6 @@ def _data(recording: Recording) -> dict[str, Any]:
             "cell_height": grid.cell_height,
             "row": grid.row,
             "width": grid.width,
-            "height": grid.height,
             "place": PLACE,
             "places": PLACES,
             "gap": GAP,

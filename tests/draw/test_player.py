@@ -541,6 +541,22 @@ def test_the_line_that_runs_is_in_sight(page: Page, recording: Recording, tmp_pa
 
 
 @BROWSER
+def test_a_narrow_player_is_low(page: Page, recording: Recording, tmp_path: Path) -> None:
+    """Rows need no room for code that stands below them, of the rank that acts alone."""
+    tall = "document.querySelector('.minidist-player').getBoundingClientRect().height"
+    panes = "[...document.querySelectorAll('.pane')].map(pane => pane.checkVisibility())"
+    heights = {}
+    for width in (700, 1600):
+        html = f'<div style="width: {width}px">{player(recording)}</div>'
+        page.open(html, tmp_path / f"{width}.html")
+        heights[width] = page.run(tall)
+        page.run("document.querySelector('.minidist-player').focus()")
+        page.press("ArrowRight", 4)
+        assert page.run(panes).count(True) == (1 if width == 700 else 4)
+    assert heights[700] < heights[1600]
+
+
+@BROWSER
 def test_nothing_is_clipped_or_overlaps(page: Page, recording: Recording, tmp_path: Path) -> None:
     page.open(player(recording), tmp_path / "ring.html")
     page.run("document.querySelector('.minidist-player').focus()")

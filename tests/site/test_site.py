@@ -174,6 +174,9 @@ def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(sit
         bar = text.partition("lesson-bar")[2].partition("</ul>")[0]
         around = [other for other in LESSONS[max(0, place - 1) : place + 2] if other != folder]
         assert re.findall(r'href="\.\./(\w+)/index\.html"', bar) == around
+        said = re.sub("<[^>]+>", "", unescape(bar))
+        titles = [(ROOT / f"lessons/{other}/README.md").read_text() for other in around]
+        assert all(title.partition("\n")[0][2:] in said for title in titles), said
         step_through = text.partition('id="step-through-it"')[2]
         assert step_through.count('class="minidist-player"') == 1, folder
         before, _, player = step_through.partition('class="minidist-player"')
@@ -417,6 +420,23 @@ def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     wait_for(page, f"{results}.length > 5")
     assert any("reference/collectives.html" in each for each in page.run(results))
     assert page.errors == []
+    page.visit((site / "search.html").as_uri() + "?q=64+H100")
+    wait_for(page, f"{results}.length > 5")
+    assert page.run(f"{results}[0]").endswith("figures/planner.html")
+
+
+def test_no_block_of_a_lesson_is_cut_off_and_players_are_low(site: Path, page: Page) -> None:
+    """On a screen of 1,280 pixels."""
+    page.resize(1280)
+    cut = "[...document.querySelectorAll('pre')].filter(it => it.scrollWidth > it.clientWidth)"
+    players = "[...document.querySelectorAll('.minidist-player')]"
+    for name in (".", *LESSONS):
+        page.visit((site / f"lessons/{name}/index.html").as_uri())
+        assert page.run(f"{cut}.map(it => it.innerText)") == [], name
+        heights = page.run(f"{players}.map(it => it.getBoundingClientRect().height)")
+        assert max(heights, default=0) < 900, f"{name}: {heights}"
+    assert page.run("document.querySelector('link[rel~=icon]').href").endswith("favicon.svg")
+    page.resize()
 
 
 @pytest.mark.soak

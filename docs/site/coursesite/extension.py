@@ -17,6 +17,7 @@ from coursesite.named import link_named_files
 from coursesite.navigation import Navigation
 from coursesite.printed import link_printed_numbers
 from coursesite.reference import FolderParser
+from coursesite.search import SearchWithNumbers
 from coursesite.stops import COURSE, stops
 
 
@@ -27,6 +28,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("player", Player)
     app.add_directive("interactive", Interactive)
     app.add_directive("map", Map)
+    app.add_search_language(SearchWithNumbers)
     app.connect("builder-inited", keep_files_of_notebooks_aside, priority=900)  # after myst-nb
     app.connect("doctree-read", read)
     app.connect("doctree-read", name_notebook, priority=900)  # after Sphinx has noted its title

@@ -82,8 +82,7 @@ def at_play(page: str) -> str:
 
     def smaller(found: re.Match[str]) -> str:
         data = json.loads(found[1])
-        grid = data["grid"]
-        grid["row"], grid["height"] = ROW, grid["top"] + data["ranks"] * ROW
+        data["grid"]["row"] = ROW
         return found[0].replace(found[1], json.dumps(data, separators=(",", ":")))
 
     page = re.sub(r'<script type="application/json">(.*?)</script>', smaller, page, flags=re.S)

@@ -1,7 +1,7 @@
 """What a lesson's page has beside its text: its files, its neighbours, and something to step through.
 
     02 · Ring all-reduce
-    Notebook │ Exercise to download │ before: 01 │ next: 03       below the title
+    Notebook │ Exercise to download │ ← 01 · Ranks │ 03 · Trees →  below the title
     ...
     Step through it                                               before "Where it goes wrong"
 
@@ -104,16 +104,19 @@ def bar(folder: str, repository: Path) -> str:
         f"[Notebook to download]({ROOT}notebooks/{folder}.ipynb)",
     ]
     if place > 0:
-        items.append(f"[← {short(folders[place - 1])}](../{folders[place - 1]}/index.md)")
+        before = folders[place - 1]
+        items.append(f"[← {title_of(before, repository)}](../{before}/index.md)")
     if place + 1 < len(folders):
-        items.append(f"[{short(folders[place + 1])} →](../{folders[place + 1]}/index.md)")
+        after = folders[place + 1]
+        items.append(f"[{title_of(after, repository)} →](../{after}/index.md)")
     listed = "\n".join(f"- {item}" for item in items)
     return f":::{{container}} lesson-bar\n{listed}\n:::\n"
 
 
-def short(folder: str) -> str:
-    """Return how a lesson is called in a bar: `02 ring all reduce`."""
-    return folder.replace("_", " ")
+def title_of(folder: str, repository: Path) -> str:
+    """Return the title of a lesson: `02 · Ring all-reduce`."""
+    text = (repository / "lessons" / folder / "README.md").read_text(encoding="utf-8")
+    return text.partition("\n")[0].removeprefix("# ")
 
 
 def cells_of(notebook: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ PAGE = Template(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$file · minidist</title>
 <meta name="description" content="The source of $file, with a place to link to for each line.">
+<link rel="icon" href="${up}_static/favicon.svg">
 <link rel="stylesheet" href="${up}_static/source.css">
 </head><body>
 <header><a href="${up}index.html">minidist</a> · <a href="$reference">reference</a></header>

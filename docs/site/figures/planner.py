@@ -78,7 +78,7 @@ def row_of(found: Found, what: str) -> Row:
 
 FIGURE = Figure(
     name="planner",
-    title="Which layout for this model on this cluster?",
+    title="Which layout for 64 H100, or another cluster?",
     question="The planner tries some ten thousand layouts. These five are the fastest, and the range "
     "says whether they differ at all.",
     choices=(
