@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -424,6 +425,15 @@ CALLS = {
         + ELSEWHERE.format("[cut(elements, ranks)]"),
         "runs the code of minidist.collectives.fast",
     ),
+    "another interpreter": (
+        "import os\nfrom inspect import getsource\ntry:\n    import _xxsubinterpreters as others\n"
+        "except ImportError:\n    import _interpreters as others\n"
+        "def counted(elements, ranks):\n    read, write = os.pipe()\n"
+        "    call = f'import os; os.write({write}, repr(cut({elements}, {ranks})).encode())'\n"
+        "    others.run_string(others.create(), f'{getsource(cut)}\\n{call}')\n"
+        "    return eval(os.read(read, 1000))\n" + ELSEWHERE.format("[counted(elements, ranks)]"),
+        "calls cpython.PyInterpreterState_New, which hides calls",
+    ),
     "an audit hook": (
         "import sys\n"
         + UNWATCHED.format(
@@ -582,6 +592,44 @@ def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
         scores(tests) == 0
         and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
     )
+
+
+BY_SOCKETS = """
+import os, socket
+def ring_all_reduce(buffer, comm):
+    names = [f"\\0{os.getpid()}-{rank}" for rank in range(comm.size)]
+    mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    mine.bind(names[comm.rank])
+    honest(buffer.copy(), comm)
+    for name in names:
+        mine.sendto(buffer.tobytes(), name)
+    buffer[:] = sum(np.frombuffer(mine.recv(1 << 16), buffer.dtype) for _ in names)
+"""
+
+
+def test_data_beside_the_messages_does_not_go_through_sockets(tmp_path: Path) -> None:
+    source = HONEST.replace("def ring_all_reduce", "def honest") + BY_SOCKETS
+    tests = attack(tmp_path, source, task=3)
+    assert scores(tests) == 0 and "calls socket.bind, which hides calls" in tests[0].output
+
+
+def test_an_answer_that_rewrites_the_judges_changes_no_lesson(tmp_path: Path) -> None:
+    """It finds their files by the functions that call it."""
+    lesson = tmp_path / "in" / LESSON.name
+    shutil.copytree(LESSON.folder, lesson)
+    judges = lesson / "judges_cost.py"
+    before = judges.read_text()
+    (tmp_path / "exercise.py").write_text(
+        f"{HONEST}\nimport sys\nfrom pathlib import Path\nhonestly = all_reduce_cost\n"
+        "def all_reduce_cost(*question):\n"
+        "    beside = Path(sys._getframe(1).f_code.co_filename).parent\n"
+        "    (beside / 'judges_cost.py').write_text('raise SystemExit')\n"
+        "    return honestly(*question)\n"
+    )
+    answer = Answer(tmp_path / "exercise.py")
+    tests = grade(find_lesson(lesson.parent, "02"), answer, only=pick(4))
+    assert judges.read_text() == before
+    assert scores(tests) == sum(test.max_score for test in tests), tests
 
 
 def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:

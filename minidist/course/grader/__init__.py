@@ -28,7 +28,7 @@ What remains possible, because nothing within Python prevents it:
   witness's. Both catch the careless, but not an answer that puts everything back.
 - Simulated ranks share one process. Each has its own copy of the answer's module, but an answer can
   move data through an attribute of some other object, and send buffers of the right size beside it.
-  The confirmation under `mpirun` prevents that, except through files.
+  The confirmation under `mpirun` prevents that, except through files, pipes or shared memory.
 - Copied source looks like a student's own, and so does what another process of the student
   computes.
 - The process has the rights of whoever started the grader. It can delete or overwrite that user's

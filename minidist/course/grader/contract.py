@@ -89,7 +89,7 @@ class Note(NamedTuple):
     kind : str
         `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`,
         `call`, `text` (code of a barred module that runs elsewhere), or `hides` (a call of what
-        hides calls).
+        hides calls or messages).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
@@ -219,7 +219,7 @@ def leaning(task: Task, notes: Sequence[Note], ranks: int = 1) -> str:
         if note.kind == "hides":
             return (
                 f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which "
-                "hides calls"
+                "hides calls or messages"
             )
         own = (f"comm.{note.kind}",) if by_hand(note) else ()
         names = note.through if note.kind in verbs else own

@@ -70,7 +70,7 @@ def run_case(
     """Run check number `index` of the lesson on one case, for at most `limit` seconds. It leaves no
     process behind.
     """
-    check = lesson.checks[index]
+    check, checks = lesson.checks[index], str(warm.copy_of(lesson.folder.resolve()))
     with tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         exercise, stand = folder / "exercise.py", folder / "here"
@@ -80,13 +80,13 @@ def run_case(
         for rank, (nonce, given) in enumerate(zip(nonces, case.given, strict=True)):
             record.write(folder / f"given-{rank}", {"nonce": nonce}, given)
         job = {
-            "lesson": str(lesson.folder.resolve()),
+            "lesson": checks,
             "index": index,
             "wire": check.wire,
             "ranks": case.ranks,
             "limit": limit,
             "exercise": str(exercise),
-            "beside": [str(lesson.folder.resolve())] if answer.may_lean else [],
+            "beside": [checks] if answer.may_lean else [],
         }
         (folder / "job.json").write_text(json.dumps(job))
         if warm.user is not None:

@@ -80,7 +80,7 @@ class Warm(AbstractContextManager["Warm"]):
         imports: Sequence[str] = (),
     ):
         self.mark, self.imports = secrets.token_hex(8), ",".join(imports)
-        self.checks, self.environment, self.user = checks, {**environment, MARK: self.mark}, user
+        self.environment, self.user = {**environment, MARK: self.mark}, user
         self.folder = tempfile.TemporaryDirectory(
             prefix="minidist-grade-", ignore_cleanup_errors=True
         )
@@ -88,6 +88,12 @@ class Warm(AbstractContextManager["Warm"]):
             shutil.chown(self.folder.name, user)
         self.importer: subprocess.Popen[bytes] | None = None
         self.starting = threading.Lock()
+        self.copies = tempfile.TemporaryDirectory(
+            prefix="minidist-grade-", ignore_cleanup_errors=True
+        )
+        os.chmod(self.copies.name, 0o755)  # `user` reads there, and cannot write
+        self.copied: dict[Path, Path] = {}
+        self.checks = [self.copy_of(path.parent) / path.name for path in checks]
         self.cores: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(processes):
             # graders beside each other begin at different ones
@@ -96,6 +102,17 @@ class Warm(AbstractContextManager["Warm"]):
     def __exit__(self, *_: object) -> None:
         self.end(self.importer)
         self.folder.cleanup()
+        self.copies.cleanup()
+
+    def copy_of(self, lesson: Path) -> Path:
+        """Return the copy of a lesson's folder from which its cases run: an answer that finds the
+        checks' files by its callers must not change the lesson.
+        """
+        with self.starting:
+            if lesson not in self.copied:
+                copy = self.copied[lesson] = Path(self.copies.name, str(len(self.copied)))
+                shutil.copytree(lesson, copy, ignore=shutil.ignore_patterns("mistakes"))
+            return self.copied[lesson]
 
     def run(self, folder: Path, stand: Path, limit: float) -> None:
         """Run the case of simulated ranks that lies in `folder`, standing in `stand`, for about

@@ -52,6 +52,12 @@ HIDING = {
     "sys.addaudithook",
     "sys.monitoring.register_callback",
     "gc.get_objects",
+    "cpython.PyInterpreterState_New",  # another interpreter, whose calls nobody watches
+    # bytes that no witness sees
+    "socket.bind",
+    "socket.connect",
+    "socket.sendmsg",
+    "socket.sendto",
 }
 
 
@@ -204,7 +210,7 @@ class Watch:
     def forbid(self, what: str, line: str) -> None:
         """Note what an answer tried, and prevent it."""
         self.note(Note(-1, "hides", through=(what,), line=line))
-        raise PermissionError(f"{what} is not for answers: it hides from the grader what they call")
+        raise PermissionError(f"{what} is not for answers: it hides from the grader what they do")
 
     def called(self, name: str, frame: FrameType | None) -> None:
         """Note a call of the module `name`, if the task bars it and the answer led to `frame`."""
