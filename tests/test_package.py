@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,6 @@ def autograder() -> Iterator[Path]:
         ):  # which wheels put beside the interpreter
             for path in Path(sys.prefix).glob(pattern):
                 os.symlink(path, environment / path.relative_to(sys.prefix))
-        (root / "submission").mkdir()
         (root / "results").mkdir()
         if NOBODY:
             shutil.chown(root / "results", "nobody", "nogroup")
@@ -81,6 +81,7 @@ def autograder() -> Iterator[Path]:
 
 
 def run(root: Path, answer: str, **who: Any) -> dict[str, Any]:
+    (root / "submission").mkdir(exist_ok=True)
     (root / "submission" / "exercise.py").write_text(answer)
     command = ["bash", str(root / "run_autograder")]
     ran = subprocess.run(
@@ -142,8 +143,10 @@ def ring_all_gather(chunks, comm):
 
 def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "autograder.zip"
-    argv = ["grade", "02", "--package", "--out", str(out), "--seed", "9"]
-    assert main(argv) == 0 and "upload it to Gradescope" in capsys.readouterr().out
+    argv = ["grade", "02", "--package", "--out", str(out)]
+    assert main(argv) == 0
+    said = re.search(r"grades with seed (\d+); upload it to Gradescope", capsys.readouterr().out)
+    assert said and said[1] != "0", "students grade with that"
     with zipfile.ZipFile(out) as file:
         names = set(file.namelist())
         assert {
@@ -153,14 +156,26 @@ def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFix
             "minidist/draw/player.html",
         } <= names
         assert not [name for name in names if "solution" in name or "mistakes" in name]
-        assert "--seed 9" in file.read("run_autograder").decode()
-        assert "'torch==" in file.read("setup.sh").decode()
+        assert f"--seed {said[1]} " in file.read("run_autograder").decode()
+        installs = re.findall("pip install (.*)", file.read("setup.sh").decode())
+        assert re.fullmatch("--index-url https://.*/cpu 'torch==.*'", installs[0]), "without CUDA"
+        assert len(installs) == 2 and "torch" not in installs[1]
         assert file.getinfo("run_autograder").external_attr >> 16 & 0o111
         for name in ("setup.sh", "run_autograder"):
             script = tmp_path / name
             script.write_bytes(file.read(name))
             subprocess.run(["bash", "-n", str(script)], check=True)
     assert main(argv) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_where_python_cannot_begin_there_is_a_results_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(package(LESSON, tmp_path / "autograder.zip", seed=3)) as file:
+        file.extract("run_autograder", tmp_path)
+    python = tmp_path / "source/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert run(tmp_path, "")["output"] == "the grader did not start: tell your instructor"
 
 
 def test_every_door_tells_the_same_version(capsys: pytest.CaptureFixture[str]) -> None:

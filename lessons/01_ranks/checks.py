@@ -166,7 +166,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def any_tokens(rng: np.random.Generator) -> list[Case]:

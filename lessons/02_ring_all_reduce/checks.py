@@ -122,7 +122,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def drawn(cases: int, alone: bool = False) -> Draw:

@@ -210,7 +210,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def drawn(make: Callable[..., Case], *bounds: tuple[int, int]) -> Draw:

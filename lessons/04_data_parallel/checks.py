@@ -141,7 +141,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 CHECKS += [
     Check(PART, "other sizes", 3, batches((4, 5), (5, 12)), part, judge_part, hidden=True),

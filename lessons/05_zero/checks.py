@@ -181,7 +181,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 LARGE = (
     (175e9, 80e9, 384, 3, "mixed"),

@@ -111,7 +111,7 @@ CHECKS = [
     Check(LOSS, "the same under mpirun", 2, each(words, (2, 7)), *LOGITS, wire="mpi"),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 CHECKS += [
     Check(BORDERS, "f on other rank counts", 3, each(terms, (1,), (3,), (5,)), *ENTER, hidden=True),

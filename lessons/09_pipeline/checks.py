@@ -187,7 +187,7 @@ CHECKS = [
     Check(RUN, "the same under mpirun", 3, models(("1f1b", 2, 3)), run, judge_run, wire="mpi"),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def drawn_sizes(cases: int) -> Draw:

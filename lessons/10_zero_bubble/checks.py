@@ -133,7 +133,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def drawn_sizes(rng: np.random.Generator) -> Sequence[Case]:

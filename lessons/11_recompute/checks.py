@@ -127,7 +127,7 @@ CHECKS = [
     Check(BETWEEN, "the same under mpirun", 3, chains((2, 2)), run_between, UNCOUNTED, wire="mpi"),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 CHECKS += [

@@ -380,7 +380,7 @@ CHECKS = [
     Check(CADENCE, "interval and shares", 8, each(failures, (3,)), answered, judge_answered),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 CHECKS += [
     Check(PIECES, "other meshes", 6, each(spread, (3, 2), (2, 3)), dealt, judge_dealt, hidden=True),

@@ -229,7 +229,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 
 def spoken(rng: np.random.Generator) -> list[Case]:

@@ -221,7 +221,7 @@ CHECKS = [
     Check(RANKS, "the same under mpirun", 2, each(spread, ((5, 9), 6)), *MERGED, wire="mpi"),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 CHECKS += [
     Check(BYTES, "other settings", 3, each(settings, (20,)), *SIZES, hidden=True),

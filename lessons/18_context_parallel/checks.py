@@ -216,7 +216,7 @@ CHECKS = [
     ),
 ]
 
-# ---- hidden: the handout ends here ----
+# ---- hidden: other cases of the checks above ----
 
 CHECKS += [
     Check(MEET, "other sizes", 1, each(blocks, (6, 2)), run_meet, judge_meet, hidden=True),

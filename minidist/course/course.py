@@ -1,16 +1,14 @@
 """`python -m minidist course`: write the course without its answers, to hand it out, or execute its
 notebooks.
 
-python -m minidist course build --student OUT     every lesson's text, exercise and visible checks
+python -m minidist course build --student OUT     every lesson's text, exercise and twin
 python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ notebooks/*.ipynb, with outputs
 
-What is handed out has no solution, no mistake and no hidden check:
+What is handed out has no solution, no mistake, and no check: judges compute the right answers, so
+students grade with those of the package that they have installed.
 
-    OUT/lessons/    what lies beside the lessons, and of each lesson its text, exercise, twin and visible checks
+    OUT/lessons/    what lies beside the lessons, and of each lesson its text, exercise and twin
     OUT/notebooks/  the executed notebooks
-
-A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy
-ends at that line.
 """
 
 import shlex
@@ -20,12 +18,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from minidist.course.grade import default_lessons
-from minidist.course.lesson import GradeError, lessons_in, load_checks
+from minidist.course.lesson import GradeError, lessons_in
 from minidist.course.notebooks import build_notebooks
 from minidist.launch.parser import Parser
 
-HIDDEN = "# ---- hidden: the handout ends here"
-HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
+HANDED_OUT = ("README.md", "exercise.py", "cluster.py")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,15 +77,7 @@ def build(lessons: Path, out: Path) -> list[Path]:
     copy([*lessons.glob("*.md"), *lessons.glob("*.sbatch")], target)
     copy((lessons.parent / "notebooks").glob("*.ipynb"), out / "notebooks")
     for lesson in found:
-        folder = target / lesson.name
-        copy([path for name in HANDED_OUT for path in lesson.glob(name)], folder)
-        visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
-        (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
-        if any(check.hidden for check in load_checks(folder / "checks.py")):
-            raise GradeError(
-                f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it "
-                "below"
-            )
+        copy([lesson / name for name in HANDED_OUT], target / lesson.name)
     return [target / lesson.name for lesson in found]
 
 

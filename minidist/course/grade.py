@@ -13,6 +13,7 @@ which gives 0 points until the grade is known.
 
 import argparse
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,13 +56,16 @@ def main(argv: Sequence[str]) -> int:
         parser.error("name one lesson, as in minidist grade 02, or say --all")
     if options.package and options.all:
         parser.error("a zip grades one lesson: minidist grade --package 02")
+    if options.seed is None:  # students grade with 0
+        options.seed = secrets.randbelow(1 << 30) if options.package else 0
     results: Path | None = None  # Gradescope's: only this file tells it that something went wrong
     try:
         if options.package:
             lesson = find_lesson(options.lessons or default_lessons(), options.lesson)
             path = package(lesson, options.out or Path(f"minidist-{lesson.name}.zip"), options.seed)
             print(
-                f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder"
+                f"{path}: {path.stat().st_size:,} bytes, grades with seed {options.seed}; upload it "
+                "to Gradescope as the autograder"
             )
             return 0
         if options.format == "gradescope":
@@ -117,8 +121,10 @@ def graded(options: argparse.Namespace) -> tuple[list[Graded], list[str]]:
         there = check.wire == "threads" or not options.simulated
         return there and options.task in (None, check.task.number)
 
+    if options.user:
+        check_user(options.user)
     folder = options.lessons or default_lessons()
-    student = options.student or folder
+    student = options.student or options.lessons or nearest("exercise.py")
     if student == INSTALLED and not options.solution:
         raise GradeError(
             "say where your answers are: --student OUT, which minidist course build --student OUT "
@@ -159,12 +165,18 @@ def graded(options: argparse.Namespace) -> tuple[list[Graded], list[str]]:
 
 
 def default_lessons() -> Path:
-    """Return the lessons' folder: at or near the working folder, else beside the package, else
-    installed in it.
+    """Return the folder of the lessons and their checks; a handout has none."""
+    return nearest("checks.py")
+
+
+def nearest(file: str) -> Path:
+    """Return the folder of lessons with such a file: at or near the working folder, else beside the
+    package, else installed in it.
     """
     here = Path.cwd()
     places = (here / "lessons", here, here.parent, PACKAGE.parent / "lessons")
-    return next((place for place in places if lessons_in(place)), INSTALLED)
+    there = (place for place in places if any(place.glob(f"[0-9][0-9]_*/{file}")))
+    return next(there, INSTALLED)
 
 
 def write(path: Path | None, text: str) -> None:
@@ -209,7 +221,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write it there (printed; gradescope: results.json)",
     )
-    add("--seed", type=number, default=0, help="what the cases are drawn from (0)")
+    add(
+        "--seed",
+        type=number,
+        help="what the cases are drawn from (0; --package: one that it draws)",
+    )
     add(
         "--limit",
         type=flag_of(float, SECONDS),
@@ -217,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"seconds for one case ({LIMIT:g}); after {HANGS} in a row that take more, the rest of the "
         "task is not tried",
     )
-    add("--user", type=_user, help="run the student's code as this user (needs root)")
+    add("--user", help="run the student's code as this user (needs root)")
     add("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
     add(
         "--solution",
@@ -227,15 +243,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _user(text: str) -> str:
+def check_user(name: str) -> None:
+    """Raise GradeError if nothing can be run here as this user."""
     import pwd
 
     try:
-        pwd.getpwnam(text)
+        pwd.getpwnam(name)
     except KeyError:
-        raise argparse.ArgumentTypeError(
-            f"there is no user {text!r}: create it first, or leave --user out"
+        raise GradeError(
+            f"there is no user {name!r}: create it first, or leave --user out"
         ) from None
     if os.geteuid() != 0:
-        raise argparse.ArgumentTypeError(f"only root can run code as {text!r}: leave --user out")
-    return text
+        raise GradeError(f"only root can run code as {name!r}: leave --user out")

@@ -81,8 +81,8 @@ def students_answer(lesson: Lesson, folder: Path) -> Answer:
                 )
             return Answer(path)
     raise GradeError(
-        f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with "
-        "--student"
+        f"there is no exercise.py of lesson {lesson.name} in {folder}: put your answer there, under "
+        "that name"
     )
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from minidist.course.lesson import GradeError, Lesson
 
 PACKAGE = Path(__file__).parents[1]
-NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
+NEEDED = ("numpy", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt, and torch
 PARTS = ("exercise.py", "checks.py", "judges*.py")
 DATA = (".html", ".svg", ".toml")  # that the package reads
 # folders that an installed package has inside, with all solutions
 COURSE = ("lessons", "notebooks")
 
 
-def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
+def package(lesson: Lesson, out: Path, seed: int) -> Path:
     """Write the zip for one lesson to `out`, graded there with `seed`; return its path.
 
     Raises
@@ -34,11 +34,14 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
     """
     if out.exists():
         raise GradeError(f"{out} exists already: name another file with --out, or remove it first")
-    needed = " ".join(f"'{line}'" for line in requirements() if line.startswith(NEEDED))
+    lines = [f"'{line}'" for line in requirements()]
+    needed = " ".join(line for line in lines if line.startswith(NEEDED, 1))
+    torch = next(line for line in lines if line.startswith("torch", 1))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
         for script in sorted(Path(__file__).with_name("autograder").iterdir()):
             text = script.read_text(encoding="utf-8")
             text = text.replace("{{requirements}}", needed)
+            text = text.replace("{{torch}}", torch)
             text = text.replace("{{lesson}}", lesson.name)
             text = text.replace("{{seed}}", str(seed))
             entry = zipfile.ZipInfo(script.name)

@@ -1,5 +1,5 @@
-"""The handout: everything a student needs, no answer, no mistake, no hidden check; and it grades
-itself.
+"""The handout: everything a student needs, no answer, no mistake, no check; and the installed
+package grades it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ranks import mpirun
 from test_grade import HONEST, LESSON
 
 from minidist.__main__ import main
-from minidist.course.course import HIDDEN, build
-from minidist.course.lesson import GradeError, load_checks, students_answer
+from minidist.course.course import build
+from minidist.course.lesson import students_answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,17 +26,8 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
     out = tmp_path / "course"
     assert main(["course", "build", "--student", str(out)]) == 0
     there = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    lesson = f"lessons/{LESSON.name}"
-    assert {f"{lesson}/exercise.py", f"{lesson}/checks.py"} <= there
     of_lessons = {path.split("/")[-1] for path in there if path.count("/") == 2}
-    assert {name for name in of_lessons if not name.startswith("judges_")} == {
-        *("README.md", "exercise.py", "checks.py", "judges.py", "cluster.py")
-    }
-    judges = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lessons/*/judges*.py")}
-    assert judges <= there, "the visible checks of a lesson import them"
-    assert (LESSON.folder / "honest.py").is_file(), (
-        "an answer that is not handed out, nor are solutions and mistakes"
-    )
+    assert of_lessons == {"README.md", "exercise.py", "cluster.py"}, "no judge knows what is right"
     beside = {path for path in there if path.count("/") == 1}
     assert {
         f"notebooks/{LESSON.name}.ipynb",
@@ -44,13 +35,6 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
         "lessons/cluster.sbatch",
     } <= beside
     assert {path.rpartition(".")[2] for path in beside} == {"ipynb", "md", "sbatch"}
-    text = (out / lesson / "checks.py").read_text()
-    assert HIDDEN not in text and "hidden=True" not in text
-    visible = [check for check in LESSON.checks if not check.hidden]
-    assert [check.title for check in load_checks(out / lesson / "checks.py")] == [
-        check.title for check in visible
-    ]
-    assert len(visible) < len(LESSON.checks)
 
 
 def test_no_link_of_the_handout_leads_out_of_it(tmp_path: Path) -> None:
@@ -65,7 +49,7 @@ def test_no_link_of_the_handout_leads_out_of_it(tmp_path: Path) -> None:
             assert there.exists() and there.is_relative_to(tmp_path), f"{page}: {link}"
 
 
-def test_the_handout_grades_itself_in_its_own_folder(tmp_path: Path) -> None:
+def test_the_package_grades_the_handout_in_its_own_folder(tmp_path: Path) -> None:
     build(LESSON.folder.parent, tmp_path)
     command = [sys.executable, "-m", "minidist", "grade", "02", "--format", "json"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -73,8 +57,7 @@ def test_the_handout_grades_itself_in_its_own_folder(tmp_path: Path) -> None:
     (tmp_path / "lessons" / LESSON.name / "exercise.py").write_text(HONEST)
     second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     whole = json.loads(second.stdout)
-    assert second.returncode == 0 and whole["score"] == whole["max_score"] == 73
-    assert {test["visibility"] for test in whole["tests"]} == {"visible"}
+    assert second.returncode == 0 and whole["score"] == whole["max_score"] == 100
 
 
 @pytest.mark.parametrize("place", ("lessons", "", f"lessons/{LESSON.name}"))
@@ -84,7 +67,7 @@ def test_what_is_graded_is_what_one_stands_in(place: str, tmp_path: Path) -> Non
     (tmp_path / "lessons" / LESSON.name / "exercise.py").write_text(HONEST)
     command = [sys.executable, "-m", "minidist", "grade", "02", "--task", "4"]
     outcome = subprocess.run(command, cwd=tmp_path / place, capture_output=True, text=True)
-    assert outcome.returncode == 0 and "8 of 8 points" in outcome.stdout, outcome.stderr
+    assert outcome.returncode == 0 and "15 of 15 points" in outcome.stdout, outcome.stderr
 
 
 @pytest.mark.parametrize("place", (".", LESSON.name, f"lessons/{LESSON.name}"))
@@ -124,10 +107,10 @@ def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
         "solution.py",
     } <= taken and "honest.py" not in taken
 
-    def minidist(*argv: str) -> subprocess.CompletedProcess[str]:
+    def minidist(*argv: str, stand: Path = empty) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(built), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "minidist", *argv]
-        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=stand, env=environment, capture_output=True, text=True)
 
     lost = minidist("grade", "02")
     assert (lost.returncode, lost.stdout) == (2, "") and "course build --student OUT" in lost.stderr
@@ -137,6 +120,8 @@ def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
     assert minidist(*said[3:], "--task", "4").stdout.endswith("0 of 15 points\n")
     (empty / "OUT/lessons" / LESSON.name / "exercise.py").write_text(HONEST)
     assert minidist(*said[3:], "--task", "4").stdout.endswith("15 of 15 points\n")
+    stand = empty / "OUT" / "lessons"
+    assert minidist("grade", "02", "--task", "4", stand=stand).stdout.endswith("15 of 15 points\n")
 
 
 def test_the_exercise_runs_under_mpirun_as_handed_out() -> None:
@@ -172,15 +157,3 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(
         assert main(["course", "build", *argv]) == 2
         said = capsys.readouterr().err
         assert told in said and said.count("\n") == 1
-
-
-def test_a_hidden_check_above_the_line_is_noticed(tmp_path: Path) -> None:
-    lesson = tmp_path / "in" / LESSON.name
-    lesson.mkdir(parents=True)
-    for judges in LESSON.folder.glob("judges*.py"):
-        (lesson / judges.name).write_text(judges.read_text())
-    (lesson / "checks.py").write_text(
-        (LESSON.folder / "checks.py").read_text().replace(HIDDEN, "# ")
-    )
-    with pytest.raises(GradeError, match="has a hidden check above its line"):
-        build(tmp_path / "in", tmp_path / "out")

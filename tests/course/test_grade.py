@@ -14,6 +14,7 @@ import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from hmac import digest
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,20 @@ from minidist.course.grade import default_lessons
 from minidist.course.grader import grading, record, runner
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.course.grader.contract import Check, Note, Task
-from minidist.course.grader.grading import AT_ONCE, NOT_STARTED, Graded
-from minidist.course.grader.report import totals
+from minidist.course.grader.grading import AT_ONCE, NOT_STARTED, Graded, absent
+from minidist.course.grader.report import as_json, totals
 from minidist.course.grader.runner import collect, warm_processes
 from minidist.course.grader.warm import Warm
 from minidist.course.grader.watch import Watch
 from minidist.course.grader.witness import Witness
-from minidist.course.lesson import Answer, Lesson, find_lesson, load_checks, reference_answer
+from minidist.course.lesson import (
+    Answer,
+    Lesson,
+    find_lesson,
+    lessons_in,
+    load_checks,
+    reference_answer,
+)
 
 LESSON = find_lesson(Path(__file__).parents[2] / "lessons", "02")
 HONEST = """
@@ -559,14 +567,28 @@ def test_a_results_file_for_gradescope_is_written_even_if_nothing_can_be_graded(
 ) -> None:
     results = tmp_path / "results.json"
     options = ["02", "--student", str(tmp_path), "--format", "gradescope", "--out", str(results)]
-    status, _, said = run(options, capsys)
-    assert status == 2 and said.count("\n") == 1 and "there is no exercise.py" in said
-    assert json.loads(results.read_text())["score"] == 0
-    assert "there is no exercise.py" in json.loads(results.read_text())["output"]
+    for more, told in (
+        ([], "there is no exercise.py"),
+        (["--user", "nobody-is-called-so"], "there is no user 'nobody-is-called-so'"),
+    ):
+        results.unlink(missing_ok=True)
+        status, _, said = run([*options, *more], capsys)
+        assert status == 2 and said.count("\n") == 1 and told in said
+        assert json.loads(results.read_text())["score"] == 0
+        assert told in json.loads(results.read_text())["output"] and "--student" not in said
     (tmp_path / "exercise.py").write_text((LESSON.folder / "exercise.py").read_text())
     assert run(options, capsys)[0] == 1
     whole = json.loads(results.read_text())
     assert whole["score"] == 0 and {test["output"] for test in whole["tests"]} == {"not started"}
+
+
+def test_points_of_a_lesson_add_up_exactly() -> None:
+    """Also where cases share 10 points by three, and a sum is taken of what was rounded."""
+    for folder in lessons_in(LESSON.folder.parent):
+        lesson = find_lesson(folder.parent, folder.name)
+        whole = json.loads(as_json(absent(lesson, "nothing")), parse_float=Decimal)
+        expected = sum(Decimal(str(check.points)) for check in lesson.checks)
+        assert sum(test["max_score"] for test in whole["tests"]) == expected, folder.name
 
 
 def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -647,7 +669,6 @@ def test_a_file_that_is_too_large_for_an_answer_is_refused(
         ["02", "--seed", "-1"],
         ["02", "--limit", "0"],
         ["02", "--format", "x"],
-        ["02", "--user", "nobody-is-called-so"],
         ["--all", "--package"],
     ),
 )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -126,12 +127,16 @@ class Drawn(NamedTuple):
 
 
 def draw(lesson: Lesson, seed: int, only: Callable[[Check], bool]) -> list[Drawn]:
-    """Return the cases of a lesson's checks, as far as they are asked for."""
+    """Return the cases of a lesson's checks, as far as they are asked for. Points are shared out in
+    hundredths, so that they add up.
+    """
     plan: list[Drawn] = []
     for index, check in enumerate(lesson.checks):
         if only(check):
             cases = check.draw(np.random.default_rng([seed, index]))
-            plan += [Drawn(index, check, case, check.points / len(cases)) for case in cases]
+            ends = [round(check.points * n / (len(cases) or 1), 2) for n in range(len(cases) + 1)]
+            points = [round(after - before, 2) for before, after in pairwise(ends)]
+            plan += [Drawn(index, check, *each) for each in zip(cases, points, strict=True)]
     return plan
 
 
