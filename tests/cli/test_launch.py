@@ -187,10 +187,10 @@ def test_a_limit_brings_the_report(program: Path) -> None:
 
 def test_a_timeout_leaves_nothing_behind(program: Path) -> None:
     token = secrets.token_hex(8)
-    job = start("launch", "-n", "2", "--timeout", "4", str(program), "stay", token)
+    job = start("launch", "-n", "2", "--timeout", "10", str(program), "stay", token)
     assert job.returncode == 124
     assert job.stdout.count("up") == 2
-    assert "ended after 4 s, as --timeout says" in job.stderr
+    assert "ended after 10 s, as --timeout says" in job.stderr
     assert not left_over(token)
 
 

@@ -74,12 +74,13 @@ def test_a_killed_member_is_replaced_while_the_other_waits(tmp_path: Path) -> No
 
 
 def test_a_member_that_hangs_is_ended_and_a_spare_takes_its_place(tmp_path: Path) -> None:
+    """Where a machine is busy, the spare may have come first, and a view may end for nothing."""
     job = replacing(
-        tmp_path, DEADLY_MEMBER.format(signal="SIGSTOP"), "--spares", "1", "--limit", "3"
+        tmp_path, DEADLY_MEMBER.format(signal="SIGSTOP"), "--spares", "1", "--limit", "5"
     )
     assert job.returncode == 0, job.stderr
-    assert "member 1 hangs: it is ended" in job.stderr
-    assert "view 2: 2 ranks go on after step 2" in job.stdout
+    assert re.search(r"member \d hangs: it is ended", job.stderr), job.stderr
+    assert re.search(r"view \d: 2 ranks go on after step 2", job.stdout), job.stdout
     check(tmp_path)
 
 

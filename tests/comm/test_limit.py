@@ -39,7 +39,7 @@ def test_a_rank_that_sleeps_is_named_with_those_who_wait_for_it(cluster: Cluster
     started = time.monotonic()
     with pytest.raises(LimitError) as caught:
         run(sleeper, 4, cluster=cluster, limit=0.6)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 29, "it waits for no sleeper"
     said = str(caught.value)
     for pattern in (
         r"^rank \d has waited \d\.\d s, longer than one operation may \(limit 0\.6 s\)\. Who waits for whom:$",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import textwrap
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -110,11 +109,14 @@ def test_a_view_grows_only_by_whole_replicas() -> None:
 
 def test_a_half_that_does_not_see_the_store_ends() -> None:
     store = MemoryStore()
-    options = {"wanted": Wanted(4), "started": 4, "grace": 0.05, "patience": 0.3}
+    options = {"wanted": Wanted(4), "started": 4}
     members = [Member(store, number, **options) for number in range(4)]  # type: ignore[arg-type]
     views = _together(lambda member: member.join(), members)
     assert {view.members for view in views} == {(0, 1, 2, 3)}
+    for member in members:
+        member.grace = 0.05
     for member in members[2:]:
+        member.patience = 0.3
         member.store = MemoryStore()  # what they write, nobody reads
     members[0].leave("a cut"), members[2].leave("a cut")
     joined = _together(lambda member: member.join(3), members)
@@ -132,18 +134,19 @@ def _together(work: object, members: list[Member]) -> list[object]:
         except QuorumError as error:
             found[place] = error
 
-    threads = [threading.Thread(target=do, args=(place,)) for place in range(len(members))]
+    places = range(len(members))
+    threads = [threading.Thread(target=do, args=(place,), daemon=True) for place in places]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     return found
 
 
 def test_a_view_is_over_once_a_member_is_dead() -> None:
     """Else those who come in place of members that all died at once would wait for them."""
     store = MemoryStore()
-    options = {"wanted": Wanted(2, 2), "started": 2, "grace": 0.05, "patience": 2.0}
+    options = {"wanted": Wanted(2, 2), "started": 2, "grace": 0.05, "patience": 30.0}
     first = [Member(store, number, **options) for number in range(2)]  # type: ignore[arg-type]
     _together(lambda member: member.join(), first)
     store.append("dead", "0 1 ")
@@ -153,15 +156,16 @@ def test_a_view_is_over_once_a_member_is_dead() -> None:
 
 
 def test_a_rank_that_hangs_is_left_out() -> None:
-    asleep = threading.Event()
+    asleep, left_out = threading.Event(), threading.Event()
 
     def program(member: SimulatedMember) -> tuple[int, ...] | None:
         while (comm := member.enter()) is not None:
             try:
                 if member.number == 1 and not asleep.is_set():
                     asleep.set()
-                    time.sleep(1.5)
+                    left_out.wait(60)
                 all_reduce(np.ones(4), comm)
+                left_out.set()
                 return member.view.members
             except RankFailed as error:
                 member.lost(str(error))
@@ -169,7 +173,7 @@ def test_a_rank_that_hangs_is_left_out() -> None:
                 member.lost(str(error))
         return None
 
-    results = run_members(program, 3, limit=0.3, grace=0.3)
+    results = run_members(program, 3, limit=1.0, grace=1.0)
     assert results[0] == results[2] == (0, 2)
     assert results[1] is None, "it comes back when the job is done"
 

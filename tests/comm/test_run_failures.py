@@ -53,6 +53,8 @@ def test_the_original_error_is_raised_and_names_its_rank(error: BaseException) -
     "waiting", ("send", "exchange", "barrier", "split", "roll_call", "poll", "stream", "allocate")
 )
 def test_whatever_the_others_wait_for_they_stop(waiting: str) -> None:
+    """Else `no_thread_stays_behind` finds them."""
+
     def program(comm: Communicator) -> None:
         stream = comm.stream()
         if comm.rank == 1:
@@ -79,10 +81,8 @@ def test_whatever_the_others_wait_for_they_stop(waiting: str) -> None:
             comm.allocate(3, "f4")
 
     for cluster in (None, Cluster.uniform(1e-6, 1e9)):
-        started = time.monotonic()
         with pytest.raises(ValueError, match="bad luck"):
             run(program, 3, cluster=cluster)
-        assert time.monotonic() - started < 1
 
 
 def test_a_rank_that_swallows_its_neighbours_failure_cannot_go_on() -> None:
@@ -101,12 +101,12 @@ def test_ranks_that_compute_get_a_second_to_stop_all_together() -> None:
     def program(comm: Communicator) -> None:
         if comm.rank == 0:
             raise ValueError("bad luck")
-        time.sleep(2.5)
+        time.sleep(5)
 
     started = time.monotonic()
     with pytest.raises(ValueError):
         run(program, 6)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 4
 
 
 def test_only_the_first_of_two_errors_counts() -> None:
@@ -139,16 +139,20 @@ PROGRAM = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
     def program(comm):
-        if comm.rank == 0:
-            print("started", flush=True)
+        sys.stdout.write("started\\n")
+        sys.stdout.flush()
         {body}
+
+    def ranks():
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("rank")]
 
     try:
         minidist.run(program, 3)
     except KeyboardInterrupt:
-        time.sleep(0.3)
-        ranks = [thread.name for thread in threading.enumerate() if thread.name.startswith("rank")]
-        print("interrupted", *ranks, flush=True)
+        deadline = time.monotonic() + 20
+        while len(ranks()) > {left} and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print("interrupted", *ranks(), flush=True)
         raise
 """
 
@@ -166,13 +170,15 @@ PROGRAM = """
 )
 def test_an_interrupted_run_ends_at_once(body: str, left: str) -> None:
     """Threads that compute are left to the end of the process, which they delay by a second."""
+    program = PROGRAM.format(body=body, left=left.count("rank"))
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM.format(body=body))],
+        [sys.executable, "-c", textwrap.dedent(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(3)] == ["started\n"] * 3
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
