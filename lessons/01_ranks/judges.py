@@ -155,9 +155,14 @@ def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array
     def around(before: Array, after: Array) -> Array:
         return np.concatenate([before, piece, after])
 
+    right_one = around(left[-width:], right[:width])
+
     wrong = {
         "the two ends that came are mixed up: messages of one tag arrive in the order in "
-        "which they were sent": (around(right[:width], left[-width:])),
+        "which they were sent": (
+            # Only two ranks get both messages from the same one.
+            around(right[:width], left[-width:]) if ranks == 2 else right_one
+        ),
         "each neighbour sends its other end": around(left[:width], right[-width:]),
         "the pieces lie on a line, where the first rank has no left neighbour": (
             around(
@@ -192,7 +197,11 @@ def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array
     }
     for front, (before, _) in ends.items():
         for behind, (_, after) in ends.items():
-            if before is not None and after is not None:
+            other = (front, behind) == (
+                "the left neighbour's first elements",
+                "the right neighbour's last elements",
+            )
+            if before is not None and after is not None and not other:
                 wrong.setdefault(
                     f"{front} stand in front of the piece, and {behind} behind it",
                     around(before, after),

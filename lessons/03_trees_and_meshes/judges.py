@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from minidist import Communicator, Trace
 from minidist.course.grader.compare import some_parts
 from minidist.course.grader.contract import (
+    SEEN,
     Array,
     Arrays,
     Case,
@@ -74,9 +74,9 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     buffer = case.given[root]["buffer"]
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     before, own = np.full_like(buffer, UNTOUCHED), results[root]["buffer"]
-    astray = {"another rank, such as 0, is taken for the root": before} | through_float64(
-        own, buffer
-    )
+    astray = {
+        "another rank, such as 0, is taken for the root": before if root else buffer
+    } | through_float64(own, buffer)
     expect_equal(root, "the buffer of the root, who has the data,", own, buffer, instead=astray)
     for rank, result in enumerate(results):
         number = (rank - root) % case.ranks
@@ -160,7 +160,7 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 if story := some_parts(found[chunk], of_it, 0.0):
                     wrong[
                         f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"
-                    ] = partial(np.copy, found)
+                    ] = SEEN
                 break
         expect_equal(
             rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers
@@ -266,9 +266,26 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             for how, all in through_float64(result["came"], came).items()
         }
         own = np.where(owner == rank, UNTOUCHED, came)
-        wrong |= {"what a rank has for itself is not copied": own.astype(came.dtype)}
+        wrong |= {
+            "what a rank has for itself is not copied": own.astype(came.dtype),
+            "each rank sends the chunk that it has for itself to all, as an all-gather does: rank j "
+            "is to get leaving[j]": np.concatenate(
+                [
+                    np.resize(each[source], lengths[source, rank])
+                    for source, each in enumerate(chunks)
+                ]
+            ),
+            "each rank sends its first chunk to all: rank j is to get leaving[j]": np.concatenate(
+                [np.resize(each[0], lengths[source, rank]) for source, each in enumerate(chunks)]
+            ),
+            "all send to rank 0 alone, as a gather does": came
+            if rank == 0
+            else own.astype(came.dtype)
+            if np.array_equal(result["came"], own)
+            else np.full_like(came, UNTOUCHED),
+        }
         if story := astray(rank, result["came"], chunks):
-            wrong[story] = partial(np.copy, result["came"])
+            wrong[story] = SEEN
         expect_equal(
             rank, "what came, one chunk after the other,", result["came"], came, instead=wrong
         )

@@ -337,6 +337,7 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     first = sum(SIZES[:FROZEN])
     frozen = np.isin(np.arange(sum(SIZES)), range(first, first + SIZES[FROZEN]))
     wrong = {
+        "nothing is broadcast, and each rank keeps the parameters that it drew": parameters,
         "parameters that need no gradient are left out": [
             np.where(frozen, own, parameters[0]) for own in parameters
         ],
@@ -350,9 +351,10 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         },
     }
     for number, piece in enumerate(pieces()):
-        wrong[f"parameter {number} stays what the rank drew, as if a copy had been filled"] = [
-            np.where(piece, own, parameters[0]) for own in parameters
-        ]
+        if number != FROZEN:  # it is the only one that needs no gradient
+            wrong[f"parameter {number} stays what the rank drew, as if a copy had been filled"] = [
+                np.where(piece, own, parameters[0]) for own in parameters
+            ]
         wrong[f"only parameter {number} is broadcast in place, and of the others a copy"] = [
             np.where(piece, parameters[0], own) for own in parameters
         ]

@@ -321,10 +321,9 @@ def in_the_words(text: str, ranks: int, microbatches: int) -> str:
     ahead = [next((at for at, word in enumerate(row) if word[0] == "B"), len(row)) for row in rows]
     right = [min(ranks - rank, microbatches) for rank in range(ranks)]
     if ahead not in (right, [microbatches] * ranks):
-        mixed = ", the ranks the wrong way round" * (ahead == right[::-1])
         return (
             f"rank by rank {ahead} forwards stand before the first backward, where 1F1B has "
-            f"{right}{mixed}: "
+            f"{right}{too_many(ahead, ranks, microbatches)}: "
         )
     return ""
 

@@ -188,6 +188,8 @@ def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
                 ],
                 "each loss is divided by the number of microbatches once more": gradients[rank]
                 / len(losses),
+                "each stage divides the gradient that comes by the number of microbatches: the loss is "
+                "divided already": gradients[rank] / len(losses) ** (case.ranks - 1 - rank),
                 "losses are not divided by the number of microbatches": gradients[rank]
                 * len(losses),
                 "losses are divided by the number of ranks": gradients[rank] / case.ranks,

@@ -93,6 +93,14 @@ def other_backwards(
                 found[story] = [gradient, *products]
             else:
                 right, of_x, of_first = pairs, gradient, behind
+        gradient, pairs = seed, list[tuple[Tensor, Tensor]]()
+        for layer in reversed(range(len(weights))):
+            pairs.insert(0, (passed[layer], gradient))
+            gradient = gradient @ weights[layer] * (1 - passed[layer] ** 2)
+        found[
+            "tanh's slope is taken at the input of a layer, behind its weight; it is that of its "
+            "output, before the weight"
+        ] = [gradient, *(before.T @ x for x, before in pairs)]
         products = [before.T @ x for x, before in right]
         found |= {
             "the mean over the rows is taken, not the sum": [

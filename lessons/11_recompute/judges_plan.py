@@ -202,6 +202,7 @@ PLANS = {
     "one segment": "there is one segment at most",
     "peak of forward": "what a segment computes again is not asked to fit, only what forward leaves",
     "largest block": "of a segment only the largest block has to fit; backward holds what all of them save",
+    "last block": "what the last block saves does not count: backward holds it, too",
     "own input": "the input of a segment counts beside what its first block saves, which has it already",
 }
 
@@ -255,6 +256,12 @@ def wrong_peaks(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[st
     return {
         "a segment's own input counts twice": max(twice),
         "what later parts left is still held in backward": sum(left) + max(extra),
+        "what the last block saves does not count: backward holds it, too": follow(
+            plan, {**given, "saved": np.append(saved[:-1], 0)}
+        )[0],
+        "what the last part holds does not count: backward holds it, too": most(
+            left, [*own[:-1], 0]
+        ),
         "nothing is recomputed": int(saved.sum()),
         "what a segment computes again is forgotten": sum(left),
         "a segment keeps the inputs of all its blocks, not of its first alone": most(kept),
@@ -309,6 +316,7 @@ def least_seconds(given: Arrays, budget: int, how: str = "") -> float | None:
     inputs, saved, seconds = (given[name].tolist() for name in ("inputs", "saved", "seconds"))
     seconds, budget = [1.0] * len(saved) if how == "blocks" else seconds, budget - (how == "strict")
     fewest: list[dict[tuple[int, int], float]] = [{(0, 0): 0.0}, *({} for _ in saved)]
+    saved = [*saved[:-1], 0] if how == "last block" else saved
     longest = {"single": 1, "pairs": 2}.get(how, len(saved))
     for first, ways in enumerate(fewest[:-1]):
         for end in range(first + 1, len(saved) + 1):

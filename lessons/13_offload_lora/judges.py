@@ -44,8 +44,12 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         if not 0.4 < spread < 1.8:
             ways = {"it is 1/in": 1 / root, "it is 1": root, "it is 1/√out": root / len(W) ** 0.5}
             ways["it is 1/√rank"] = root / len(A) ** 0.5
+            if not spread:
+                ways = {"A is zero, as B is: then neither ever gets a gradient": 0.0}
             near = (
-                min(ways, key=lambda clause: abs(np.log(spread / ways[clause]))) if spread else ""
+                min(ways, key=lambda clause: abs(np.log(spread / ways[clause])))
+                if spread
+                else next(iter(ways))
             )
             why = known(ways, ways.get(near).__eq__)
             says = (

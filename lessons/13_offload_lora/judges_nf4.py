@@ -67,6 +67,8 @@ def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             "a scale takes 4 bytes; it is an int8": 8
             * (codes + 4 * blocks + 4 * groups + 4)
             / each,
+            "each block has a scale of 4 bytes, and nothing else: scales are packed, too, to a byte, "
+            "with steps and a mean": 8 * (codes + 4 * blocks) / each,
             "steps and mean take a byte each; they are float32": 8
             * (codes + blocks + groups + 1)
             / each,

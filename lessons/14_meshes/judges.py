@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -177,14 +177,6 @@ def miscounted(
     return found
 
 
-def either(instead: Mapping[str, Any], same: Callable[[Any], bool], most: int = 2) -> str:
-    """Return which mistakes give the same, the first two of them: where sizes are small, several
-    may.
-    """
-    fitting = [clause for clause, value in instead.items() if same(value)]
-    return known({", or if ".join(fitting[:most]): bool(fitting)}, bool)
-
-
 def judge_counted(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Each axis of each stage."""
     sizes, model = case.given[0]["sizes"].tolist(), case.given[0]["model"].tolist()
@@ -199,7 +191,7 @@ def judge_counted(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 each = [miscounted(*sizes, stage, model)[axis] for stage in range(len(answers))]
                 ways = {clause: [one.get(clause, -1) for one in each] for clause in each[stage]}
                 along = [one[number] for one in answers]
-                why = either(ways, lambda value: np.abs(np.subtract(value, along)).max() < 1)  # noqa: B023
+                why = known(ways, lambda value: np.abs(np.subtract(value, along)).max() < 1)  # noqa: B023
                 raise Wrong(f"{asked} says {found} along {axis}, expected {expected}{why}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
-from judges import either, groups_of, named
+from judges import groups_of, named
 
 from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
@@ -43,11 +43,11 @@ def judge_placed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             each = [other_groups(rank, sizes, number) for rank in range(prod(sizes))]
             raise Wrong(
                 says
-                + either(
+                + known(
                     {clause: [one[clause] for one in each] for clause in each[0]}, groups.__eq__
                 )
             )
-    for number, axis in enumerate(right):
+    for axis in right:
         groups = [result[f"communicator {axis}"].tolist() for result in results]
         if groups != right[axis]:
             rank = next(rank for rank, group in enumerate(groups) if group != right[axis][rank])
@@ -55,17 +55,32 @@ def judge_placed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 f"rank {rank}: the communicator along {axis} has {groups[rank]}, expected "
                 f"{right[axis][rank]}"
             )
-            ways = {
-                f"the color is {clause}": [alike(each, sizes, color) for each in range(prod(sizes))]
-                for clause, color in colors(sizes, number).items()
+            by_axis = {
+                axis: {
+                    f"the color is {clause}": [
+                        alike(each, sizes, color) for each in range(prod(sizes))
+                    ]
+                    for clause, color in colors(sizes, place).items()
+                }
+                | {FIRST: groups_of(sizes, "F")[axis]}
+                for place, axis in enumerate(right)
             }
-            ways |= {FIRST: groups_of(sizes, "F")[axis]}
+            every = {
+                axis: [result[f"communicator {axis}"].tolist() for result in results]
+                for axis in right
+            }
+            # What fits along all axes is more likely than along one.
+            ways = {
+                clause: way
+                for clause, way in by_axis[axis].items()
+                if all(by_axis[other].get(clause) == every[other] for other in right)
+            } or by_axis[axis]
             more = {*groups[rank]} > {*right[axis][rank]}
             rest = {
                 "several groups have the same color": more,
                 "ranks of one group have different colors": not more,
             }
-            raise Wrong(says + (either(ways, groups.__eq__) or known(rest, bool)))
+            raise Wrong(says + (known(ways, groups.__eq__) or known(rest, bool)))
     splits = sum(note.kind == "split" for note in notes)
     if splits > len(results) * len(sizes):
         raise Wrong(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from judges import bytes_along, either, groups_of
+from judges import bytes_along, groups_of
 
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 
 def judge_chosen(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -41,7 +41,7 @@ def judge_chosen(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             "under way"
         )
         says = f"the layout (dp, pp, tp) = {layout} {what if layout in expected else why}"
-        raise Wrong(says + either(others, bool, 3))
+        raise Wrong(says + known(others, bool))
     for layout, seconds in expected.items():
         if not abs(found[layout] - seconds) <= 1e-6 * seconds:
             says = (
@@ -52,7 +52,7 @@ def judge_chosen(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 clause: alike_in_all(found, all_that_fit(case.given[0], how))
                 for how, clause in SLIPS.items()
             }
-            raise Wrong(says + either(wrongly, bool))
+            raise Wrong(says + known(wrongly, bool))
 
 
 def alike_in_all(found: Mapping[Any, float], other: Mapping[Any, float]) -> bool:

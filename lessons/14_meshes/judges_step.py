@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from judges import groups_of
 
-from minidist.course.grader.compare import is_close
 from minidist.course.grader.contract import (
     Array,
     Arrays,
@@ -233,15 +232,10 @@ def judge_trained(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             ("ups", "up of block"),
             ("downs", "down of block"),
         ):
-            instead = {}
-            # two mistakes may do the same, where relu is 0
-            if not is_close(result[name], expected[name], 1e-9):
-                fits = [
-                    clause
-                    for clause, run in wrongly.items()
-                    if is_close(result[name], run()[name], 1e-9)
-                ]
-                instead = {", or if ".join(fits[:3]): result[name]} if fits else {}
+            instead = {
+                clause: partial(lambda run, name: run()[name], run, name)
+                for clause, run in wrongly.items()
+            }
             expect_close(rank, words, result[name], expected[name], instead=instead)
         if result["left"]:
             raise Wrong(

@@ -46,16 +46,15 @@ def judge_dealt(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 def misdealt(
     told: Sequence[dict[int, list[int]]], number: int, row: Sequence[int], dp: int, tp: int
 ) -> str:
-    """Return which mistakes, two at most, make all ranks write just this of a tensor, or
+    """Return which mistakes make all ranks write just this of a tensor, or
     nothing.
     """
     found = [pieces.get(number) for pieces in told]
-    fits = [
-        how
-        for how in DEALT
-        if found == [piece_by(row, dp, tp, rank, how) for rank in range(dp * tp)]
-    ]
-    return known({", or if ".join(DEALT[how] for how in fits[:2]): bool(fits)}, bool)
+    ways = {
+        clause: [piece_by(row, dp, tp, rank, how) for rank in range(dp * tp)]
+        for how, clause in DEALT.items()
+    }
+    return known(ways, found.__eq__)
 
 
 DEALT = {

@@ -54,14 +54,10 @@ def judge_resumed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             instead[clause] = partial(went_on, facts, number, partial(of_later, names))
         name = f"{who}: the loss of the next steps"
         if number and not np.isfinite(found).all():
-            fits = [
-                clause
-                for clause, way in instead.items()
-                if np.allclose(found, way(), 1e-9, 0, equal_nan=True)
-            ]
+            why = known(instead, lambda way: np.allclose(found, way, 1e-9, 0, equal_nan=True))  # noqa: B023
             said = f"{name} are {', '.join(f'{loss:.6g}' for loss in found)}, expected numbers"
-            if fits:
-                raise Wrong(said + known({", or if ".join(fits[:4]): True}, bool))
+            if why:
+                raise Wrong(said + why)
         expect_close(0, name, found, undisturbed, 1e-12, instead=instead if number else {})
 
 

@@ -320,10 +320,8 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 rank,
                 expected[1],
             )
-            fits = [clause for clause, answer in (instead | others).items() if answer == found]
-            why = " or if ".join(fits[:3])
             says = f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}"
-            raise Wrong(f"{says}: this is what comes out if {why}" if why else says)
+            raise Wrong(says + known(instead | others, found.__eq__))
         expect_sent(rank, notes, [40] * (case.ranks - 1))
 
 

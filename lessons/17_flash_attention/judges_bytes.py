@@ -8,7 +8,13 @@ from types import ModuleType
 from typing import Any
 
 from minidist import Communicator
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
+from minidist.course.grader.contract import (
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    expect,
+)
 
 
 def run_bytes(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -71,10 +77,8 @@ def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 
 def told(what: str, found: int, expected: int, instead: dict[str, int]) -> None:
     """Raise `Wrong` unless both are the same."""
-    if found != expected:
-        fits = [story for story, value in instead.items() if value == found]
-        hint = known({", or if ".join(fits[:2]): bool(fits)}, bool)
-        raise Wrong(f"{what} is {found:,}, expected {expected:,}{hint}")
+    says = f"{what} is {found:,}, expected {expected:,}"
+    expect(found == expected, says, instead, found.__eq__)
 
 
 def wrong_matrices(row: Sequence[int]) -> dict[str, int]:

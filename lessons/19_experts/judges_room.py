@@ -62,20 +62,20 @@ def room_for(case: Case, changed: str = "") -> list[Array]:
     order = order[::-1] if changed == "last" else order
     found = np.zeros(choice.shape, dtype=bool)
     served: dict[Any, int] = {}
+    asked = [(place, t, j) for place, t in enumerate(order) for j in range(k)]
+    if changed == "first choices":
+        asked.sort(key=lambda each: each[2])
     for b in range(batch):
-        for place, t in enumerate(order):
-            for j in range(k):
-                whose = place // (time // case.ranks) if changed in ("own", "own count") else 0
-                key = (
-                    choice[b, t, j],
-                    0 if changed == "batch" else b,
-                    whose,
-                    j if changed == "each choice" else 0,
-                )
-                found[b, t, j] = served.get(key, 0) < capacity * (
-                    batch if changed == "batch" else 1
-                )
-                served[key] = served.get(key, 0) + 1
+        for place, t, j in asked:
+            whose = place // (time // case.ranks) if changed in ("own", "own count") else 0
+            key = (
+                choice[b, t, j],
+                0 if changed == "batch" else b,
+                whose,
+                j if changed == "each choice" else 0,
+            )
+            found[b, t, j] = served.get(key, 0) < capacity * (batch if changed == "batch" else 1)
+            served[key] = served.get(key, 0) + 1
     if changed == "together":
         found &= found.all(-1, keepdims=True)
     if changed == "first decides":
@@ -105,6 +105,8 @@ KEPT_STORIES = {
     "last": "the last tokens are served, not the first ones",
     "each choice": "first choices, second choices and so on are counted each by itself: an expert serves C "
     "of all",
+    "first choices": "all tokens' first choices are served before the second ones: an expert goes by the "
+    "positions of tokens alone",
     "dropped": "true stands for what is dropped: it is to stand for what has room",
 }
 

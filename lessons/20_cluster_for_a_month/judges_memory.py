@@ -139,7 +139,7 @@ def judge_fits(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     fitting = [clause for clause, answers in guesses.items() if answers == told]
     for row, found in zip(rows, told, strict=True):
         if found != (sum(row) <= room_of(machine)):
-            hint = known({", or if ".join(fitting[:2]): bool(fitting)}, bool)
+            hint = known(dict.fromkeys(fitting, True), bool)
             says = (
                 f"{sum(row):,.0f} bytes beside {machine.reserved} GiB reserved of "
                 f"{machine.memory} GiB"

@@ -13,6 +13,7 @@ from minidist.course.grader.contract import (
     Case,
     Note,
     Wrong,
+    expect,
     expect_orderly,
     expect_ranks,
     known,
@@ -121,15 +122,13 @@ def judge_view(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     if not result["refused"]:
         found = int(result["number"]), tuple(result["members"].tolist())
     expected = follows(*asked)
-    if found == expected:
-        return
     number, members, here, dead, ranks = asked
-    wrongly = {clause: follows(*asked, how) for how, clause in SLIPS.items()}
-    raise Wrong(
+    says = (
         f"last view {number} of {listed(members)}, here {listed(here)}, dead {listed(dead)}, "
         f"ranks={ranks}: {viewed(found)}, expected {viewed(expected)}"
-        + known(wrongly, lambda value: value == found)
     )
+    wrongly = {clause: [follows(*asked, how)] for how, clause in SLIPS.items()}
+    expect(found == expected, says, wrongly, [found].__eq__)
 
 
 def listed(members: Members) -> str:

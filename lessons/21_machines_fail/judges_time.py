@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil, comb, exp, lgamma, log
 from statistics import median_high, median_low
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, known
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    expect,
+    expect_close,
+    known,
+)
 
 # ---------------------------------------------------------------- task 4
 
@@ -144,14 +154,14 @@ def judge_straggler(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
     given, found = case.given[0], int(results[0]["found"])
     seconds, rows, stages = given["seconds"], given["rows"].tolist(), given["stages"].tolist()
     expected = slowest(seconds, rows, stages)
-    if found == expected:
-        return
-    wrongly = {clause: slowest(seconds, rows, stages, how) for how, clause in SLIPS.items()}
-    raise Wrong(
+    wrongly = {
+        clause: partial(slowest, seconds, rows, stages, how) for how, clause in SLIPS.items()
+    }
+    says = (
         f"{case.label}: {named(found)} is slow, expected {named(expected)}; rows {rows}, stages "
         f"{stages}, median seconds {np.round(np.median(seconds, axis=0), 3).tolist()}"
-        + known(wrongly, lambda value: value == found)
     )
+    expect(found == expected, says, wrongly, found.__eq__)
 
 
 def named(rank: int) -> str:
@@ -171,10 +181,12 @@ def left(
         "no step": 0.0,
         "half a step of all": step / 2 / replicas / mtbf,
         "half a step stops, too": 0.0,
+        "exponent of all": 0.0,
     }.get(how, step / 2 / mtbf)
     missing = {
         "all replicas": out / mtbf,
         "nobody is missing": 0.0,
+        "exponent of all": 0.0,
         "others are missing": out * (replicas - 1) / mtbf,
         "of the others": out / mtbf / (replicas - 1),
         "out of both": out / (mtbf + out) / replicas,
@@ -192,6 +204,7 @@ def left(
         "each once": 2 * exp(-stall / mtbf) - 1,
         "mean of both": exp(-stall / mtbf),
         "half a step stops, too": exp(-(stops + step / 2) / mtbf),
+        "exponent of all": exp(-(stops + step / 2 + out / replicas) / mtbf),
     }.get(how, exp(-stops / mtbf))
     going = 1 - redone - missing
     if how == "missing clamped":
@@ -231,6 +244,8 @@ LOSSES = {
     "mean of both": "the shares of the two stalls are averaged; both cost",
     "half a step stops, too": "half a step is added to the seconds that stop all; it is a share that is "
     "taken off from 1",
+    "exponent of all": "all losses are in the exponent: only standing still is; the others are shares that "
+    "are taken off from 1",
     "products": "two losses are multiplied; both are taken off from 1",
     "subtracted": "standing still is taken off, too: it multiplies what is left",
     "lost": "the share that is lost is returned",

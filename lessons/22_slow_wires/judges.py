@@ -67,7 +67,7 @@ def top_k(gradients: Array, count: int, how: str = "") -> tuple[Array, Array]:
         for rank in range(ranks):
             values = source[rank, chosen[rank]]
             mine[rank, chosen[rank]] = np.abs(values) if how == "sizes" else values
-        received[:, step] = given_back(mine, chosen, new, how)
+        received[:, step] = given_back(mine, chosen, new, whole, how)
         kept = left(whole, new, kept, mine, received[:, step], how)
     return received, kept
 
@@ -84,7 +84,7 @@ def choice(new: Array, kept: Array, count: int, how: str) -> Array:
     return np.argsort(order, kind="stable")[len(order) - count :]
 
 
-def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
+def given_back(mine: Array, chosen: Array, new: Array, whole: Array, how: str) -> Array:
     """Return what each rank has at the end of a step, from what each has sent."""
     ranks = len(mine)
     total = mine.sum(0)
@@ -116,6 +116,9 @@ def given_back(mine: Array, chosen: Array, new: Array, how: str) -> Array:
         return new
     if how == "all of it":
         return np.tile(new.sum(0), (ranks, 1))
+    if how in ("new where nobody sent", "all where nobody sent"):
+        own = new if how == "new where nobody sent" else whole
+        return np.where(senders.any(0), every, own)
     return every + new if how == "adds to the gradient" else every
 
 
@@ -184,6 +187,10 @@ SLIPS = {
     "0.95": "what is kept decays, by 0.95 in each step: then something is lost",
     "0.9": "what is kept decays, by 0.9 in each step: then something is lost",
     "all of it": "the whole gradients are summed, not what was sent",
+    "new where nobody sent": "a rank's own gradient stays in place where nobody has sent anything: it is 0 "
+    "there",
+    "all where nobody sent": "what a rank has not sent is in the result where nobody has sent anything: it "
+    "is 0 there",
     "adds to the gradient": "the sum is added to the gradient instead of taking its place",
 }
 

@@ -105,7 +105,6 @@ def meeting(
     }.get(how, np.tile(moved.mean(0), (len(own), 1)))
     if how == "forgets the velocity":
         velocity = np.zeros_like(velocity)
-    before = velocity
     velocity = {
         "velocity of its own": momentum * velocity + moved,
         "dampened": momentum * velocity + (1 - momentum) * mean,
@@ -116,7 +115,6 @@ def meeting(
         "velocity twice": velocity + momentum * velocity,
         "no momentum": mean,
         "without the gradient": momentum * velocity,
-        "velocity before": mean + momentum * before,
         "rate twice": lr * mean + momentum * velocity,
         "rate once more": lr * (mean + momentum * velocity),
         "without momentum's factor": mean + velocity,
@@ -158,11 +156,11 @@ SLIPS = {
     "by the steps": "the way is divided by H, as if it were a mean over the steps",
     "mean of parameters": "the sites' parameters are averaged: there is no outer optimizer",
     "no momentum": "there is no momentum",
-    "heavy ball": "the momentum is not Nesterov's: the step is the velocity alone",
+    "heavy ball": "the momentum is not Nesterov's: the step is the velocity alone, or adds the velocity as "
+    "it was before this meeting, which is the same",
     "velocity twice": "the velocity takes the gradient's place: the step is the velocity and its "
     "momentum",
     "without the gradient": "the gradient is missing in the step: only the velocity is there",
-    "velocity before": "the step uses the velocity as it was before this meeting",
     "without momentum's factor": "the velocity in the step lacks its factor momentum",
     "velocity of its own": "each site's velocity is that of its own way, not of the mean",
     "forgets the velocity": "the velocity begins at 0 at each meeting",

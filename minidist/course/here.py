@@ -28,7 +28,6 @@ from minidist.course.grader.grading import (
     Graded,
     draw,
     is_handout,
-    judged,
     together,
 )
 from minidist.course.grader.runner import Ran, Told, missing, outcome
@@ -51,11 +50,10 @@ def grade_here(
     """Grade one file by the `visible` checks of a lesson; see `grader.grading.grade`."""
     drawn = draw(lesson, seed, lambda check: visible(check) and only(check))
     if is_handout(lesson, answer):
-        return together([judged(lesson, answer, each, UNTOUCHED) for each in drawn])
+        return together(lesson, answer, drawn, [UNTOUCHED] * len(drawn))
     sealed = seal()
-    return together(
-        [judged(lesson, answer, each, _run(lesson, each, answer, sealed)) for each in drawn]
-    )
+    rans = [_run(lesson, each, answer, sealed) for each in drawn]
+    return together(lesson, answer, drawn, rans)
 
 
 UNTOUCHED = Ran(not_started=NOT_STARTED)

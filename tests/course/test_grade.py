@@ -13,10 +13,11 @@ import subprocess
 import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from hmac import digest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from minidist.comm import Communicator
 from minidist.course.grade import default_lessons
 from minidist.course.grader import grading, record, runner
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
-from minidist.course.grader.contract import Check, Note, Task
+from minidist.course.grader.contract import Arrays, Case, Check, Note, Task
 from minidist.course.grader.grading import AT_ONCE, NOT_STARTED, Graded, absent
 from minidist.course.grader.report import as_json, totals
 from minidist.course.grader.runner import collect, warm_processes
@@ -273,8 +274,7 @@ def test_what_a_wrong_value_looks_like_is_told(found: list[float], said: str) ->
     instead = {
         "nothing is divided": np.array([1.0, 1.0]),
         "each rank divides by its own count": lambda: np.array([3.0, 3.5]),
-        # not asked for behind one that fits
-        "it is all zero": lambda: 1 / 0 if found == [3.0, 3.5] else np.zeros(3),
+        "it is all zero": lambda: np.zeros(3),
     }
     others = [np.array([6.0, 2.5]), np.zeros(2), np.zeros(2), np.array([1.0, 2.0])]
     others = others if found[1] == 2.5 else []
@@ -305,6 +305,51 @@ def test_a_known_mistake_is_told_also_of_what_is_no_array() -> None:
     instead = {"ranks are counted from 1": [1, 2], "the last is forgotten": lambda: [0]}
     assert known(instead, [0].__eq__) == ": this is what comes out if the last is forgotten"
     assert known(instead, [7].__eq__) == ""
+
+
+def judged(*pairs: tuple[float, float]) -> list[Graded]:
+    """Grade cases of one check: of each what is given, and what was found. Right is what is given."""
+
+    def judge(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+        x, found = float(case.given[0]["x"]), results[0]["x"]
+        instead = {
+            "it is a": x + 2,
+            "it is b": 4.0 if x == 2 else x,
+            "it is c": 2.0 + x if x else 2.0,
+            "it is d": lambda: 2 * x,
+        }
+        expect_close(0, "x", found, np.array(x), instead=instead)
+
+    def program(exercise: ModuleType, comm: Communicator, given: Arrays) -> Arrays:
+        return given
+
+    check = Check(Task(1, "a task"), "a check", 10, lambda rng: (), program, judge)
+    plan = [
+        grading.Drawn(0, check, Case(({"x": np.array(x)},), f"{x:g}"), 10 / len(pairs))
+        for x, _ in pairs
+    ]
+    rans = [runner.Ran(results=({"x": np.array(found)},)) for _, found in pairs]
+    return grading.together(LESSON, reference_answer(LESSON), plan, rans)
+
+
+def test_the_mistake_that_fits_most_cases_is_told_also_if_it_is_the_fourth_that_fits() -> None:
+    said = "rank 0: x is {}, expected {}: this is what comes out if it is d"
+    tests = judged((2.0, 4.0), (3.0, 6.0))
+    assert [test.output for test in tests] == [said.format(4, 2), said.format(6, 3)]
+
+
+def test_a_mistake_is_not_told_that_would_have_failed_a_case_that_passes() -> None:
+    small, alone = judged((2.0, 4.0), (0.0, 0.0))
+    assert alone.score == alone.max_score
+    assert small.output.endswith("comes out if it is b, or if it is d")
+
+
+def test_what_is_wrong_costs_a_tenth_of_its_task() -> None:
+    """However many cases there are; all of them together give what the task gives."""
+    tests = judged((2.0, 4.0), *[(3.0, 3.0)] * 19)
+    assert sum(test.score for test in tests) == pytest.approx(9)
+    assert sum(test.max_score for test in tests) == pytest.approx(10)
+    assert sum(test.score for test in judged((2.0, 4.0), (3.0, 3.0))) == 5
 
 
 def test_a_transposed_array_and_another_rank_s_are_told() -> None:

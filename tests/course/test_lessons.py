@@ -419,6 +419,21 @@ SLIPS = {  # by mistake, what its rejection says
     "weights_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "digests_as_floats": "one in a thousand is NaN, which is not equal to itself",
     "shrinks_to_nothing": "after gather a parameter has shape (0,), expected (",
+    "written_as_a_gather": "sends the chunk that it has for itself to all, as an all-gather does",
+    "the_last_module_stays": "if the last module stays whole, as its backward comes next",
+    "divided_at_every_stage": "each stage divides the gradient that comes by the number of microbatches",
+    "slope_at_the_input": "if tanh's slope is taken at the input of a layer, behind its weight",
+    "the_last_block_is_free": "if what the last block saves does not count",
+    "scales_of_32_bits": "if each block has a scale of 4 bytes, and nothing else",
+    "predicts_itself": "if labels are the inputs themselves, not the tokens after them",
+    "first_choices_first": "if all tokens' first choices are served before the second ones",
+    "gradients_travel_in_32_bits": "gradients travel in the 4 bytes in which they are added up",
+    "the_lowest_may_be_dead": "with the lowest member of the last view, who may be dead",
+    "exponent_of_everything": "if all losses are in the exponent",
+    "keeps_its_own_where_nobody_sent": "own gradient stays in place where nobody has sent anything",
+    "velocity_before_its_update": "or adds the velocity as it was before this meeting",
+    "own_start": "if nothing is broadcast, and each rank keeps the parameters that it drew",
+    "both_zero": "if A is zero, as B is: then neither ever gets a gradient",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 
@@ -463,6 +478,9 @@ def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
         "it crashes"
     )
     assert any(slipped(test, mistake) for test in failed), "the rejection names the slip"
+    if not options:
+        points, most = totals(tests)
+        assert most - points >= 0.0999 * most, "it costs a tenth of its task"
 
 
 def slipped(test: Graded, mistake: str = "") -> bool:

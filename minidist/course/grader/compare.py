@@ -5,12 +5,14 @@ this.
 
     rank 1: the gradient[0] is 2.5, expected 2: this is what comes out if each rank divides by its own count
 
-The first that fits is told: the known mistakes in `instead`, in their order; then what any array
-can show: nothing was written, it is another rank's, so many times too large, transposed, in another
-order. "Is 2.5, expected 2" alone is the last resort.
+All known mistakes in `instead` that fit are told, and `grading.py` keeps the likeliest of them. Where
+none fits, the rejection says what any array can show: nothing was written, it is another rank's, so
+many times too large, transposed, in another order. "Is 2.5, expected 2" alone is the last resort.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -26,9 +28,12 @@ Instead: TypeAlias = Mapping[str, Any]
 # this
 NOTHING = 1e-6
 ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
-TOLD = 3  # of the mistakes that give the same, so many are told
 MANY_PARTS = 8  # ranks: of more, only sums of one part, or of all but one, are tried
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
+SEEN = object()  # stands for what was found: a clause that says what is seen, and gives no reason
+COMES_OUT, OR_IF = ": this is what comes out if ", ", or if "
+# Mistakes that an answer has not made: they would have given something else where it is right.
+REFUTED: ContextVar[Set[str]] = ContextVar("refuted", default=frozenset())
 
 
 class Wrong(Exception):
@@ -67,7 +72,7 @@ def expect_close(
     ----------
     instead : mapping of str to array, or to a function that returns one
         What known mistakes give, by a clause: "each rank divides by its own count". A function is
-        called only if the answer is wrong.
+        called only if the task has a wrong answer.
     others : sequence of arrays
         What each rank should have, by rank: an answer may have another's.
     before : array
@@ -79,6 +84,7 @@ def expect_close(
         What each rank adds to the sum, if it is one: an answer may have left some out.
     """
     if is_close(found, expected, tolerance, least):
+        refute(instead or {}, lambda value: is_close(np.asarray(value), expected, tolerance, least))
         return
     hint = known(instead or {}, lambda value: is_close(found, np.asarray(value), tolerance))
     hint = (
@@ -161,15 +167,56 @@ def known(instead: Instead, same: Callable[[Any], bool]) -> str:
     """Return which mistakes in `instead` give the `same`, in words that go behind the rejection, or
     nothing.
 
-    Some `TOLD` are told, since a small case cannot tell them apart; no function is called once one
-    fits. It also serves for what is no array: `known({"ranks are counted from 1": 5}, lambda value:
-    value == found)`.
+    All that fit are told, since a small case cannot tell them apart and another one may; those that
+    `refuting` has refuted are not. Clauses whose value is `SEEN` are told where no mistake fits. It
+    also serves for what is no array: `known({"ranks are counted from 1": 5}, lambda value: value ==
+    found)`.
     """
-    fits = list[str]()
+    refuted = REFUTED.get()
+    fits = [
+        story
+        for story, value in instead.items()
+        if story not in refuted and value is not SEEN and _gives(value, same)
+    ]
+    fits = fits or [story for story, value in instead.items() if value is SEEN]
+    return COMES_OUT + OR_IF.join(fits) if fits else ""
+
+
+def expect(right: bool, says: str, instead: Instead, same: Callable[[Any], bool]) -> None:
+    """Raise `Wrong` with what an answer `says`, and the mistakes that give the `same`, unless it is
+    right.
+    """
+    if not right:
+        raise Wrong(says + known(instead, same))
+    refute(instead, same)
+
+
+@contextmanager
+def refuting(refuted: Set[str]) -> Iterator[None]:
+    """Let `known` tell none of these mistakes while judges run; to a set that is not frozen, add
+    those that right values refute.
+    """
+    token = REFUTED.set(refuted)
+    try:
+        yield
+    finally:
+        REFUTED.reset(token)
+
+
+def refute(instead: Instead, same: Callable[[Any], bool]) -> None:
+    """Note the mistakes that do not give the `same` as a right answer."""
+    refuted = REFUTED.get()
+    if not isinstance(refuted, set):
+        return
     for story, value in instead.items():
-        if not (fits and callable(value)) and same(value() if callable(value) else value):
-            fits.append(story)
-    return f": this is what comes out if {', or if '.join(fits[:TOLD])}" if fits else ""
+        with suppress(Exception):  # A mistake may have no outcome here, as None says, too.
+            if value is not SEEN and value is not None and not _gives(value, same):
+                refuted.add(story)
+
+
+def _gives(value: Any, same: Callable[[Any], bool]) -> bool:
+    outcome = same(value() if callable(value) else value)
+    return outcome is not NotImplemented and bool(outcome)  # as `[1].__eq__(None)` is
 
 
 def some_parts(found: Array, parts: Sequence[Array], tolerance: float) -> str:

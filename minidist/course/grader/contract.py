@@ -23,9 +23,11 @@ import numpy as np
 
 from minidist.comm.communicator import Communicator
 from minidist.course.grader.compare import (
+    SEEN,
     Array,
     Arrays,
     Wrong,
+    expect,
     expect_close,
     expect_equal,
     expect_ranks,
@@ -34,7 +36,17 @@ from minidist.course.grader.compare import (
 from minidist.trace import Trace
 
 # for checks, which import all from here
-__all__ = ["Array", "Arrays", "Wrong", "expect_close", "expect_equal", "expect_ranks", "known"]
+__all__ = [
+    "SEEN",
+    "Array",
+    "Arrays",
+    "Wrong",
+    "expect",
+    "expect_close",
+    "expect_equal",
+    "expect_ranks",
+    "known",
+]
 SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
 # where the answers are, besides `judges`, `judges_cost`, ...
 NEVER = ("checks", "solution", "minidist.course")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.course.grader.contract import UNUSABLE, Case, Check, Wrong, leaning
+from minidist.course.grader.compare import COMES_OUT, OR_IF, refuting
+from minidist.course.grader.contract import UNUSABLE, Case, Check, Judge, Program, Wrong, leaning
 from minidist.course.grader.runner import UNREADABLE, Ran, run_case, warm_processes
 from minidist.course.grader.warm import Warm
 from minidist.course.lesson import Answer, Lesson, place_of
@@ -22,7 +23,8 @@ MORE_FOR_MPI = 3.0  # times as long under mpirun, which first has to start them
 AT_ONCE = 2  # cases that run beside each other
 HANGS = 3  # cases of a task in a row that run into the limit: the rest of it is not tried
 NOT_TRIED = f"not tried, since {HANGS} cases in a row before it did not end in time: see there at which line"
-COMES_OUT, OR_IF = ": this is what comes out if ", ", or if "  # as `known` writes them
+LEAST = 0.1  # of a task's points: what a wrong answer costs at least
+TOLD = 3  # of the mistakes that fit as many cases as any, so many are told
 
 
 class Graded(NamedTuple):
@@ -102,9 +104,7 @@ def grade(
         Ran(failure=NOT_TRIED) if given_up(plan, place, rans) else rans[place]
         for place in range(len(plan))
     ]
-    return together(
-        [judged(lesson, answer, drawn, ran) for drawn, ran in zip(plan, tried, strict=True)]
-    )
+    return together(lesson, answer, plan, tried)
 
 
 def absent(
@@ -112,9 +112,8 @@ def absent(
 ) -> list[Graded]:
     """Return the cases of a lesson of which there is no answer: 0 points each, and `why`."""
     nowhere = Answer(lesson.folder / "exercise.py")
-    return together(
-        [judged(lesson, nowhere, drawn, Ran(failure=why)) for drawn in draw(lesson, seed, only)]
-    )
+    plan = draw(lesson, seed, only)
+    return together(lesson, nowhere, plan, [Ran(failure=why)] * len(plan))
 
 
 class Drawn(NamedTuple):
@@ -169,9 +168,49 @@ def judged(lesson: Lesson, answer: Answer, drawn: Drawn, ran: Ran) -> Graded:
     )
 
 
-def together(tests: list[Graded]) -> list[Graded]:
-    """Number the tests, and let those of a task tell of each other."""
-    return numbered(likeliest(tests))
+def together(
+    lesson: Lesson, answer: Answer, plan: Sequence[Drawn], rans: Sequence[Ran]
+) -> list[Graded]:
+    """Number the cases, and let those of a task tell of each other: those that fail by a known
+    mistake are judged again, without the mistakes that would have given something else in a case
+    that has passed.
+    """
+    pairs = list(zip(plan, rans, strict=True))
+    tests = [judged(lesson, answer, *pair) for pair in pairs]
+    wrong = [place for place, test in enumerate(tests) if causes(test.output)[1]]
+    for about in {_about(plan[place]) for place in wrong}:
+        refuted = set[str]()
+        with refuting(refuted):
+            for pair, test in zip(pairs, tests, strict=True):
+                if test.status == PASSED and _about(pair[0]) == about:
+                    judged(lesson, answer, *pair)
+        with refuting(frozenset(refuted)):
+            for place in wrong:
+                if refuted and _about(plan[place]) == about:
+                    tests[place] = judged(lesson, answer, *pairs[place])
+    return numbered(likeliest(weighed(tests)))
+
+
+def weighed(tests: Sequence[Graded]) -> list[Graded]:
+    """Let what is wrong cost `LEAST` of its task: a misconception that shows in one case of many
+    would else cost next to nothing. The cases that pass then count for less.
+    """
+    found = []
+    for test in tests:
+        of_task = [other for other in tests if other.check.task == test.check.task]
+        most = sum(other.max_score for other in of_task)
+        lost = most - sum(other.score for other in of_task)
+        factor = 1.0
+        if 0 < lost < LEAST * most:
+            passed = test.status == PASSED
+            factor = (1 - LEAST) * most / (most - lost) if passed else LEAST * most / lost
+        found.append(test._replace(score=factor * test.score, max_score=factor * test.max_score))
+    return found
+
+
+def _about(drawn: Drawn) -> tuple[int, Judge, Program]:
+    """Return what a case is about; where that differs, the same mistake gives something else."""
+    return drawn.check.task.number, drawn.check.judge, drawn.check.program
 
 
 def verdict(
@@ -237,7 +276,7 @@ def likeliest(tests: list[Graded]) -> list[Graded]:
         if len(found) > 1:
             often = [fits[test.check.task.number, cause] for cause in found]
             kept = [cause for cause, times in zip(found, often, strict=True) if times == max(often)]
-            test = test._replace(output=said + COMES_OUT + OR_IF.join(kept))
+            test = test._replace(output=said + COMES_OUT + OR_IF.join(kept[:TOLD]))
         result.append(test)
     return result
 
