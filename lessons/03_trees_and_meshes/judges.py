@@ -143,6 +143,15 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 if case.ranks > power
                 else total
             ),
+            "what the ranks from Q on hand in is added when all is summed: only rank - Q and its "
+            "partner have it": sum(
+                (
+                    buffers[other]
+                    for other in {rank % power + power, rank}
+                    if power <= other < case.ranks
+                ),
+                start=np.sum(buffers[:power], axis=0, dtype=total.dtype),
+            ),
             "the ranks from Q on are in no sum": np.sum(buffers[:power], axis=0, dtype=total.dtype),
             "the ranks from Q on never get the sum": (
                 found if rank >= power and np.array_equal(found, buffers[rank]) else total

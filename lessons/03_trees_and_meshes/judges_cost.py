@@ -86,6 +86,10 @@ def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             "P stands where Q should": rounds * latency + among * bytes / bandwidth,
             "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency
             + among * bytes / bandwidth,
+            "ranks are rounded up to a power of two, and all of them halve and double": 2
+            * math.ceil(rounds / 2)
+            * latency
+            + 2 * (1 - 2.0 ** -math.ceil(rounds / 2)) * bytes / bandwidth,
             "a send and a receive at the same time take twice the time of one": seconds + below,
             "bandwidth is counted in bits": waiting + 8 * (seconds - waiting),
             "only the halving is counted, and not the doubling": below / 2 + more,

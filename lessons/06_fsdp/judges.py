@@ -21,6 +21,7 @@ from minidist.course.grader.contract import (
     Wrong,
     expect_close,
     expect_equal,
+    expect_ranks,
     known,
 )
 
@@ -162,30 +163,12 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     """
     whole = np.concatenate([value.ravel() for value in case.given[0].values()])
     shards = np.array_split(whole, case.ranks)
+    expect_ranks(
+        "the shard", [result["shard"] for result in results], shards, 0.0, instead=other_cuts(case)
+    )
     for rank, result in enumerate(results):
         # of the shard among all elements, then within each parameter
         start = sum(map(len, shards[:rank]))
-        most = -(-len(whole) // case.ranks)
-        each = [
-            np.array_split(value.ravel(), case.ranks)[rank] for value in case.given[rank].values()
-        ]
-        instead = {
-            "all parts but the last are rounded up, as by torch.chunk": whole[
-                rank * most : (rank + 1) * most
-            ],
-            "each parameter is cut for itself, not all of them end to end": np.concatenate(each),
-        }
-        least = len(whole) // case.ranks
-        instead["all parts are rounded down, and the last one has what is left"] = whole[
-            rank * least : (rank + 1) * least if rank < case.ranks - 1 else None
-        ]
-        instead["all parts are rounded down, and what is left is in none"] = whole[
-            rank * least : (rank + 1) * least
-        ]
-        instead["elements are dealt out one by one, like cards"] = whole[rank :: case.ranks]
-        expect_equal(
-            rank, "the shard", result["shard"], shards[rank], instead=instead, others=shards
-        )
         if (found := int(result["its memory"])) > (most := max(shards[rank].nbytes, 8)):
             raise Wrong(
                 f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no "
@@ -248,6 +231,36 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:
         raise Wrong(f"rank {sent[0].rank} sent a message ({sent[0].line}): cutting needs none")
+
+
+def other_cuts(case: Case) -> dict[str, list[Array]]:
+    """Return every rank's shard by each mistake."""
+    parameters, ranks = [value.ravel() for value in case.given[0].values()], range(case.ranks)
+    whole = np.concatenate(parameters)
+    most, least = -(-len(whole) // case.ranks), len(whole) // case.ranks
+    parts = np.array_split(whole, case.ranks)
+    return {
+        "all parts but the last are rounded up, as by torch.chunk": [
+            whole[rank * most : (rank + 1) * most] for rank in ranks
+        ],
+        "each parameter is cut for itself, not all of them end to end": [
+            np.concatenate([np.array_split(each, case.ranks)[rank] for each in parameters])
+            for rank in ranks
+        ],
+        "all parts are rounded down, and the last one has what is left": [
+            whole[rank * least : (rank + 1) * least if rank < case.ranks - 1 else None]
+            for rank in ranks
+        ],
+        "all parts are rounded down, and what is left is in none": [
+            whole[rank * least : (rank + 1) * least] for rank in ranks
+        ],
+        "the longer parts come last, not first": np.split(
+            whole, np.cumsum([len(part) for part in parts[::-1]])[:-1]
+        ),
+        "elements are dealt out one by one, like cards": [
+            whole[rank :: case.ranks] for rank in ranks
+        ],
+    }
 
 
 def places_in_the_whole(case: Case, results: Sequence[Arrays]) -> bool:

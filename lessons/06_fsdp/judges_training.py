@@ -104,6 +104,7 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     group = int(case.given[0]["sizes"][1]) or case.ranks
     model = nn.Sequential(*(Block(weights) for weights in parts(case.given[0])))
     groups = case.ranks // group
+    earlier = [np.zeros(sum(p.numel() for p in block.parameters())) for block in model]
     for step in range(2):
         model.zero_grad()
         # gradients of ranks < r
@@ -172,6 +173,10 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                         ] = alike
                         instead["each rank keeps its part of its own gradients"] = of_rank
                         instead["gradients are summed inside the group only"] = of_group
+                        if step:
+                            instead["the gradients of earlier steps are still in it"] = (
+                                np.array_split(upto[-1][unit] + earlier[unit], group)[rank % group]
+                            )
                         turned = np.array_split(upto[-1][-1 - unit], group)[rank % group]
                         if len(model) > 1:
                             instead[
@@ -184,6 +189,7 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                     f"rank {rank}: after backward {left} parameters still have a whole .grad, "
                     "expected None"
                 )
+        earlier = [old + new for old, new in zip(earlier, upto[-1], strict=True)]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= RATE * parameter.grad

@@ -226,6 +226,8 @@ def judge_clock(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             * (forward + backward),
             "that is the work of one rank, without any waiting": microbatches
             * (forward + backward),
+            "that is one microbatch through all ranks and back: a rank does one word at a time": ranks
+            * (forward + backward),
             "that is the work of all ranks together, one after the other": ranks
             * microbatches
             * (forward + backward),

@@ -69,6 +69,7 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh's derivative is taken for y (1 - y), that of a sigmoid": lambda y, g: g * y * (1 - y),
     "tanh's derivative is taken for 1 + y²": lambda y, g: g * (1 + y**2),
     "tanh's derivative is taken for y² - 1": lambda y, g: g * (y**2 - 1),
+    "tanh's derivative is taken for 1/(1 + y²), that of an arctangent": lambda y, g: g / (1 + y**2),
     "tanh is taken for its derivative": lambda y, g: g * y,
     "the gradient is divided by tanh's derivative": lambda y, g: g / (1 - y**2),
 }

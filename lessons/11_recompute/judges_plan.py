@@ -288,6 +288,10 @@ def wrong_seconds(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[
         "stored blocks are computed again, and the others are not": total - each,
         "the first forward counts as well": total + each,
         "a segment is computed twice more": 2 * each,
+        "the first block of a segment is not computed again; only its input is there": each
+        - sum(float(seconds[part[0]]) for part in again),
+        "the last block of a segment is not computed again; only the segment's input is there": each
+        - sum(float(seconds[part[-1]]) for part in again),
         "of a segment only the first block is computed again": sum(
             float(seconds[part[0]]) for part in again
         ),

@@ -165,7 +165,9 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         "just half of the median is slow already": least if waited.min() <= median / 2 else NOTHING,
         "some rank always counts as slow": least,
         "the rank that waits most is blamed": most,
-        "its place in the dictionary is returned, not its rank": int(waited.argmin()),
+        "its place in the dictionary is returned, not its rank": int(waited.argmin())
+        if waited.min() < median / 2
+        else NOTHING,
         **{clause: least if low < limit / 2 else NOTHING for clause, limit in limits.items()},
         "the candidate is the rank that waits most, or nobody is ever slow": NOTHING,
     }

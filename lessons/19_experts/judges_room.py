@@ -50,6 +50,8 @@ def room_for(case: Case, changed: str = "") -> list[Array]:
         / int(given["experts"])
     )
     capacity = math.floor(share) if changed == "floor" else math.ceil(share)
+    if changed == "rounded first":
+        capacity = k * math.ceil(share / k)
     capacity += (changed == "one more") - (changed == "one less")
     by_rank = np.sort(places(given, case.ranks), 1).ravel()
     order = (
@@ -99,6 +101,8 @@ KEPT_STORIES = {
     "wanted",
     "batch": "all sequences of the batch share the room: each sequence has its own",
     "floor": "C is rounded down, where it is rounded up, or a token counts itself among those before it",
+    "rounded first": "factor T / E is rounded up before it is multiplied by k; it is rounded once, in the "
+    "end",
     "one less": "a token counts itself among those before it: C tokens have room",
     "no k": "the factor k is missing: each of the k choices is one to serve",
     "one more": "one token too many is served: token number C, from 0, is the first that finds no room",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, comb, exp, lgamma, log
-from statistics import median_high, median_low
+from statistics import NormalDist, median_high, median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +107,9 @@ def slowest(seconds: Array, rows: Sequence[int], stages: Sequence[int], how: str
         worst = next((rank for rank in ranks if lasting[rank] >= SLOW), 0)
     if how == "longest":
         worst = int(np.argmax(np.median(seconds, axis=0)))
-    limit = {"above 1": 1.0, "above 1.5": 1.5, "above 2": 2.0, "always": 0.0}.get(how, SLOW)
+    limit = {"never": np.inf, "above 1": 1.0, "above 1.5": 1.5, "above 2": 2.0, "always": 0.0}.get(
+        how, SLOW
+    )
     if how == "every step" and scores[:, worst].min() < SLOW:
         return -1
     named = lasting[worst] > limit if how in ("above", "above 1") else lasting[worst] >= limit
@@ -146,6 +148,7 @@ SLIPS = {
     "above 1.5": "1.5 times is the limit, not 1.3",
     "above 2": "2 times is the limit, not 1.3",
     "always": "somebody is always slow",
+    "never": "nobody is ever slow, as if a rank were compared with itself",
 }
 
 
@@ -291,6 +294,8 @@ def needed(machines: float, mtbf: float, repair: float, risk: float, how: str = 
         "upside down": machines * mtbf / repair,
         "of both": machines * repair / (mtbf + repair),
     }.get(how, machines * repair / mtbf)
+    if how == "normal":
+        return max(0, ceil(NormalDist(mean, mean**0.5).inv_cdf(1 - risk))) if 0 < risk < 1 else 0
     if how in ("mean", "rounded mean", "mean, rounded down"):
         return {"mean": ceil, "rounded mean": round, "mean, rounded down": int}[how](mean)
     risk = {"risk for surety": 1 - risk, "percent": risk / 100}.get(how, risk)
@@ -324,6 +329,7 @@ COUNTS = {
     "not none": "the probability that no machine is in repair is left out",
     "binomial": "the distribution is binomial, not Poisson's: lost machines are replaced, and fail again",
     "spares fail, too": "spare machines are counted among those that fail",
+    "normal": "Poisson's distribution is taken for a normal one, mean + z times the root of the mean",
     "mean": "the mean is taken: many more failures then find no spare",
     "mean, rounded down": "the mean is rounded down: many more failures then find no spare",
     "rounded mean": "the mean is rounded: many more failures then find no spare",
