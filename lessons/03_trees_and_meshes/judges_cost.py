@@ -245,6 +245,8 @@ def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             "the scatter's latencies are counted, and the tree's are not": expected
             * (ranks - 1 + rounds)
             / (ranks - 1),
+            "the tree's latencies are taken off those of the all-gather: the scatter has as many, so "
+            "they cancel": expected * (ranks - 1 - rounds) / (ranks - 1),
             "the scatter sends whole buffers": (ranks - 1)
             * latency
             * bandwidth

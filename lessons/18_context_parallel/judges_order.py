@@ -155,7 +155,7 @@ def judge_meeting(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             if not np.array_equal(seen, expected):
                 query, key = (int(i) for i in np.argwhere(seen != expected)[0])
                 verb = "lets" if seen[query, key] else "does not let"
-                pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+                pairs = [(a, b) for a in range(ranks) for b in range(ranks)]
                 told = [stories(order, a, b, time) for a, b in pairs]
                 every = [result["seen"][pair] for pair in pairs]
                 hint = ""
@@ -216,11 +216,18 @@ Rule = Callable[[int, int], bool]  # whether query i of mine sees key j of the s
 def stories(order: str, mine: int, source: int, time: int) -> dict[str, Array]:
     """Return what known mistakes let through."""
     half = time // 2
-    rules: dict[str, Rule] = {
-        "the order is taken for contiguous: all keys of an earlier rank, none of a later one": (
-            lambda i, j: j <= i if mine == source else source < mine
-        ),
-    }
+    rules: dict[str, Rule] = {}
+    if order != "contiguous":
+        rules[
+            "the order is taken for contiguous: all keys of an earlier rank, none of a later one"
+        ] = lambda i, j: j <= i if mine == source else source < mine
+    if mine == source:
+        rules |= {
+            "a rank's own block is seen in full: within it a query sees no later key": lambda i, j: (
+                True
+            ),
+            "a query does not see its own key": lambda i, j: j < i,
+        }
     if order == "zigzag" and source > mine:
         rules |= {
             "only the first half of a later rank's keys is seen: both its chunks lie between "

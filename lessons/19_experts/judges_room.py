@@ -173,6 +173,7 @@ def judge_rebalance(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
         "the bias moves the other way: it rises where an expert had too few": lambda all, own: (
             -towards(all)
         ),
+        "the bias moves by two: by one is wanted": lambda all, own: 2 * towards(all),
         "the bias moves by the distance from the mean: by one is wanted": lambda all, own: np.rint(
             all.mean() - all
         ).astype(np.int64),

@@ -44,6 +44,7 @@ def follows(
     count = ranks if of_ranks else len(voters)
     lowest = {
         "lowest of all": min(members, default=0),
+        "lowest with newcomers": min([*voters, *alive], default=0),
         "lowest rank": next(iter(voters), 0),
     }.get(how, min(voters, default=0))
     tied = 2 * len(votes) == count and lowest in votes
@@ -90,6 +91,8 @@ SLIPS = {
     "lowest rank": "half is enough with the voter of the lowest rank, not of the lowest number",
     "lowest of all": "half is enough with the lowest member of the last view, who may be dead, not "
     "with the lowest voter",
+    "lowest with newcomers": "half is enough with the lowest of all who are here, newcomers too, not with "
+    "the lowest voter",
     "half": "half of the voters is enough, whoever they are: of two halves both go on",
     "never half": "half of the voters is never enough, also with the lowest of them",
     "of ranks": "a majority is one of `ranks`, not of the voters",
