@@ -27,7 +27,6 @@ from minidist.comm.errors import (
 )
 from minidist.comm.start import init
 from minidist.comm.threads_wire.cluster import Cluster, Link
-from minidist.comm.threads_wire.interleavings.explore import Exploration, explore
 from minidist.comm.threads_wire.threads_wire import run
 
 __all__ = [
@@ -35,13 +34,11 @@ __all__ = [
     "CommunicationError",
     "Communicator",
     "DeadlockError",
-    "Exploration",
     "LaunchError",
     "LimitError",
     "Link",
     "MismatchError",
     "RankFailed",
-    "explore",
     "init",
     "run",
 ]

@@ -21,7 +21,7 @@ from minidist.collectives import (
     prepare,
     reduce_scatter,
 )
-from minidist.comm import DeadlockError, Link, MismatchError, explore
+from minidist.comm import DeadlockError, Link, MismatchError
 from minidist.draw.recording import record
 
 ONE = np.zeros(1)
@@ -76,7 +76,6 @@ def nothing(comm: Communicator) -> None:
 
 BEFORE: dict[str, Callable[[], object]] = {
     "ranks=2.5 must be a whole number": lambda: minidist.run(nothing, 2.5),  # type: ignore[arg-type]
-    "ranks='2' must be a whole number": lambda: explore(nothing, "2"),  # type: ignore[arg-type]
     "eager_limit=-1 must be at least 0": lambda: minidist.run(nothing, 2, eager_limit=-1),
     "cluster='h100' is no cluster": lambda: minidist.run(nothing, 2, cluster="h100"),
     "trace='a.json' is no trace": lambda: minidist.run(nothing, 2, trace="a.json"),

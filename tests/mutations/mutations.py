@@ -165,9 +165,9 @@ COMM = [
     ),
     Mutation(
         "whoever is woken goes on next, whatever the seed",
-        "minidist/comm/threads_wire/carriers/order.py",
-        old="return lambda ready: int(number() * len(ready))",
-        new="return lambda ready: len(ready) - 1",
+        "minidist/comm/threads_wire/carriers/cooperative.py",
+        old="place = int(self.draw() * len(ready))",
+        new="place = len(ready) - 1",
         tests=(
             "tests/comm/test_cooperative.py::"
             "test_every_engine_on_which_ranks_take_turns_gives_the_same"
@@ -182,24 +182,6 @@ COMM = [
         tests=(
             "tests/comm/test_cooperative.py::"
             "test_greenlets_refuse_to_wait_where_others_would_compute_wrongly",
-        ),
-    ),
-    Mutation(
-        "a step that is asked for a message is swapped with no post",
-        "minidist/comm/threads_wire/interleavings/watched.py",
-        old="return bool(asked)",
-        new="return False",
-        tests=(
-            "tests/comm/test_interleavings.py::test_what_is_left_out_would_have_shown_nothing_else",
-        ),
-    ),
-    Mutation(
-        "a rank sleeps on although a step came that its own depends on",
-        "minidist/comm/threads_wire/interleavings/search.py",
-        old="{name: one for name, one in before.items() if not one.depends_on(step)}",
-        new="before",
-        tests=(
-            "tests/comm/test_interleavings.py::test_what_is_left_out_would_have_shown_nothing_else",
         ),
     ),
     Mutation(

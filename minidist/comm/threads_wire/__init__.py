@@ -6,5 +6,5 @@ deadlock; `standstill.py` puts it in words), then `lanes.py` (one message, and i
 `first_calls.py` keeps torch exact when threads share it.
 
 What carries the ranks is in `carriers/`: threads that all run at once, or tasks of which exactly
-one runs. `interleavings/` tries all orders in which the ranks of a small program can go on.
+one runs.
 """

@@ -79,7 +79,6 @@ class Meeting(Protocol):
     """Where ranks meet, as one message sees it; see `World`."""
 
     cluster: Cluster | None
-    fine: bool
     closed: bool
     failure: tuple[int, BaseException] | None
 
@@ -108,7 +107,7 @@ class Operation:
 
     def wait(self) -> None:
         """Block until this end is complete."""
-        if not self.done or self.world.fine:
+        if not self.done:
             self.world.wait(self.lane, self)
         lane, arrival = self.lane, self.arrival()
         lane.polls = 0
@@ -121,7 +120,7 @@ class Operation:
         On the virtual clock "not yet" must not depend on this machine's threads: the answer waits
         until the other end is posted, or until nobody else can move.
         """
-        if (not self.done or self.world.fine) and not self.world.poll(self):
+        if not self.done and not self.world.poll(self):
             return False
         if self.arrival() > self.lane.time and self.lane.polls < PATIENCE:
             self.lane.polls += 1

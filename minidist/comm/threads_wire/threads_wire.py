@@ -15,7 +15,7 @@ does not work by luck.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -162,7 +162,6 @@ def run(
     trace: Trace | None = None,
     engine: str | None = None,
     seed: int | None = None,
-    schedule: Sequence[str] | None = None,
 ) -> list[Result]:
     """Call `fn(comm)` on each of `ranks` simulated ranks and return their results, by rank.
 
@@ -191,8 +190,6 @@ def run(
     seed : int, optional
         Of a cooperative engine: draws who goes on at each hand-over. The same seed makes the same
         interleaving, and the same trace. Default: 0.
-    schedule : sequence of str, optional
-        In its place, who goes on at each call of a communicator: what `explore` has found.
 
     Raises
     ------
@@ -202,10 +199,9 @@ def run(
         When a rank has waited longer than the limit: it says who waits for whom, and what the
         others do, at which line.
     LaunchError
-        If the limit is no time, greenlet is not installed, the browser cannot suspend a rank, or
-        the schedule is of another program.
+        If the limit is no time, greenlet is not installed, or the browser cannot suspend a rank.
     ValueError, TypeError
-        If there is no such engine here, or seed or schedule say nothing for it; if the ranks are
+        If there is no such engine here, or a seed says nothing for it; if the ranks are
         none, or too many for the cluster; if an argument is of another kind.
     Exception
         Whatever a rank raised first, with a note that names the rank. The others are stopped.
@@ -214,7 +210,7 @@ def run(
     if not isinstance(trace, Trace | None):
         raise TypeError(f"trace={trace!r:.60} is no trace: give a minidist.Trace()")
     longest = time_limit(limit)
-    carrier = carrier_of(engine, seed, schedule, longest)
+    carrier = carrier_of(engine, seed, longest)
     world = World(ranks, cluster, eager_limit, longest, carrier)
     compares = debug_mode(debug)
     return carry(fn, world, lambda: Ledger(trace, compares))

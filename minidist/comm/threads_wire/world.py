@@ -40,8 +40,6 @@ from minidist.trace.events import SEND, EventKind
 class World:
     """The meeting place of simulated ranks."""
 
-    patience = PATIENCE
-
     def __init__(
         self,
         ranks: int,
@@ -52,7 +50,7 @@ class World:
     ) -> None:
         self.cluster, self.eager_limit, self.limit = cluster, eager_limit, limit
         self.carrier = carrier or Threads(limit)
-        self.lock, self.fine = self.carrier.lock, self.carrier.fine
+        self.lock = self.carrier.lock
         self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
         # of each rank, by number; a fork that nobody holds any more takes its lane with it
         self.lanes_of: list[WeakValueDictionary[int, Lane]] = [
@@ -102,8 +100,6 @@ class World:
             raise ValueError(
                 "simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun"
             )
-        if self.fine:
-            self.pause()
         bytes = array.nbytes
         eager = 0 < self.eager_limit >= bytes
         operation = Operation(self, lane, kind, array, key, bytes, lane.time, eager)
@@ -173,8 +169,6 @@ class World:
 
     def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
         """Bring this rank's answer, and return the roll call once all ranks of the group have."""
-        if self.fine:
-            self.pause()
         with self.lock:
             call = self.roll_calls.get(place)
             if call is None:
@@ -218,8 +212,6 @@ class World:
                 )
             lane.thread = carrier.here()
             if event.ready():
-                if self.fine:
-                    carrier.pause()
                 return
             lane.awaits, lane.idle, lane.since = event, idle, time.monotonic()
             try:
@@ -244,7 +236,7 @@ class World:
         if operation.done:  # it is asked only where others may go on at every call
             self.pause()
             return True
-        if self.cluster is None and lane.polls < self.patience:
+        if self.cluster is None and lane.polls < PATIENCE:
             lane.polls += 1
             self.pause()
             return operation.done

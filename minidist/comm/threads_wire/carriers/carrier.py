@@ -62,14 +62,11 @@ class Carrier(Protocol):
         Seconds after which a lane that waits must be back, or be missed.
     comes_back : bool
         Whether a parked lane comes back by itself from time to time, to look at the clock.
-    fine : bool
-        Whether other ranks may go on at every call, not only where one waits.
     """
 
     lock: AbstractContextManager[Any]
     limit: float
     comes_back: bool
-    fine: bool
 
     def carry(self, works: Sequence[Work], job: Job) -> None:
         """Do all works, one a rank; then close the job and let what is left come to its end."""

@@ -14,6 +14,7 @@ Nothing here is a thread. Where the calls of a rank stay while another one runs 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,6 @@ from typing import Any, Protocol
 
 from minidist.comm.errors import CommunicationError
 from minidist.comm.threads_wire.carriers.carrier import Job, Waiting, Work
-from minidist.comm.threads_wire.carriers.order import Order
 
 
 class Task:
@@ -66,8 +66,9 @@ class Cooperative:
 
     comes_back = False
 
-    def __init__(self, stacks: Stacks, order: Order, limit: float, fine: bool) -> None:
-        self.stacks, self.order, self.limit, self.fine = stacks, order, limit, fine
+    def __init__(self, stacks: Stacks, seed: int, limit: float) -> None:
+        self.stacks, self.limit = stacks, limit
+        self.draw = random.Random(seed).random
         # exactly one task runs, and none is interrupted
         self.lock: AbstractContextManager[Any] = nullcontext()
         self.ready: list[Task] = []
@@ -167,7 +168,7 @@ class Cooperative:
 
     def pause(self) -> None:
         """Stay among those who may go on, and draw."""
-        if self.ready or self.fine:
+        if self.ready:
             task = self.here()
             self.stacks.check(task)
             self.ready.append(task)
@@ -184,13 +185,8 @@ class Cooperative:
 
     def _take(self) -> Task:
         """Draw who goes on."""
-        ready, place = self.ready, 0
-        try:
-            place = self.order(ready)
-        except Exception as error:  # whoever runs is not to blame, and all have to end
-            self.order = lambda ready: 0
-            if self.job is not None:
-                self.job.abort(-1, error)
+        ready = self.ready
+        place = int(self.draw() * len(ready))
         ready[place], ready[-1] = ready[-1], ready[place]
         return ready.pop()
 

@@ -24,7 +24,7 @@ PERIOD = 0.5
 class Threads:
     """Carries each rank on a thread of its own."""
 
-    comes_back, fine = True, False
+    comes_back = True
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
