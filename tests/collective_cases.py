@@ -146,9 +146,9 @@ def check(
         worked += 1
         for count in lengths:
             digests.append((cell, count, CHECKS[cell.operation](comm, cell, count, seed)))
-    everyones = comm.roll_call(digest(np.array([text for *_, text in digests])))
+    everyones = comm.all_gather_object(digest(np.array([text for *_, text in digests])))
     if len(set(everyones)) > 1:
-        lists = comm.roll_call([text for *_, text in digests])
+        lists = comm.all_gather_object([text for *_, text in digests])
         differing = [
             case for case, *texts in zip(digests, *lists, strict=True) if len(set(texts)) > 1
         ]

@@ -51,9 +51,9 @@ class WatchedWire(WireAround):
         self.events.happen()
         return super().irecv(*message)
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         self.events.happen()
-        return super().roll_call(answer)
+        return super().all_gather_object(answer)
 
     def derive(self, *group: Any, **options: Any) -> WatchedWire:
         return WatchedWire(super().derive(*group, **options), self.events)

@@ -180,9 +180,9 @@ def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) ->
     for step in range(case.steps):
         parallel.zero_grad()
         total = one_step(parallel, case, step)
-        same = parallel.mesh.tp.roll_call(total)
+        same = parallel.mesh.tp.all_gather_object(total)
         assert len(set(same)) == 1, f"ranks of one tensor axis found losses {same}"
-        losses.append(sum(comm.roll_call(total if parallel.mesh.tp.rank == 0 else 0.0)))
+        losses.append(sum(comm.all_gather_object(total if parallel.mesh.tp.rank == 0 else 0.0)))
         norms.append(float(parallel.clip(CLIP)))
         optimizer.step()
     parallel.unwrap()

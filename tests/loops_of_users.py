@@ -169,7 +169,7 @@ def main() -> None:
     outcome["wrong"] = [
         [line, expected, said(kind, line, comm)] for kind, line, expected in wrong_lines()
     ]
-    everyones = comm.roll_call(outcome)
+    everyones = comm.all_gather_object(outcome)
     if comm.rank == 0:
         print(json.dumps(everyones))
     dist.destroy_process_group()

@@ -122,7 +122,7 @@ def same_bits(comm: Communicator) -> None:
             with np.errstate(invalid="ignore"):
                 all_reduce(buffer, comm, op, algorithm)
             if algorithm != "native":  # MPI promises nothing about it
-                assert len(set(comm.roll_call(digest(buffer)))) == 1, algorithm
+                assert len(set(comm.all_gather_object(digest(buffer)))) == 1, algorithm
 
 
 def groups(comm: Communicator) -> None:
@@ -132,7 +132,7 @@ def groups(comm: Communicator) -> None:
     all_reduce(total, group)
     assert (total == sum(group.members)).all()
     assert comm.node == tuple(range(comm.size))
-    assert comm.roll_call(comm.rank) == list(range(comm.size))
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 
 def streams(comm: Communicator) -> None:

@@ -66,7 +66,7 @@ def save(comm: Communicator) -> None:
             "--layers 1 --hidden 16 --heads 2 --sequence 16 --batch 8 --zero 3 --steps 2 "
             "--save-every 1 --save"
         )
-        shared = comm.roll_call(folder)[0]
+        shared = comm.all_gather_object(folder)[0]
         assert train([*shlex.split(words), shared], comm) == 0
 
 

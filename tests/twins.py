@@ -37,9 +37,9 @@ def main(out: str, paths: list[str]) -> None:
             print(
                 f"{path}, rank {comm.rank}:\n{traceback.format_exc()}", file=sys.stderr, flush=True
             )
-        if len({len(losses) for losses in comm.roll_call(facts["ours"])}) > 1:
+        if len({len(losses) for losses in comm.all_gather_object(facts["ours"])}) > 1:
             raise SystemExit(f"{path}: failed on some ranks, so the others cannot go on")
-    everyones = comm.roll_call(told)
+    everyones = comm.all_gather_object(told)
     if comm.rank == 0:
         Path(out).write_text(json.dumps(everyones))
 

@@ -46,7 +46,7 @@ def run_step(
     comm: Communicator,
 ) -> float:
     """Run this rank's words."""
-    schedule = with_communication(read_plan(text_of(comm.roll_call(list(words)))))
+    schedule = with_communication(read_plan(text_of(comm.all_gather_object(list(words)))))
     pipeline = Pipeline(
         {comm.rank: stage},
         comm,

@@ -24,7 +24,7 @@ from minidist.course.grader.contract import Array, Arrays, Case, Check, Draw, Ta
 
 BY_HAND = ("minidist.trainer", "minidist.parallel")
 PIECES = Task(1, "who writes what", BY_HAND)
-SAVE = Task(2, "all of it or nothing", BY_HAND, may_use=("comm.roll_call",))
+SAVE = Task(2, "all of it or nothing", BY_HAND, may_use=("comm.all_gather_object",))
 LOAD = Task(3, "into another layout", BY_HAND)
 RESUME = Task(4, "all that a run is", BY_HAND)
 CADENCE = Task(5, "how often", BY_HAND)
@@ -223,7 +223,7 @@ def let_ahead(comm: Communicator, ahead: int) -> None:
     """Have one rank run ahead of the others, to wherever it waits for them: what it does not wait
     for shows.
 
-    Each of the others goes on after its nth `barrier` or `roll_call` only when that one has begun
+    Each of the others goes on after its nth `barrier` or `all_gather_object` only when that one has begun
     its next.
     """
     begun = 0
@@ -245,23 +245,23 @@ def let_ahead(comm: Communicator, ahead: int) -> None:
 
         return paced_call
 
-    comm.barrier, comm.roll_call = paced(comm.barrier), paced(comm.roll_call)  # type: ignore[method-assign]
+    comm.barrier, comm.all_gather_object = paced(comm.barrier), paced(comm.all_gather_object)  # type: ignore[method-assign]
 
 
 def small_talk(comm: Communicator, values: Array) -> None:
-    """Have `comm.roll_call` refuse what has the values of this rank's piece in it."""
-    call = comm.roll_call
+    """Have `comm.all_gather_object` refuse what has the values of this rank's piece in it."""
+    call = comm.all_gather_object
 
     def looked_at(answer: Any) -> list[Any]:
         said = repr(answer)
         if any(each in said for each in ("tensor(", "array(", *map(repr, values.tolist()))):
             raise Wrong(
-                "comm.roll_call is given the values of this rank's piece: each rank writes its own "
-                "into its own file, and roll_call is for names, shapes and numbers of them"
+                "comm.all_gather_object is given the values of this rank's piece: each rank writes its own "
+                "into its own file, and all_gather_object is for names, shapes and numbers of them"
             )
         return call(answer)
 
-    comm.roll_call = looked_at  # type: ignore[method-assign]
+    comm.all_gather_object = looked_at  # type: ignore[method-assign]
 
 
 def saved(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
     losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
-        folder = comm.roll_call(mine)[0]
+        folder = comm.all_gather_object(mine)[0]
         dcp.save(
             dict(zip(("model", "optimizer"), get_state_dict(*run[:2]), strict=True)),
             checkpoint_id=folder,
@@ -97,7 +97,7 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
 
     losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
-        writer = saving.Writer(Path(comm.roll_call(mine)[0]), comm, keep=1, every=0)
+        writer = saving.Writer(Path(comm.all_gather_object(mine)[0]), comm, keep=1, every=0)
         writer.save(SAVED, saving.pieces_to_save(*run[:2]), {})  # in the background
         writer.wait()
         saving.load_pieces(writer.folder / f"step-{SAVED:08d}", *(again := fresh(seed=1))[:2])

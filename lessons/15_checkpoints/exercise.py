@@ -118,7 +118,7 @@ def save(
 
     Between ranks
     -------------
-    `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)` returns the list of
+    `comm.barrier()` returns once every rank has called it. `comm.all_gather_object(x)` returns the list of
     every rank's x, in the order of the ranks. x is small plain data such as names, shapes and
     numbers. Do not send tensors.
 
@@ -258,7 +258,7 @@ def main() -> None:
 
     def task_2() -> str:
         with tempfile.TemporaryDirectory() as mine:
-            folder = Path(comm.roll_call(mine)[0])  # rank 0's
+            folder = Path(comm.all_gather_object(mine)[0])  # rank 0's
             values = torch.full((2,), float(comm.rank), dtype=torch.float64)
             save(
                 folder,

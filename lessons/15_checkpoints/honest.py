@@ -72,7 +72,7 @@ def save(
 ) -> None:
     """Task 2: write the checkpoint of a step, all of it or nothing."""
     final, aside = folder / f"step-{step:08}", folder / f".unfinished-{step:08}"
-    if comm.roll_call(final.exists())[0]:
+    if comm.all_gather_object(final.exists())[0]:
         raise FileExistsError(f"{final} is there already, and nothing is ever overwritten")
     if comm.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def save(
         )
         for name, piece in pieces.items()
     ]
-    everybody = comm.roll_call((file, mine))  # and so everybody has written
+    everybody = comm.all_gather_object((file, mine))  # and so everybody has written
     if comm.rank == 0:
         tensors: dict[str, Any] = {}
         for file, written in everybody:

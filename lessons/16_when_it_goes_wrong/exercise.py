@@ -8,7 +8,7 @@
 
 Fill in the functions; their docstrings are the contract. You need numpy, hashlib, `comm.rank`,
 `comm.size` and `comm.exchange(outgoing, to, incoming, source)` (or `isend` and `irecv`). The
-package's collectives, `comm.roll_call` and MPI itself (`comm.native`) would do the work in one
+package's collectives, `comm.all_gather_object` and MPI itself (`comm.native`) would do the work in one
 line, so calling them scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes

@@ -228,7 +228,7 @@ def judge_dispatch(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     for rank in range(case.ranks if case.ranks > 1 else 0):
         expect_calls(case, rank, results[rank])
     for note in notes:
-        if note.kind == "roll_call":
+        if note.kind == "all_gather_object":
             raise Wrong(
                 f"{note.line} leaves out how many rows are coming, so the exchange asks the other "
                 "ranks behind the messages: send the counts, and tell it"

@@ -27,7 +27,9 @@ from minidist.trace import Trace
 
 BY_HAND = ("minidist.comm.membership", "minidist.trainer", "minidist.parallel", "minidist.plan")
 VIEWS = Task(1, "who is left", BY_HAND)
-HELD = Task(2, "what they hold", (*BY_HAND, "minidist.collectives"), may_use=("comm.roll_call",))
+HELD = Task(
+    2, "what they hold", (*BY_HAND, "minidist.collectives"), may_use=("comm.all_gather_object",)
+)
 BATCHES = Task(3, "the same batches", BY_HAND)
 SLOW = Task(4, "who is slow", BY_HAND)
 TIME = Task(5, "what is left of the time", BY_HAND)

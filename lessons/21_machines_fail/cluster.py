@@ -89,7 +89,7 @@ def train(comm: Communicator, device: torch.device, wrap: Wrap, fill: Fill) -> l
         model = wrap(plain, here)
         losses += [one_step(model, optimizer, here, step) for step in steps]
         held = carried
-    return list(comm.roll_call(losses)[0])
+    return list(comm.all_gather_object(losses)[0])
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:
@@ -110,7 +110,7 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Minidist's DDP, on a communicator of those who are left; a peer sends to whoever is new."""
 
     def fill(tensors: Tensors, here: Communicator, new: bool) -> None:
-        for rank, needy in enumerate(here.roll_call(new)):
+        for rank, needy in enumerate(here.all_gather_object(new)):
             for tensor in tensors if needy else ():
                 if here.rank == 0:
                     here.send(tensor, to=rank)

@@ -113,7 +113,7 @@ def recover(
     Cost
     ----
     One message for each array of each needy rank, and no other message. The ranks may tell each
-    other their standings by `comm.roll_call(x)`, which returns the list of every rank's x, in the
+    other their standings by `comm.all_gather_object(x)`, which returns the list of every rank's x, in the
     order of the ranks; x is small plain data.
     """
     raise NotImplementedError("task 2 is not started")
@@ -252,7 +252,7 @@ def main() -> None:
         if not last:
             arrays["weight"][:], arrays["mean"][:] = 1.0, 2.0
         done = recover(standing, lambda: None, arrays, comm)
-        held = comm.roll_call({name: array.tolist() for name, array in arrays.items()})
+        held = comm.all_gather_object({name: array.tolist() for name, array in arrays.items()})
         return f"step {done}; the last rank has {held[-1]}"
 
     def task_3() -> str:

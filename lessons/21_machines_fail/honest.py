@@ -49,7 +49,7 @@ def recover(
     comm: Communicator,
 ) -> int:
     """Take the step where that is enough; send to whoever is left."""
-    standings = comm.roll_call((mine.done, mine.ready))
+    standings = comm.all_gather_object((mine.done, mine.ready))
     newest = max(done for done, _ in standings)
     if newest == -1:
         return -1

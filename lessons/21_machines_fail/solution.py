@@ -45,7 +45,7 @@ def recover(
     comm: Communicator,
 ) -> int:
     """As the trainer's carrier does it (`minidist/trainer/elastic/carry.py`): meet, then fill."""
-    standings = [Standing(*each) for each in comm.roll_call(tuple(mine))]
+    standings = [Standing(*each) for each in comm.all_gather_object(tuple(mine))]
     newest = max(each.done for each in standings)
     if newest < 0:
         return -1

@@ -118,4 +118,6 @@ def timed(run: Run, comm: Communicator, iterations: int) -> float:
         run()
     if comm.wire.carries_cuda:  # the GPU still computes when the last call has returned
         sys.modules["torch"].cuda.synchronize()
-    return float(max(comm.roll_call(time.perf_counter() - started))) / iterations  # the slowest
+    return (
+        float(max(comm.all_gather_object(time.perf_counter() - started))) / iterations
+    )  # the slowest

@@ -254,7 +254,7 @@ class Operators:
 
         def gather(comm: Communicator) -> None:
             agree(comm, "gather", shard.dtype, root=at)
-            brought = comm.roll_call(len(own.buffer) // own.unit)
+            brought = comm.all_gather_object(len(own.buffer) // own.unit)
             whole = collectives.gather(own.buffer, comm, at)
             if whole is None:
                 return

@@ -88,7 +88,7 @@ def shared_store(comm: Communicator) -> Store:
         return HashStore()
     host = "localhost" if len(comm.node) == comm.size else _host_name()
     served = TCPStore(host, 0, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
-    host, port = comm.roll_call((host, 0 if served is None else served.port))[0]
+    host, port = comm.all_gather_object((host, 0 if served is None else served.port))[0]
     return served or TCPStore(host, port, is_master=False, wait_for_workers=False)
 
 

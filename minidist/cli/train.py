@@ -142,7 +142,7 @@ def going_on(config: Config, comm: Communicator, carrier: Carrier | None = None)
         return config
     folder = Path(config.run.save)
     there = together(comm, lambda: complete(folder) if comm.rank == 0 else [])
-    resume = comm.roll_call(bool(there))[0]  # rank 0 looks for all
+    resume = comm.all_gather_object(bool(there))[0]  # rank 0 looks for all
     return replace(config, run=replace(config.run, resume=resume))
 
 
@@ -161,7 +161,7 @@ def begin(run: CheckedRun, corpus: Corpus, by_itself: bool) -> Start:
             if aside is not None:
                 left = len(complete(folder))
                 print(f"minidist train: {told}; it is {aside.name} now", file=sys.stderr)
-            if not comm.roll_call(left)[0]:
+            if not comm.all_gather_object(left)[0]:
                 run = run.from_nothing()
     return together(comm, partial(start_of, run, samples, held_out))
 
@@ -207,7 +207,7 @@ def run_and_report(
     events = gather_trace(comm).events if options.report and not options.trace else []
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
-    told = comm.roll_call((fingerprint(outcome.model), outcome.ties_alike))
+    told = comm.all_gather_object((fingerprint(outcome.model), outcome.ties_alike))
     alike = len({bits for bits, _ in told}) == 1 and all(tied for _, tied in told)
     if comm.rank > 0:
         return 0

@@ -149,7 +149,7 @@ def all_gather(
         otherwise.
     counts : optional
         Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in a
-        `roll_call`.
+        `all_gather_object`.
     """
     if dim:
         return _along(dim, all_gather, shard, out, comm, None, algorithm, counts)
@@ -158,7 +158,7 @@ def all_gather(
     told = {"row": shard.shape[1:], "out": room, "counts": counts}
     agree(comm, "all_gather", dtype_name(source), algorithm, **told)
     if counts is None:
-        counts = comm.roll_call(mine) if out is None else cut(_rows(out), comm.size)
+        counts = comm.all_gather_object(mine) if out is None else cut(_rows(out), comm.size)
     _check_counts("counts", counts, comm)
     result = new_rows(shard, sum(counts)) if out is None else out
     array = flatten(result, writable=True)
@@ -214,14 +214,14 @@ def gather(
     `all_reduce`.
 
     `counts` are the rows of each rank's shard; without them the ranks first exchange them in a
-    `roll_call`.
+    `all_gather_object`.
     """
     _check_root(root, comm)
     source, mine = flatten(shard), _rows(shard)
     agree(
         comm, "gather", dtype_name(source), algorithm, row=shard.shape[1:], counts=counts, root=root
     )
-    counts = comm.roll_call(mine) if counts is None else counts
+    counts = comm.all_gather_object(mine) if counts is None else counts
     _check_counts("counts", counts, comm)
     if mine != counts[comm.rank]:
         raise ValueError(
@@ -247,7 +247,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
     """Return shard `comm.rank` of the root's `full`; the other ranks pass None. Raises as
     `all_reduce`.
 
-    The root first announces its shape and dtype in a `roll_call`.
+    The root first announces its shape and dtype in an `all_gather_object`.
     """
     _check_root(root, comm)
     if comm.rank == root and full is None:
@@ -256,7 +256,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
         )
     array = flatten(full) if comm.rank == root and full is not None else None
     agree(comm, "scatter", algorithm, root=root)
-    like = template(*comm.roll_call(described(full) if comm.rank == root else None)[root])
+    like = template(*comm.all_gather_object(described(full) if comm.rank == root else None)[root])
     rows, counts = _shards(like, comm.size)
     shard: Kind = new_rows(like, rows[comm.rank])
     out = flatten(shard)
@@ -277,7 +277,7 @@ def all_to_all(
 
     The counts are in rows: `receive_counts[r]` are those that come from rank r. Without them the
     chunks are those of `numpy.array_split`, and `full` must have the same size on all ranks. With
-    `send_counts` alone, the ranks first exchange their counts in a `roll_call`.
+    `send_counts` alone, the ranks first exchange their counts in an `all_gather_object`.
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])
@@ -301,7 +301,7 @@ def all_to_all(
         send_counts = cut(rows, comm.size)
         receive_counts = [send_counts[comm.rank]] * comm.size
     if receive_counts is None:
-        receive_counts = [counts[comm.rank] for counts in comm.roll_call(list(send_counts))]
+        receive_counts = [counts[comm.rank] for counts in comm.all_gather_object(list(send_counts))]
     _check_counts("send_counts", send_counts, comm)
     _check_counts("receive_counts", receive_counts, comm)
     if sum(send_counts) != rows or send_counts[comm.rank] != receive_counts[comm.rank]:

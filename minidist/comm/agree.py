@@ -50,7 +50,7 @@ def same_call(comm: Ranks, operation: str, *details: object, **named: object) ->
         f"{name}={_word(detail)}" for name, detail in named.items()
     ]
     call = f"{operation}({', '.join(words)})"
-    everyones = comm.roll_call((call, comm.ledger.status.line or source_line()))
+    everyones = comm.all_gather_object((call, comm.ledger.status.line or source_line()))
     if any(other != call for other, _ in everyones):
         said = "; ".join(
             f"rank {rank} calls {other}" + (f" at {line}" if line else "")
@@ -74,7 +74,7 @@ def all_or_none(comm: Ranks, work: Callable[[], Ready], *refused: type[Exception
         result = work()
     except refused as error:
         problem = type(error), str(error)
-    for kind, sentence in filter(None, comm.roll_call(problem)):
+    for kind, sentence in filter(None, comm.all_gather_object(problem)):
         raise kind(sentence)
     return result
 

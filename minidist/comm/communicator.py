@@ -239,15 +239,15 @@ class Communicator:
         """
         return self.wire.stream(self)
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data to set things up with, such as
         shapes. Collective.
 
         It goes beside the program's messages: it is not counted in `traffic` and costs no virtual
         time.
         """
-        with self.meeting("a roll call"):
-            return self.wire.roll_call(answer)
+        with self.meeting("all_gather_object"):
+            return self.wire.all_gather_object(answer)
 
     def meeting(self, what: str) -> AbstractContextManager[None]:
         """Have reports say during the body that this thread waits for all ranks, unless it waits

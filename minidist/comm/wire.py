@@ -107,7 +107,7 @@ class Wire(ABC):
         return self.exchange
 
     @abstractmethod
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data, beside the program's messages.
         Collective.
         """
@@ -117,7 +117,7 @@ class Wire(ABC):
 
         Ranks of one process may share the result: nobody changes it.
         """
-        return decide(self.roll_call(answer))
+        return decide(self.all_gather_object(answer))
 
     @property
     def native(self) -> Any:
@@ -252,8 +252,8 @@ class WireAround(Wire):
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         return self.inner.irecv(array, source, tag)
 
-    def roll_call(self, answer: Any) -> list[Any]:
-        return self.inner.roll_call(answer)
+    def all_gather_object(self, answer: Any) -> list[Any]:
+        return self.inner.all_gather_object(answer)
 
     @property
     def native(self) -> Any:

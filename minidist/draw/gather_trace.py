@@ -29,7 +29,7 @@ def gather_trace(comm: Communicator) -> Trace:
     """
     me = comm.members[comm.rank]
     own = None if comm.trace is None else [event for event in comm.trace.events if event.rank == me]
-    answers = comm.roll_call(own)
+    answers = comm.all_gather_object(own)
     if all(events is None for events in answers):
         raise ValueError(
             "no rank has recorded a trace: start with init(trace=Trace()) or run(..., "
@@ -39,7 +39,7 @@ def gather_trace(comm: Communicator) -> Trace:
     if not comm.wire.one_process:
         comm.barrier()  # opens connections, so that the next one lets everybody go at once
         comm.barrier()
-        ahead = clocks_ahead([node[0] for node in comm.nodes], comm.roll_call(comm.clock()))
+        ahead = clocks_ahead([node[0] for node in comm.nodes], comm.all_gather_object(comm.clock()))
     return Trace(
         moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ()
     )

@@ -93,7 +93,7 @@ def check(comm: Communicator, folder: str = "") -> list[str]:
         seconds[1],
         tuple(faults),
     )
-    return judge(comm.roll_call(mine))
+    return judge(comm.all_gather_object(mine))
 
 
 def judge(all: Sequence[Checked]) -> list[str]:

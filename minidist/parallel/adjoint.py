@@ -142,7 +142,7 @@ def all_to_all(
     if send_counts is None:
         receive_counts = [leaving[comm.rank]] * comm.size
     arriving = (
-        [counts[comm.rank] for counts in comm.roll_call(leaving)]
+        [counts[comm.rank] for counts in comm.all_gather_object(leaving)]
         if receive_counts is None
         else receive_counts
     )

@@ -269,7 +269,7 @@ def ties_alike(tied: Iterable[nn.Parameter]) -> bool:
         tie = placement_of(parameter).tie
         assert tie is not None
         bits = parameter.detach().cpu().contiguous().view(torch.uint8)
-        digests = tie.comm.roll_call(hashlib.sha256(bits.numpy().tobytes()).hexdigest())
+        digests = tie.comm.all_gather_object(hashlib.sha256(bits.numpy().tobytes()).hexdigest())
         alike = alike and len(set(digests)) == 1
     return alike
 

@@ -357,7 +357,7 @@ class Parallel:
             for name, tensor in strategy.state(whole).items()
         }
         mine = {name: tensor for name, tensor in self.state().items() if name in wanted}
-        for part in self.mesh.pp.roll_call(mine):
+        for part in self.mesh.pp.all_gather_object(mine):
             for name, tensor in part.items():
                 wanted[name].copy_(tensor)
 
@@ -379,7 +379,7 @@ class Parallel:
         pipeline axis.
         """
         mine = dict(self.model.named_parameters(remove_duplicate=False))
-        holders = [set(held) for held in self.mesh.pp.roll_call(sorted(mine))]
+        holders = [set(held) for held in self.mesh.pp.all_gather_object(sorted(mine))]
         device = next(self.model.parameters()).device
         for name, like in names:
             holder = next(rank for rank, held in enumerate(holders) if name in held)

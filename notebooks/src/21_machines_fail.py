@@ -380,7 +380,7 @@ from minidist.comm.torch_wire.torch_member import this_member
 member, done, weight = this_member(), 0, np.zeros(1)
 while (comm := member.enter(done)) is not None:
     try:
-        held = comm.roll_call((done, float(weight[0])))
+        held = comm.all_gather_object((done, float(weight[0])))
         done, weight[0] = max(held)
         place = f"rank {comm.rank} of {comm.size}, after step {done}"
         print(f"view {member.view.number}: member {member.number} is {place}", flush=True)
@@ -391,7 +391,7 @@ while (comm := member.enter(done)) is not None:
             gradient = np.ones(1)
             all_reduce(gradient, comm, op="mean")
             weight, done = weight + gradient, done + 1
-            if comm.roll_call(member.is_awaited())[0]:
+            if comm.all_gather_object(member.is_awaited())[0]:
                 member.leave("a member waits outside")
                 break
         else:

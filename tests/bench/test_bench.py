@@ -219,7 +219,7 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
             return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
         comm = init(limit=60)
-        gloo = start_gloo(comm, comm.roll_call(tempfile.mktemp())[0])
+        gloo = start_gloo(comm, comm.all_gather_object(tempfile.mktemp())[0])
         tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
         models = {name: gpt(16, 8) for name in ("serial", "tensor", "DTensor")}
         runs = {"serial": forward_backward(models["serial"], tokens), "tensor": ours(models["tensor"], tokens, comm)}

@@ -130,7 +130,7 @@ def test_the_second_call_chooses_checks_and_allocates_nothing(
                 options = {"counts": [9] * comm.size} if "gather" in operation else {}
                 buffer = np.ones(9 if "gather" in operation else 20)
                 handles.append(prepare(operation, buffer, comm, algorithm=algorithm, **options))
-        comm.roll_call(None)
+        comm.all_gather_object(None)
         for module, name in (
             (operations, "find"),
             (operations, "flatten"),
@@ -142,7 +142,7 @@ def test_the_second_call_chooses_checks_and_allocates_nothing(
         ):
             if comm.rank == 0:
                 monkeypatch.setattr(module, name, refuse)
-        comm.roll_call(None)
+        comm.all_gather_object(None)
         for handle in handles:
             handle()
         return [handle.algorithm for handle in handles[:3]]

@@ -49,7 +49,7 @@ def everything(comm: Communicator) -> tuple[object, ...]:
     registered = comm.allocate(50, np.float64)
     registered[:] = comm.rank  # type: ignore[index]
     all_reduce(registered, comm, algorithm="shared")
-    called = comm.roll_call(comm.rank)
+    called = comm.all_gather_object(comm.rank)
     sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
     clocks = comm.clock(), fork.clock(), stream.comm.clock(), polls
     contents = [digest(each.tobytes()) for each in (values, arriving, registered)]

@@ -104,14 +104,14 @@ def test_the_line_named_is_the_callers_own() -> None:
 
 @ON_BOTH_CLOCKS
 @pytest.mark.parametrize(
-    "call", ("barrier", "split", "fork", "allocate", "roll_call", "all_reduce")
+    "call", ("barrier", "split", "fork", "allocate", "all_gather_object", "all_reduce")
 )
 def test_a_call_of_all_ranks_that_one_does_not_make(call: str, cluster: Cluster | None) -> None:
     def program(comm: Communicator) -> None:
         arguments: dict[str, tuple[object, ...]] = {
             "split": (0,),
             "allocate": (3, "f4"),
-            "roll_call": (None,),
+            "all_gather_object": (None,),
         }
         if comm.rank == 2:
             return

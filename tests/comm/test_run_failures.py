@@ -50,7 +50,8 @@ def test_the_original_error_is_raised_and_names_its_rank(error: BaseException) -
 
 
 @pytest.mark.parametrize(
-    "waiting", ("send", "exchange", "barrier", "split", "roll_call", "poll", "stream", "allocate")
+    "waiting",
+    ("send", "exchange", "barrier", "split", "all_gather_object", "poll", "stream", "allocate"),
 )
 def test_whatever_the_others_wait_for_they_stop(waiting: str) -> None:
     """Else `no_thread_stays_behind` finds them."""
@@ -69,8 +70,8 @@ def test_whatever_the_others_wait_for_they_stop(waiting: str) -> None:
             comm.barrier()
         elif waiting == "split":
             comm.split(0)
-        elif waiting == "roll_call":
-            comm.roll_call(3)
+        elif waiting == "all_gather_object":
+            comm.all_gather_object(3)
         elif waiting == "poll":
             request = comm.irecv(buffer, 1)
             while not request.test():

@@ -234,7 +234,9 @@ def test_messages_of_different_groups_never_meet() -> None:
 def test_a_roll_call_returns_every_answer_by_rank() -> None:
     def program(comm: Communicator) -> None:
         for step in range(50):
-            assert comm.roll_call((step, comm.rank)) == [(step, rank) for rank in range(comm.size)]
+            assert comm.all_gather_object((step, comm.rank)) == [
+                (step, rank) for rank in range(comm.size)
+            ]
         assert comm.traffic.messages_sent == 0
 
     run(program, 6)

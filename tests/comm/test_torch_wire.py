@@ -103,8 +103,8 @@ WORKS = """
     for k in range(5):
         check_ring(comm, kinds[0], (1000,), k)
     assert [handle.wait() for handle in handles] == list(range(5))
-    assert comm.roll_call({"rank": rank}) == [{"rank": r} for r in range(size)]
-    assert half.roll_call(rank) == list(half.members)
+    assert comm.all_gather_object({"rank": rank}) == [{"rank": r} for r in range(size)]
+    assert half.all_gather_object(rank) == list(half.members)
 
     registered = comm.allocate((2, 3), torch.bfloat16)
     assert registered.dtype == torch.bfloat16 and registered.shape == (2, 3) and not registered.any()

@@ -277,12 +277,12 @@ def ring_all_reduce(buffer, comm):
     "a roll call": """
 import numpy as np
 def ring_reduce_scatter(chunks, comm):
-    return sum(theirs[comm.rank] for theirs in comm.roll_call([chunk.copy() for chunk in chunks]))
+    return sum(theirs[comm.rank] for theirs in comm.all_gather_object([chunk.copy() for chunk in chunks]))
 def ring_all_gather(chunks, comm):
-    for chunk, other in zip(chunks, comm.roll_call(chunks[comm.rank].copy())):
+    for chunk, other in zip(chunks, comm.all_gather_object(chunks[comm.rank].copy())):
         chunk[:] = other
 def ring_all_reduce(buffer, comm):
-    buffer[:] = sum(comm.roll_call(buffer.copy()))
+    buffer[:] = sum(comm.all_gather_object(buffer.copy()))
 """,
     "registered memory": """
 def attack(chunks, comm):
@@ -586,11 +586,12 @@ def test_go_past_the_witness(way: str, tmp_path: Path) -> None:
 def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
     source = HONEST.replace("def ring_all_reduce", "def honest")
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
-    source += "    buffer[:] = sum(comm.wire.inner.roll_call(buffer.copy()))\n"
+    source += "    buffer[:] = sum(comm.wire.inner.all_gather_object(buffer.copy()))\n"
     tests = attack(tmp_path, source, task=3)
     assert (
         scores(tests) == 0
-        and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
+        and "in ring_all_reduce uses comm.all_gather_object, which tells ranks more"
+        in tests[0].output
     )
 
 

@@ -327,7 +327,7 @@ SLIPS = {  # by mistake, what its rejection says
     "scales_in_place": "x has other values after the call",
     "counts_tokens_from_its_own_first": "tokens has other values after the call",
     "receives_into_its_keys": "key has other values after the call",
-    "writes_for_all": "comm.roll_call is given the values of this rank's piece",
+    "writes_for_all": "comm.all_gather_object is given the values of this rank's piece",
     "a_part_of_a_node_in_full": "if nodes are rounded up, and a part of a node is paid in full",
     "sums_all_in_one": "several are put into one: one for each parameter",
     "reduces_in_finish": "the hook that completes a bucket launches it, and not `finish`",

@@ -135,7 +135,7 @@ def main(words: list[str]) -> int:
             where = f"{name} on {comm.size} ranks, {'NCCL' if comm.wire.carries_cuda else 'gloo'}"
             print(f"{where}: train {shlex.join(argv)}", file=out, flush=True)
         with redirect_stdout(said):
-            status = max(comm.roll_call(train(argv, comm)))
+            status = max(comm.all_gather_object(train(argv, comm)))
         if comm.rank == 0:
             verdict = "right" if is_right(argv, status, said.getvalue()) else "WRONG"
             lines = [

@@ -92,7 +92,7 @@ def differences(comm: Communicator, case: Case) -> float:
     def everywhere() -> float:
         """Return the sum over ranks; a replicated output counts once."""
         with torch.no_grad():
-            all_sums = comm.roll_call(weighed(case.call(x, comm)).item())
+            all_sums = comm.all_gather_object(weighed(case.call(x, comm)).item())
         return all_sums[0] if case.output_replicated else sum(all_sums)
 
     y = case.call(x, comm)
@@ -104,7 +104,7 @@ def differences(comm: Communicator, case: Case) -> float:
     assert x.grad is not None
     worst, base = 0.0, everywhere()
     for owner in [0] if case.input_replicated else range(comm.size):
-        numbers = comm.roll_call(x.numel())[owner]
+        numbers = comm.all_gather_object(x.numel())[owner]
         for index in range(numbers):
             mine = case.input_replicated or comm.rank == owner
             if mine:

@@ -131,7 +131,7 @@ def test_a_rank_without_a_layer_multiplies_nothing_in_8_bits() -> None:
     more = replace(case, layout=Layout(pp=6), recipe=Recipe(fp8=True, light_ends=True))
 
     def loss(comm: Communicator, case: Case) -> float:
-        return sum(comm.roll_call(one_step(spread(comm, case), case, 0)))
+        return sum(comm.all_gather_object(one_step(spread(comm, case), case, 0)))
 
     (few, *_), (many, *_) = (
         minidist.run(partial(loss, case=each), each.layout.size) for each in (case, more)

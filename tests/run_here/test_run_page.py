@@ -65,7 +65,7 @@ threading.Thread(target=print).start()
 """
 DEEP = """
 import minidist
-print(minidist.run(lambda comm: comm.roll_call(comm.rank)[-1], 1024)[0])
+print(minidist.run(lambda comm: comm.all_gather_object(comm.rank)[-1], 1024)[0])
 """
 
 

@@ -183,7 +183,7 @@ def test_who_takes_a_step_late_keeps_what_is_known_of_it() -> None:
     carrier, late = Carrier(member), Late()
     carrier.trainer = late  # type: ignore[assignment]
     other = Standing(3, last=replace(late.last, step=3))
-    comm: Any = SimpleNamespace(rank=0, roll_call=lambda mine: [mine, other])
+    comm: Any = SimpleNamespace(rank=0, all_gather_object=lambda mine: [mine, other])
     carrier.meet(comm)
     assert carrier.standing.done == 3 and carrier.standing.last == other.last
 

@@ -15,7 +15,7 @@ def flush(path):
 
 def save(folder, step, pieces, state, comm):
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
-    if comm.roll_call(final.exists())[0]:
+    if comm.all_gather_object(final.exists())[0]:
         raise FileExistsError(f"{final} is there already")
     if comm.rank == 0:
         for remains in folder.glob(".unfinished*"):
@@ -28,7 +28,7 @@ def save(folder, step, pieces, state, comm):
         flush(unfinished / f"rank-{comm.rank:04d}.safetensors")
     index = {}
     mine = {name: (piece.shape, piece.start, len(piece.values)) for name, piece in pieces.items()}
-    for rank, told in enumerate(comm.roll_call(mine)):
+    for rank, told in enumerate(comm.all_gather_object(mine)):
         for name, (shape, start, count) in told.items():
             entry = index.setdefault(
                 name, {"dtype": "float64", "shape": shape, "dim": None, "pieces": []}

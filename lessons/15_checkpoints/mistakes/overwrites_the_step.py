@@ -27,7 +27,7 @@ def save(folder, step, pieces, state, comm):
         flush(unfinished / f"rank-{comm.rank:04d}.safetensors")
     index = {}
     mine = {name: (piece.shape, piece.start, len(piece.values)) for name, piece in pieces.items()}
-    for rank, told in enumerate(comm.roll_call(mine)):
+    for rank, told in enumerate(comm.all_gather_object(mine)):
         for name, (shape, start, count) in told.items():
             entry = index.setdefault(
                 name, {"dtype": "float64", "shape": shape, "dim": None, "pieces": []}

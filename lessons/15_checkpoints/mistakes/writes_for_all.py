@@ -1,4 +1,4 @@
-# task 2: gives all values to `roll_call`, and rank 0 alone writes every file: as slow as one disk, in one memory.
+# task 2: gives all values to `all_gather_object`, and rank 0 alone writes every file: slow as one disk, in one memory.
 import json
 import os
 import shutil
@@ -10,12 +10,12 @@ from solution import *  # noqa: F403
 
 def save(folder, step, pieces, state, comm):
     final, aside = folder / f"step-{step:08}", folder / f".unfinished-{step:08}"
-    if any(comm.roll_call(final.exists())):
+    if any(comm.all_gather_object(final.exists())):
         raise FileExistsError(final)
     mine = {
         name: (piece.shape, piece.start, piece.values.tolist()) for name, piece in pieces.items()
     }
-    everybody = comm.roll_call(mine)
+    everybody = comm.all_gather_object(mine)
     if comm.rank == 0:
         for left in folder.glob(".unfinished*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -4,7 +4,7 @@ from solution import *  # noqa: F403
 
 
 def recover(mine, take_step, arrays, comm):
-    held = comm.roll_call(tuple(mine))
+    held = comm.all_gather_object(tuple(mine))
     newest = max(done for done, _ in held)
     has = [rank for rank, (done, ready) in enumerate(held) if newest in (done, done + ready)]
     if mine.done < newest and comm.rank in has:

@@ -4,7 +4,7 @@ from solution import *  # noqa: F403
 
 
 def recover(mine, take_step, arrays, comm):
-    held = comm.roll_call(tuple(mine))
+    held = comm.all_gather_object(tuple(mine))
     oldest = min((done for done, _ in held if done >= 0), default=-1)
     if mine.done > oldest:
         mine = solution.Standing(-1, False)

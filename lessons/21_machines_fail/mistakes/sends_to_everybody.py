@@ -3,7 +3,7 @@ from solution import *  # noqa: F403
 
 
 def recover(mine, take_step, arrays, comm):
-    held = comm.roll_call(tuple(mine))
+    held = comm.all_gather_object(tuple(mine))
     newest = max(done for done, _ in held)
     source = [done for done, _ in held].index(newest)
     if newest >= 0 and mine.done + 1 == newest and mine.ready:

@@ -4,7 +4,7 @@ from solution import *  # noqa: F403
 
 
 def recover(mine, take_step, arrays, comm):
-    held = comm.roll_call(tuple(mine))
+    held = comm.all_gather_object(tuple(mine))
     newest = max(done for done, _ in held)
     if (
         mine.ready

@@ -35,7 +35,7 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
     for hidden in setting.options.hidden:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
             # all write to rank 0's folder
-            writer = Writer(Path(comm.roll_call(own)[0]), comm, keep=1, every=0)
+            writer = Writer(Path(comm.all_gather_object(own)[0]), comm, keep=1, every=0)
             seconds = measure(hidden, comm, writer, setting.options.rounds or checkpoint.rounds)
         yield Counted(f"D={hidden}", seconds)
 

@@ -63,5 +63,5 @@ def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
         if comm.rank == reader:
             np.copyto(target, windows[writer])
         seconds = time.perf_counter() - started
-        slowest = max(slowest, *comm.roll_call(seconds))
+        slowest = max(slowest, *comm.all_gather_object(seconds))
     return slowest

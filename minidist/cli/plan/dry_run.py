@@ -73,7 +73,7 @@ class PaperWire(Wire):
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         raise NotImplementedError("ranks on paper receive nothing")
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         raise NotImplementedError("ranks on paper do not answer")
 
     def derive(

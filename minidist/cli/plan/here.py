@@ -111,7 +111,7 @@ def row(comm: Communicator, words: str) -> Sequence[str]:
     error = median(ours / theirs for ours, theirs in zip(predicted, measured, strict=True)) - 1
     planned = run_of(run, between.machines[0])
     counted = sum(
-        int(both.sum()) for each in comm.roll_call(outcome.sent) for both in each.values()
+        int(both.sum()) for each in comm.all_gather_object(outcome.sent) for both in each.values()
     )
     megabytes = [sum(bytes_sent(planned).values()) / 1e6, counted / len(outcome.history) / 1e6]
     speeds = [median(each.device.peak for each in between.machines) / 1e9]
@@ -168,7 +168,7 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
         return time.perf_counter() - started
 
     comm.barrier()
-    return float(max(comm.roll_call(median(map(once, range(7))))))
+    return float(max(comm.all_gather_object(median(map(once, range(7))))))
 
 
 def predicted_seconds(run: CheckedRun) -> float | None:

@@ -133,11 +133,11 @@ def run_variant(name: str, run: CheckedRun, samples: Samples | Packed) -> Row:
     account = Account(comm)
     trainer = together(comm, lambda: Trainer(run, start_of(run, samples)))
     outcome = together(comm, lambda: trainer.run(account=account))
-    peaks, sent = comm.roll_call(account.peaks), comm.roll_call(outcome.sent)
+    peaks, sent = comm.all_gather_object(account.peaks), comm.all_gather_object(outcome.sent)
     steps = outcome.history[:-1] or outcome.history  # the last was watched, and slow
     speed = median(metrics.tokens_per_second for metrics in steps)
     held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
-    held["at once"] = max(map(total, comm.roll_call(account.peak)))
+    held["at once"] = max(map(total, comm.all_gather_object(account.peak)))
     along = {
         axis: np.max([each[axis] for each in sent], 0) // len(outcome.history)
         for axis in outcome.sent
@@ -152,7 +152,7 @@ def muon_of(trainer: Trainer, steps: int) -> tuple[int, int] | None:
     optimizer = trainer.optimizer
     if not isinstance(optimizer, MuonWithAdamW):
         return None
-    everyones = trainer.comm.roll_call((optimizer.matrices.sent, optimizer.volume()))
+    everyones = trainer.comm.all_gather_object((optimizer.matrices.sent, optimizer.volume()))
     counted = sum(sent for sent, _ in everyones)
     return counted // steps, round(sum(formula for _, formula in everyones))
 

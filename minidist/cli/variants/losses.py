@@ -166,7 +166,7 @@ def one_run(comm: Communicator, config: Config, corpus: Corpus) -> tuple[float, 
     if comm.rank == 0:
         measured = held_out_loss(outcome.model, config, corpus)
     mine = measured, sent
-    answers: list[tuple[float, float]] = comm.roll_call(mine)
+    answers: list[tuple[float, float]] = comm.all_gather_object(mine)
     return answers[0]
 
 
@@ -184,7 +184,7 @@ def stale_run(
         return held_out_loss(model, config, corpus), float(bytes * config.run.steps)
 
     mine = together(comm, lambda: run(program, 1)[0] if comm.rank == 0 else None)
-    answers: list[Any] = comm.roll_call(mine)
+    answers: list[Any] = comm.all_gather_object(mine)
     return answers[0]  # type: ignore[no-any-return]
 
 

@@ -62,7 +62,7 @@ class Group:
         if len(made) - len(free) >= self.pool.many:
             gc.collect()  # what is in a cycle
             self.pool.many = max(MANY, 2 * (len(made) - len(free)))
-        everyones = wire.roll_call({number: made[number][0] for number in sorted(free)})
+        everyones = wire.all_gather_object({number: made[number][0] for number in sorted(free)})
         spares = [
             next(
                 (

@@ -14,7 +14,7 @@ A program of one's own, in which all ranks hold the same:
         done, weights = 0, np.zeros(4)
         while (comm := member.enter(done)) is not None:  # None: the others have finished the job
             try:
-                held = comm.roll_call((done, weights.copy()))
+                held = comm.all_gather_object((done, weights.copy()))
                 done, weights = max(held, key=lambda pair: pair[0])  # of whoever is furthest
                 while done < 100:
                     gradient = np.ones(4)

@@ -158,7 +158,7 @@ class MpiWire(Wire):
             MpiRequest(receive, arriving, True, self), MpiRequest(send, leaving, False, self)
         )
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         return list(self.mpi.allgather(answer))
 
     @property

@@ -33,13 +33,13 @@ def open_window(wire: Wire, bytes: int) -> list[Any]:
     """
     part = -(-bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     made = os.memfd_create("minidist window") if wire.rank == 0 else -1
-    place = wire.roll_call((os.getpid(), made, made >= 0 and os.fstat(made).st_ino))[0]
+    place = wire.all_gather_object((os.getpid(), made, made >= 0 and os.fstat(made).st_ino))[0]
     problem = ""
     try:
         whole = _join(place, part, wire)
     except OSError as error:
         problem = f"rank {wire.members[wire.rank]}: {error}"
-    problems = [problem for problem in wire.roll_call(problem) if problem]
+    problems = [problem for problem in wire.all_gather_object(problem) if problem]
     if made >= 0:
         os.close(made)
     if problems:

@@ -75,7 +75,7 @@ class RollCall:
         absent = (rank for rank, answer in enumerate(self.answers) if answer is ABSENT)
         rank = next(absent, None)
         member = None if rank is None else self.group.members[rank]
-        return "all ranks to come to a roll call", member
+        return "all ranks to come to all_gather_object", member
 
     def conclude(self, decide: Callable[[list[Any]], Any]) -> Any:
         """Return what `decide` makes of the answers; the first rank to ask decides for all."""

@@ -78,7 +78,7 @@ class ThreadsWire(Wire):
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
         self.world.expose(mine)
-        everyones = self.roll_call(mine)
+        everyones = self.all_gather_object(mine)
         return mine, everyones if len(self.nodes()[0]) == self.size else []
 
     def fence(self, status: Status) -> bool:
@@ -96,7 +96,7 @@ class ThreadsWire(Wire):
             self.group.nodes = super().nodes()
         return self.group.nodes
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         return list(self._call(answer).answers)
 
     def conclude(self, answer: Any, decide: Callable[[list[Any]], Any]) -> Any:
@@ -106,7 +106,7 @@ class ThreadsWire(Wire):
 
     def _call(self, answer: Any) -> RollCall:
         place = (self.name, next(self._roll_calls))
-        return self.world.roll_call(self.lane, place, self.group, answer)
+        return self.world.all_gather_object(self.lane, place, self.group, answer)
 
     def reach(self, bytes: int, peer: int) -> None:
         if self.world.cluster is not None:

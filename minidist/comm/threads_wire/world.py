@@ -167,7 +167,9 @@ class World:
         send.met, receive.met, receive.link = receive.posted, send.departs, send.link
         send.done = receive.done = True
 
-    def roll_call(self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any) -> RollCall:
+    def all_gather_object(
+        self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any
+    ) -> RollCall:
         """Bring this rank's answer, and return the roll call once all ranks of the group have."""
         with self.lock:
             call = self.roll_calls.get(place)

@@ -213,7 +213,7 @@ class TorchWire(Wire):
         groups = self.cpu, self.cuda
         return NativeTorch(self.addresses, groups, self.byte_tensor, self.job.stalls)
 
-    def roll_call(self, answer: Any) -> list[Any]:
+    def all_gather_object(self, answer: Any) -> list[Any]:
         return gather_answers(self.cpu, self.rank, answer)
 
     def fail(self, error: BaseException) -> None:

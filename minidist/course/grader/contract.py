@@ -47,7 +47,7 @@ __all__ = [
     "expect_ranks",
     "known",
 ]
-SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
+SHORTCUTS = ("comm.native", "comm.all_gather_object", "comm.allocate", "comm.split")
 # where the answers are, besides `judges`, `judges_cost`, ...
 NEVER = ("checks", "solution", "minidist.course")
 # the communicator that an answer is given
@@ -99,7 +99,7 @@ class Note(NamedTuple):
     rank : int
         Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`,
+        `send`, `barrier` (the empty messages of one), `native`, `all_gather_object`, `allocate`, `split`,
         `call`, `text` (code of a barred module that runs elsewhere), or `hides` (a call of what
         hides calls or messages).
     to, bytes : int

@@ -119,7 +119,7 @@ def parallelize_context(
         On every rank, if the ranks give different ways or orders.
     """
     check_context(model, comm.size, way, order)
-    wanted = comm.roll_call((way, order))
+    wanted = comm.all_gather_object((way, order))
     for rank, (other, its) in enumerate(wanted):
         if (other, its) != wanted[0]:
             fault = (

@@ -63,7 +63,7 @@ def make_equal(
         if keeps_more(module)
     }
     if extra:
-        for name, state in comm.roll_call(extra)[0].items():
+        for name, state in comm.all_gather_object(extra)[0].items():
             model.get_submodule(name).set_extra_state(state)
 
 
@@ -86,7 +86,7 @@ def check_same(
 
     Cost: one roll call of all names, shapes, dtypes and blocks; another where ranks are threads.
     """
-    if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
+    if comm.wire.one_process and len(set(comm.all_gather_object(id(model)))) < comm.size:
         raise ValueError(
             "the ranks are threads, and share one model: build it in the function that each of "
             "them runs"
@@ -106,8 +106,8 @@ def check_same(
         for name, tensor in compared
     ]
     blocks = {name: None if tensor in ignored else block_of(tensor) for name, tensor in compared}
-    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = comm.roll_call(
-        (described, blocks)
+    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = (
+        comm.all_gather_object((described, blocks))
     )
     check_blocks([held for _, held in everyones])
     for rank, (other, _) in enumerate(everyones):

@@ -93,7 +93,7 @@ class Matrices:
         self.rank, self.lengths = 0, [own]  # of each rank's parts
         if self.comm is not None:
             self.rank = self.comm.rank
-            self.lengths = self.comm.roll_call(own)
+            self.lengths = self.comm.all_gather_object(own)
         # of whole matrices, so that all ranks that share a matrix by blocks find the same owner
         sizes = []
         for shape, block in zip(self.shapes, self.blocks, strict=True):

@@ -103,7 +103,7 @@ def _gathered(value: Tensor, placement: Slice) -> Tensor:
     if value.dim() == 0:
         return value
     comm = placement.comm
-    lengths = comm.roll_call(len(value))
+    lengths = comm.all_gather_object(len(value))
     whole = all_gather(value, comm, counts=lengths)
     return whole.reshape(placement.shape)
 

@@ -173,7 +173,7 @@ class SameSteps:
         self.steps.append(what)
         if not (self.at_once or last):
             return
-        everyones = self.comm.roll_call(self.steps) if self.comm.size > 1 else [self.steps]
+        everyones = self.comm.all_gather_object(self.steps) if self.comm.size > 1 else [self.steps]
         self.steps = []
         apart = [
             steps

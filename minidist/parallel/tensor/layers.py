@@ -105,7 +105,7 @@ def _become(
         torch.manual_seed(seed)
         whole = style.kind(*sizes, **options)
     style.bounds(whole, name, comm)  # complains before anything is sent
-    if len(set(comm.roll_call(seed))) > 1:
+    if len(set(comm.all_gather_object(seed))) > 1:
         raise MismatchError(
             f"the generators of a {name} are not in the same state on all ranks: seed them alike"
         )

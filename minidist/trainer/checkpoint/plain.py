@@ -40,7 +40,7 @@ def save(
     is a checkpoint of this step, every rank raises FileExistsError: it is never overwritten.
     """
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
-    if comm.roll_call(final.exists())[0]:
+    if comm.all_gather_object(final.exists())[0]:
         raise FileExistsError(
             f"{final} is there already and is not overwritten: save to another folder"
         )
@@ -55,7 +55,9 @@ def save(
         save_file({name: tensor.detach().contiguous() for name, _, tensor in mine}, file)
         flush(file)
     # now all are on the disk
-    written = comm.roll_call({name: (tensor.dtype, extent) for name, extent, tensor in mine})
+    written = comm.all_gather_object(
+        {name: (tensor.dtype, extent) for name, extent, tensor in mine}
+    )
     if comm.rank == 0:
         files = {f"rank-{rank:04d}.safetensors": held for rank, held in enumerate(written)}
         (unfinished / "index.json").write_text(index.compose(files))

@@ -69,7 +69,7 @@ class Writer:
         """Tell whether rank 0 sees a checkpoint of this step. Collective."""
         path = store.final_of(self.folder, step)
         comm = self.stream.caller
-        answers = comm.roll_call(path.exists())
+        answers = comm.all_gather_object(path.exists())
         return bool(answers[0])
 
     def save(self, step: int, pieces: Iterable[Piece], state: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class Writer:
             shard = all_or_none(
                 comm, lambda: store.write_shard(unfinished, comm.rank, pieces), CheckpointError
             )
-            shards = comm.roll_call(shard)
+            shards = comm.all_gather_object(shard)
             all_or_none(comm, lambda: commit() if first else None, CheckpointError)
         except CheckpointError as error:
             if first:

@@ -132,7 +132,7 @@ class Carrier:
         """Find out with the other ranks of a view where it goes on, and take a step that is ready
         if others have taken it. Collective.
         """
-        self.standings = comm.roll_call(self.standing)
+        self.standings = comm.all_gather_object(self.standing)
         newest, mine = max(each.done for each in self.standings), self.standings[comm.rank]
         if self.trainer is not None and mine.done < newest and mine.holds(newest):
             self.trainer.finish_step()
@@ -188,7 +188,7 @@ class Carrier:
                 holders[each.place].append(rank)
         held = dict(tensors_of(old)) if old and standings[comm.rank].holds(self.newest) else {}
         # a step's number lies on the CPU, also beside a GPU
-        shapes = comm.roll_call(
+        shapes = comm.all_gather_object(
             [(name, each.shape, each.dtype, each.is_cuda) for name, each in held.items()]
         )
         mine = held

@@ -285,7 +285,9 @@ def test_the_error_of_8_bits_does_not_grow_with_the_ranks() -> None:
             compressor = Int8([nn.Parameter(mine[0])], comm.size)
             compressor.reduce(mine, comm)
             assert comm.traffic.bytes_sent - before == compressor.sent(comm.size)
-            assert len(set(comm.roll_call(float(mine[0].sum())))) == 1, "the same on every rank"
+            assert len(set(comm.all_gather_object(float(mine[0].sum())))) == 1, (
+                "the same on every rank"
+            )
             return float((mine[0] - exact).norm() / exact.norm())
 
         return minidist.run(program, ranks)[0]
@@ -335,7 +337,7 @@ def test_buckets_that_are_not_full_are_sent(op: str) -> None:
         assert sent == compressed.volume(1)[1]
         # of 1,200 elements 140 travel, and of 120 elements 86; the rest as they are
         assert sent == 8 * (12 + 40 + 86 + 140 + 31)
-        sums = comm.roll_call([float(each.sum()) for each in gradients])
+        sums = comm.all_gather_object([float(each.sum()) for each in gradients])
         assert all(each == sums[0] for each in sums)
 
     minidist.run(program, 2)

@@ -19,7 +19,7 @@ PARITY = """
         found = parallel(comm, case)
         check_parity([found], case.config)
         bits = hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in found.values())).hexdigest()
-        assert len(set(comm.roll_call(bits))) == 1, "the ranks' parameters are not the same bits"
+        assert len(set(comm.all_gather_object(bits))) == 1, "the ranks' parameters are not the same bits"
     comm.barrier()
     if comm.rank == 0:
         print(f"{len(cases)} cases on {comm.size} ranks of {comm.wire.kind}")
@@ -57,7 +57,7 @@ BUCKETS = """
         assert waiting == [3] * (3 if comm.rank == 2 else 2), waiting  # the first is launched while backward runs
         assert [p.grad is None for p in layers.parameters()] == [False, False, True, False]  # as on all ranks
         for parameter in layers.parameters():
-            answers = comm.roll_call(None if parameter.grad is None else parameter.grad.double().sum().item())
+            answers = comm.all_gather_object(None if parameter.grad is None else parameter.grad.double().sum().item())
             assert len(set(answers)) == 1
     print("all is well")
 """

@@ -374,7 +374,9 @@ def router_gradient(comm: Communicator, layout: Layout, microbatches: int, scale
     mine = {}
     for layer in routed_in(parallel.model):
         mine[layer.index] = layer.router.grad.clone() / scale  # type: ignore[union-attr]
-    everywhere = {index: value for held in mesh.pp.roll_call(mine) for index, value in held.items()}
+    everywhere = {
+        index: value for held in mesh.pp.all_gather_object(mine) for index, value in held.items()
+    }
     return torch.stack([everywhere[index] for index in sorted(everywhere)])
 
 

@@ -258,7 +258,7 @@ def test_gradients_are_reduced_over_the_data_axis_because_the_plan_says_so() -> 
         parallel.zero_grad()
         one_step(parallel, case, 0)
         found = [p.grad.tolist() for p in parallel.model.parameters() if p.grad is not None]
-        first, second = parallel.mesh.dp.roll_call(found)
+        first, second = parallel.mesh.dp.all_gather_object(found)
         return bool(first == second)
 
     for reduces in (True, False):

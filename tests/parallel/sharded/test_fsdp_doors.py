@@ -180,7 +180,7 @@ def test_a_saved_state_is_one_moment_and_the_same_on_every_rank() -> None:
         averages = model[1].running_mean.clone()  # type: ignore[operator]
         state = wrapped.full_state_dict()
         wrapped(rows(1, comm.rank))
-        for rank, (of_rank, saved) in enumerate(comm.roll_call((averages, state))):
+        for rank, (of_rank, saved) in enumerate(comm.all_gather_object((averages, state))):
             assert all(torch.equal(saved[name], value) for name, value in state.items())
             assert torch.equal(of_rank, state["1.running_mean"]) == (rank == 0)
 

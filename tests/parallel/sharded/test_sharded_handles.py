@@ -64,9 +64,9 @@ def test_a_third_step_chooses_nothing_and_allocates_no_results(
     def program(comm: Communicator) -> list[int]:
         after = []
         for _ in train(comm, kind, device, options):
-            comm.roll_call(None)
+            comm.all_gather_object(None)
             after.append(len(calls))
-            comm.roll_call(None)
+            comm.all_gather_object(None)
         return after
 
     first, second, third = minidist.run(program, 4)[0]

@@ -388,6 +388,6 @@ def test_slices_that_only_some_ranks_change_and_other_memory_are_refused(stage: 
         again(torch.ones(4)).sum().backward()
 
     with pytest.raises(
-        minidist.DeadlockError, match="rank 1 waits: all ranks to come to a roll call"
+        minidist.DeadlockError, match="rank 1 waits: all ranks to come to all_gather_object"
     ):
         minidist.run(program, 2)

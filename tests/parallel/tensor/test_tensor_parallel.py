@@ -328,7 +328,7 @@ class Count:
             self.comm.traffic.messages_sent - self.messages,
             self.comm.traffic.bytes_sent - self.bytes,
         )
-        everyones = self.comm.roll_call(mine)
+        everyones = self.comm.all_gather_object(mine)
         return sum(messages for messages, _ in everyones), sum(bytes for _, bytes in everyones)
 
 
