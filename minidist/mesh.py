@@ -311,9 +311,9 @@ class Mesh:
             first = layout.group(("dp", "cp"), comm.rank)[0]
             self.data = comm.split(first)
 
-    def __getitem__(self, axes: str | tuple[str, ...]) -> Communicator:
-        """Return `over` these axes: `mesh["tp"]`, `mesh["dp", "cp"]`, as of torch's `DeviceMesh`."""
-        return self.over(axes) if isinstance(axes, str) else self.over(*axes)
+    def __getitem__(self, axis: str) -> Communicator:
+        """Return the communicator along an axis: `mesh["tp"]`, as of torch's `DeviceMesh`."""
+        return self.over(axis)
 
     def over(self, *axes: str) -> Communicator:
         """Return the communicator along several axes together, as in `over("dp", "cp")`.

@@ -151,7 +151,11 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         raise _unsupported(buffer.dtype)
     library = sys.modules["torch"]
     if flat.layout is not library.strided or flat.is_neg() or not flat.is_contiguous():
-        raise _indirect(flat)
+        raise ValueError(
+            f"tensor of shape {tuple(flat.shape)} is not contiguous, its numbers one after the other "
+            f"as they are ({flat.layout}, negated by its view: {flat.is_neg()}): say "
+            "x = x.to_dense().resolve_neg().contiguous(), pass x"
+        )
     if flat.is_meta:
         return Nowhere(flat.dtype, flat.itemsize, flat.numel())
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
@@ -162,16 +166,6 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     if name == "bfloat16" or flat.device.type != "cpu":
         return flat
     return flat.numpy()
-
-
-def _indirect(tensor: torch.Tensor) -> ValueError:
-    """Return the error of a tensor whose numbers do not lie in memory as they are, one by one."""
-    kind, fix = "not contiguous", "contiguous"
-    if tensor.is_neg():
-        kind, fix = "a view that negates its numbers", "resolve_neg"
-    elif "strided" not in str(tensor.layout):
-        kind, fix = str(tensor.layout), "to_dense"
-    return ValueError(f"tensor of shape {tuple(tensor.shape)} is {kind}: say x = x.{fix}(), pass x")
 
 
 def _unsupported(dtype: object) -> TypeError:
@@ -206,33 +200,6 @@ def empty(array: Array, count: int) -> Array:
         return np.empty(count, array.dtype)
     emptied: Array = array.new_empty(count)  # type: ignore[attr-defined]
     return emptied
-
-
-def new_rows(like: Any, rows: int) -> Any:
-    """Return an uninitialised buffer of `rows` rows, otherwise like `like`."""
-    shape = (rows, *like.shape[1:])
-    return like.new_empty(shape) if is_tensor(like) else np.empty(shape, like.dtype)
-
-
-def moved(buffer: Any, axis: int, to: int) -> Any:
-    """Return a contiguous buffer in which an axis stands at another place."""
-    if is_tensor(buffer):
-        return buffer.movedim(axis, to).contiguous()
-    return np.ascontiguousarray(np.moveaxis(buffer, axis, to))
-
-
-def described(full: Any) -> tuple[tuple[int, ...], str, str]:
-    """Return shape, dtype and device, `numpy` for an array."""
-    return tuple(full.shape), dtype_name(full), device_name(full) if is_tensor(full) else "numpy"
-
-
-def template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
-    """Return a buffer of this shape, dtype and device that takes no memory."""
-    if device == "numpy":
-        return np.broadcast_to(np.empty((), dtype), shape)
-    import torch
-
-    return torch.empty((), dtype=getattr(torch, dtype), device=device).expand(shape)
 
 
 def as_bytes(array: Array) -> Any:

@@ -139,6 +139,8 @@ class Ledger:
         Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
     mark : callable or None
         Makes a context that shows its body to a profiler, by name, or None if no profiler is there.
+    dropped : list
+        Messages under way whose requests the program has dropped. The watchdog sees them through.
     """
 
     trace: Trace | None = None
@@ -151,6 +153,7 @@ class Ledger:
     )
     flows: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     mark: Callable[[str], AbstractContextManager[Any] | None] | None = None
+    dropped: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.statuses[id(self.status)] = self.status

@@ -47,15 +47,15 @@ class Pending:
         return self.request is None
 
     def __del__(self) -> None:
-        """Warn if it is dropped while its message is under way, which keeps its buffer until then."""
+        """Keep a message that is dropped under way, as its library still uses the buffer, and warn."""
         if self.request is None or sys.is_finalizing() or self.request.drop():
             return
-        rank, peer = self.comm.members[self.comm.rank], self.comm.members[self.peer]
-        end = f"to={peer}" if self.kind is SEND else f"source={peer}"
+        members, ledger = self.comm.members, self.comm.ledger
+        ledger.dropped.append(self.request)
         warnings.warn(
-            f"rank {rank} drops the request of a message under way ({self.kind} {end}, "
-            f"tag={self.tag}, {self.array.nbytes} bytes): keep it and call its wait(), which alone "
-            "says from when on the buffer may be used again",
+            f"rank {members[self.comm.rank]} drops the request of a message under way ({self.kind}, "
+            f"rank {members[self.peer]} at the other end, tag {self.tag}, {self.array.nbytes} bytes): "
+            "keep it and call its wait(), which alone says when the buffer may be used again",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -33,9 +33,8 @@ class Request(Protocol):
         """Tell whether `wait` would return at once."""
 
     def drop(self) -> bool:
-        """Keep what the message needs until it is through, as nobody will wait for it. Return
-        False if it still is under way, and should not have been dropped.
-        """
+        """Tell whether it may be dropped: whether it is through, or its job is over."""
+        return self.test()
 
 
 class Wire(ABC):
@@ -93,11 +92,7 @@ class Wire(ABC):
         """Send one array and receive another, both posted before either is waited for."""
         receive = self.irecv(arriving, source, tag)
         send = self.isend(leaving, to, tag)
-        try:
-            receive.wait()
-        except BaseException:
-            send.drop()
-            raise
+        receive.wait()
         send.wait()
 
     def prepare_exchange(

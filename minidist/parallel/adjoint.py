@@ -123,7 +123,11 @@ def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
     size = x.shape[dim]
 
     def forward(x: Tensor) -> Tensor:
-        return collectives.reduce_scatter(x.contiguous(), comm, dim=dim)
+        return (
+            collectives.reduce_scatter(x.movedim(dim, 0).contiguous(), comm)
+            .movedim(0, dim)
+            .contiguous()
+        )
 
     return _linear(x, comm, forward, lambda gradient: all_gather(gradient, comm, dim, size))
 
@@ -159,4 +163,7 @@ def _linear(x: Tensor, comm: Communicator, forward: Map, adjoint: Map) -> Tensor
 
 
 def _gathered(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
-    return collectives.all_gather(x.contiguous(), comm, counts=cut(size, comm.size), dim=dim)
+    shards = collectives.all_gather(
+        x.movedim(dim, 0).contiguous(), comm, counts=cut(size, comm.size)
+    )
+    return shards.movedim(0, dim).contiguous()

@@ -135,7 +135,7 @@ def test_the_second_call_chooses_checks_and_allocates_nothing(
             (operations, "find"),
             (operations, "flatten"),
             (operations, "reduction"),
-            (operations, "new_rows"),
+            (operations, "_new"),
             (shared, "_half"),
             (fast, "empty"),
             (tree, "empty"),

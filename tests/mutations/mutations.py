@@ -220,8 +220,8 @@ COMM = [
     Mutation(
         "a vector counts as contiguous whatever its stride",
         "minidist/comm/buffers.py",
-        old="if not flat.is_contiguous():",
-        new="if flat.dim() > 1 and not flat.is_contiguous():",
+        old="or not flat.is_contiguous():",
+        new="or (flat.dim() > 1 and not flat.is_contiguous()):",
         tests=(
             "tests/comm/test_buffers.py::test_what_is_not_a_buffer_is_refused[an expanded tensor]",
         ),

@@ -3,5 +3,4 @@
 host.py         which ranks share a machine
 pool.py         groups of ranks, and how they are used again
 operation.py    what an engine can be asked to reduce
-dropped.py      messages whose requests a program has dropped
 """

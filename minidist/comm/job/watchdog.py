@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from minidist.comm.errors import CommunicationError
 from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Ranks, Status
 from minidist.comm.report import user_line
@@ -84,6 +85,7 @@ class Watchdog:
             end,
         )
         self.statuses, self.main = comm.ledger.statuses, comm.ledger.status
+        self.dropped = comm.ledger.dropped
         self.finished = self.stopped = False
         self.answers: dict[int, str] = {}
         self.deferred_until = 0.0
@@ -118,6 +120,11 @@ class Watchdog:
 
     def _look(self) -> None:
         self._read_mail()
+        for _ in range(len(self.dropped)):
+            request = self.dropped.pop(0)
+            with suppress(CommunicationError):  # the program was warned, and waits for it no more
+                if not request.test():
+                    self.dropped.append(request)
         if self.interrupt.unheard(self.main.since) and self.main.waiting is not None:
             self.end()
         for status in self._threads():

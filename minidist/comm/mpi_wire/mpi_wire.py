@@ -23,7 +23,6 @@ from mpi4py import MPI
 
 from minidist.comm.buffers import Array
 from minidist.comm.communicator import Communicator
-from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
 from minidist.comm.errors import SAME, LaunchError, MismatchError, different_bytes
@@ -47,7 +46,7 @@ NAP = 50e-6
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 
 
-class MpiRequest(EngineRequest):
+class MpiRequest(Request):
     """A message under way; a receive checks that the message filled its buffer, as MPI would accept
     a shorter one.
     """
@@ -80,7 +79,7 @@ class PersistentExchange:
     def __init__(self, receive: MpiRequest, send: MpiRequest) -> None:
         self.receive, self.send = receive, send
         for end in (receive, send):
-            weakref.finalize(self, _free, end).atexit = False
+            weakref.finalize(self, end.request.Free).atexit = False
 
     def __call__(self, *_: object) -> None:
         """Exchange what was prepared; the arguments are known."""
@@ -239,14 +238,6 @@ class MpiWire(Wire):
                 # more ranks than cores: the one we wait for may need this one
                 os.sched_yield()
         status.waiting = None
-
-
-def _free(message: MpiRequest) -> None:
-    """Free a persistent request, unless an error has left its message under way."""
-    if message.request.Test():
-        message.request.Free()
-    else:
-        message.drop()
 
 
 def _complete(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 
 from minidist.comm.buffers import DTYPES, Array, dtype_name
-from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.errors import different_dtypes
 from minidist.comm.report import TAGS, label
 from minidist.comm.wire import Request, Wire
@@ -21,7 +20,7 @@ from minidist.comm.wire import Request, Wire
 NOTES = 2 * TAGS  # tags of notes; users' and the package's own are below
 
 
-class Noted(EngineRequest):
+class Noted(Request):
     """A message under way, and its note."""
 
     def __init__(self, message: Request, note: Request) -> None:
@@ -50,7 +49,8 @@ class NotedSend(Noted):
     def __init__(self, message: Request, wire: Wire, array: Array, to: int, tag: int) -> None:
         dtype = DTYPES.index(dtype_name(array))
         note = np.array([dtype], np.uint8)
-        super().__init__(message, wire.isend(note, to, NOTES + tag))
+        leaving = wire.isend(note, to, NOTES + tag)
+        super().__init__(message, leaving)
 
 
 class NotedReceive(Noted):
@@ -62,7 +62,8 @@ class NotedReceive(Noted):
         self.tag = tag
         self.expected = dtype_name(array)
         self.note = np.zeros(1, np.uint8)
-        super().__init__(message, wire.irecv(self.note, source, NOTES + tag))
+        arriving = wire.irecv(self.note, source, NOTES + tag)
+        super().__init__(message, arriving)
 
     def take_away(self) -> None:
         """Forget the first of what is left; raise MismatchError if both are through, and the dtypes

@@ -134,7 +134,7 @@ class Operation:
         return self.done
 
     def drop(self) -> bool:
-        """Tell whether this end is complete, or its run is over. Until then the world keeps it."""
+        """Tell whether this end is complete, or its run is over."""
         return self.done or self.world.closed or self.world.failure is not None
 
     def waits_for(self) -> WaitsFor:

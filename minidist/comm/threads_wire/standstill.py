@@ -38,14 +38,13 @@ def over_limit(start: str, limit: float, lanes: Iterable[Lane], carrier: Carrier
     return "\n".join(lines)
 
 
-def who_calls(lane: Lane, own: Lane, carrier: Carrier) -> str:
-    """Say which call and line a lane is in. A stream's thread knows its call alone, and the rank's
-    `own` lane the line.
-    """
-    line = _line(lane, carrier)
-    if lane is not own:
-        line += _line(own, carrier)
-    return f"rank {lane.rank}{line}"
+def calls(lanes: list[Lane], carrier: Carrier) -> str:
+    """Say which calls and lines lanes are in: a stream's thread knows its call alone."""
+    said = ""
+    for lane in lanes:
+        if line := _line(lane, carrier):
+            said += f"; rank {lane.rank}{lane.name}{line}"
+    return said
 
 
 def waits_for(lane: Lane) -> WaitsFor:

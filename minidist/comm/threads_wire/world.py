@@ -33,7 +33,7 @@ from minidist.comm.threads_wire.carriers.threads import Threads
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.group import Group, RollCall
 from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Event, Lane, Operation, Poll
-from minidist.comm.threads_wire.standstill import deadlock, over_limit, waits_for, who_calls
+from minidist.comm.threads_wire.standstill import calls, deadlock, over_limit, waits_for
 from minidist.trace.events import SEND, EventKind
 
 
@@ -133,7 +133,7 @@ class World:
             _, sender, receiver, _ = key
             raise MismatchError(
                 f"rank {sender} sends {send.bytes} bytes to rank {receiver}, which receives into a "
-                f"buffer of {receive.bytes} ({self._calls(send, receive)}): give both the same "
+                f"buffer of {receive.bytes} ({self._calls(key)}): give both the same "
                 "shape and dtype"
             )
         if send.array.dtype != receive.array.dtype:
@@ -149,18 +149,16 @@ class World:
 
     def _check_dtypes(self, send: Operation, receive: Operation) -> None:
         """Refuse a message whose bytes its receiver would read as other numbers."""
-        _, sender, receiver, _ = send.key
+        _, sender, receiver, _ = key = send.key
         sent, received = dtype_name(send.array), dtype_name(receive.array)
         if sent != received:
-            raise different_dtypes(sender, sent, receiver, received, self._calls(send, receive))
+            raise different_dtypes(sender, sent, receiver, received, self._calls(key))
 
-    def _calls(self, send: Operation, receive: Operation) -> str:
-        """Return a message's tag, and the call and line of each rank."""
-        both = [
-            who_calls(end.lane, next(iter(self.lanes_of[end.lane.rank].values())), self.carrier)
-            for end in (send, receive)
-        ]
-        return "; ".join([label(send.key[-1]), *both])
+    def _calls(self, key: tuple[str, int, int, int]) -> str:
+        """Return a message's tag, and the calls and lines that its two ranks are in."""
+        _, sender, receiver, tag = key
+        lanes = [*self.lanes_of[sender].values(), *self.lanes_of[receiver].values()]
+        return label(tag) + calls(lanes, self.carrier)
 
     def _meet(self, send: Operation, receive: Operation) -> None:
         """Complete both ends of a message."""

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.buffers import DTYPES, Array, dtype_name
-from minidist.comm.engine.dropped import EngineRequest
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
 from minidist.comm.job.background import WorkingThread
 from minidist.comm.torch_wire.stalls import Stalls
+from minidist.comm.wire import Request
 
 BITS = 21  # of a tag: users' and the package's own (communicator.TAGS); gloo's has 31
 SIZES = (1 << 31 - BITS) - 2  # what is left names the size, and two kinds of headers
@@ -102,7 +102,7 @@ class Header:
             )
 
 
-class GlooRequest(EngineRequest):
+class GlooRequest(Request):
     """A message over gloo."""
 
     def __init__(self, work: dist.Work, member: int, headers: list[Header]):
@@ -142,7 +142,7 @@ class GlooRequest(EngineRequest):
             self.error = error
 
 
-class StreamRequest(EngineRequest):
+class StreamRequest(Request):
     """CUDA messages, posted together. They are through, for the current stream, in its own
     order.
     """
