@@ -53,15 +53,11 @@ class Spread:
         Whether other ranks hold other parameters, as the stages of a pipeline do. What asks for
         many gradients at a time, to clip or to unscale them, would then get another answer on each
         stage, and is refused.
-    mixed : bool
-        Whether it was joined from gradients that are spread otherwise, or whole, so that no
-        question has an answer.
     """
 
     axes: tuple[Communicator, ...]
     counts: bool = True
     staged: bool = False
-    mixed: bool = False
 
 
 class PartOfGradient(Tensor):
@@ -138,10 +134,8 @@ def _of_elements(func: Any, *args: Any, **options: Any) -> Any:
 def _refuse_parts(values: Any, what: str, fix: str = ASK) -> None:
     """Raise ValueError if some of these are parts of which other ranks have the rest."""
     for value in tree_leaves(values):
-        if isinstance(value, PartOfGradient):
-            _refuse_mixed(value)
-            if value.spread.axes:
-                refuse(what, fix)
+        if isinstance(value, PartOfGradient) and value.spread.axes:
+            refuse(what, fix)
 
 
 # ---------------------------------------------------------------- norms
@@ -163,8 +157,6 @@ def norms_of_wholes(
             "several ranks"
         )
         raise RuntimeError(f"{fault}, and no graph leads there: ask for it under torch.no_grad()")
-    for part in parts:
-        _refuse_mixed(part)
     terms = [_term(part, order, dtype) for part in parts]
     by_axes: dict[tuple[Communicator, ...], list[int]] = {}
     for at, part in enumerate(parts):
@@ -264,7 +256,6 @@ def _asked(ask: Callable[..., Any], part: Any, *args: Any, **options: Any) -> An
         options["dtype"] = dtype
     if _about_elements(part, args, options, ask.__name__):
         return kept(ask(part, *args, **options), (part, *args))
-    _refuse_mixed(part)
     asked = part if part.numel() else part.new_full((1,), nothing)
     asked = asked if dtype is None else asked.to(dtype)
     found = ask(asked)
@@ -291,8 +282,13 @@ def _mean(ask: Any, part: Any, *args: Any, **options: Any) -> Any:
     """Answer `torch.mean`: the sum of all elements, divided by their number."""
     if _about_elements(part, args, options, "mean"):
         return ask(part, *args, **options)
-    ones = torch.ones(part.numel(), dtype=torch.float64, device=part.device)
-    return _asked(torch.sum, part) / _asked(torch.sum, become_part(ones, part.spread))
+    ones = torch.ones(
+        part.numel(),
+        dtype=torch.float64,
+        device=part.device,
+    )
+    total = _asked(torch.sum, part)
+    return total / _asked(torch.sum, become_part(ones, part.spread))
 
 
 def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
@@ -307,14 +303,9 @@ def _joined(join: Any, tensors: Sequence[Tensor], *args: Any, **options: Any) ->
     spreads = {part.spread for part in tensors if isinstance(part, PartOfGradient)}
     if "out" in options or not spreads:
         return joined
-    alike = len(spreads) == 1 and all(isinstance(part, PartOfGradient) for part in tensors)
-    return become_part(joined, spreads.pop() if alike else Spread((), mixed=True))
-
-
-def _refuse_mixed(part: Tensor) -> None:
-    """Raise ValueError if a part was joined from gradients that are not spread alike."""
-    if isinstance(part, PartOfGradient) and part.spread.mixed:
-        refuse("what was joined from gradients of which others are whole or spread otherwise")
+    if len(spreads) > 1 or not all(isinstance(part, PartOfGradient) for part in tensors):
+        refuse("what is joined from gradients of which others are whole or spread otherwise")
+    return become_part(joined, spreads.pop())
 
 
 def _set(_: Any, part: Tensor, index: Any, value: Any) -> None:
@@ -333,7 +324,6 @@ def _get(_: Any, part: Tensor, index: Any) -> Tensor:
 def _check_index(part: Tensor, index: Any) -> None:
     """Raise ValueError unless an index means the same in a part as in the whole."""
     if isinstance(part, PartOfGradient):
-        _refuse_mixed(part)
         places = index if isinstance(index, tuple) else (index,)
         if part.spread.axes and not all(everywhere(place, part) for place in places):
             refuse("where in it an index of the whole lies")
@@ -341,10 +331,12 @@ def _check_index(part: Tensor, index: Any) -> None:
 
 def _compared(ask: Any, input: Tensor, other: Tensor, *args: Any, **options: Any) -> bool:
     """Return the answer to whether two tensors are the same: all ranks must find it."""
-    for tensor in (input, other):
-        _refuse_mixed(tensor)
     same = ask(input, other, *args, **options)
-    joint = torch.tensor([same], dtype=torch.uint8, device=input.device)
+    joint = torch.tensor(
+        [same],
+        dtype=torch.uint8,
+        device=input.device,
+    )
     for comm in dict.fromkeys(axes_of((input, other))):
         all_reduce(joint, comm, op="min")
     return bool(joint)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Set
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from minidist.comm import Communicator
@@ -62,8 +62,6 @@ class Reducer:
         Those of this backward that are not launched yet.
     unreduced : set[nn.Parameter]
         Those whose gradients only `no_sync` has added up.
-    summed : dict[nn.Parameter, weakref.ref[Tensor]]
-        Which tensor was each one's gradient when that was reduced last.
     fresh : set[nn.Parameter]
         Those whose gradients were reduced since an optimizer updated them, so that what has been
         put in their place since may have been made of them.
@@ -88,7 +86,6 @@ class Reducer:
         }
         self.to_launch: list[Bucket] = []
         self.unreduced: set[nn.Parameter] = set()
-        self.summed: dict[nn.Parameter, weakref.ref[Tensor]] = {}
         self.fresh: set[nn.Parameter] = set()
         self.ended = False  # whether a backward has ended since one began last
         self.end = BackwardEnd(self._backward_ended, strategy.comm)
@@ -149,7 +146,7 @@ class Reducer:
             bucket.wait()
         for parameter in self.bucket_of:
             if parameter._grad is not None:
-                self.summed[parameter] = weakref.ref(parameter._grad)
+                parameter._grad.summed = True  # type: ignore[attr-defined]
         self.fresh.update(self.bucket_of)
         self._owner().reduced(used)
 
@@ -179,10 +176,10 @@ class Reducer:
         """Tell whether a parameter, which is about to be updated, has a gradient of this rank
         alone.
         """
-        gradient, known = parameter._grad, self.summed.get(parameter)
-        replaced = parameter not in self.fresh and (known is None or known() is not gradient)
+        gradient = parameter._grad
+        reduced = parameter in self.fresh or hasattr(gradient, "summed")
         self.fresh.discard(parameter)
-        return gradient is not None and (replaced or parameter in self.unreduced)
+        return gradient is not None and (not reduced or parameter in self.unreduced)
 
     def check_places(self) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""

@@ -10,7 +10,7 @@ no harm.
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,22 @@ from minidist.memory.hooks import Hook
 from minidist.parallel.optimizer.elementwise import check_whole, is_elementwise
 
 
-class Watch(Protocol):
-    """What looks at every step of an optimizer."""
+class Watch:
+    """What looks at every step of an optimizer, from when it is made until `remove`."""
+
+    def __init__(self) -> None:
+        GUARDS.post(self)
+
+    def remove(self) -> None:
+        """End the guard: every optimizer may step."""
+        GUARDS.dismiss(self)
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer over what has these `id`s must not step."""
+        raise NotImplementedError
 
 
-class Guard:
+class Guard(Watch):
     """Knows which optimizers may step over a sharded model: those that its method `optimizer` has
     built.
 
@@ -41,11 +49,7 @@ class Guard:
         self.strategy = strategy
         self.parameters, self.slices = frozenset(map(id, parameters)), frozenset(map(id, slices))
         self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        GUARDS.post(self)
-
-    def remove(self) -> None:
-        """End the guard: every optimizer may step."""
-        GUARDS.dismiss(self)
+        super().__init__()
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer over what has these `id`s must not step."""
@@ -64,7 +68,7 @@ class Guard:
             )
 
 
-class GuardOfBlocks:
+class GuardOfBlocks(Watch):
     """Refuses optimizers that need whole parameters where a rank holds blocks.
 
     Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The
@@ -72,8 +76,8 @@ class GuardOfBlocks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        GUARDS.post(self)
-        weakref.finalize(model, GUARDS.dismiss, self).atexit = False
+        super().__init__()
+        weakref.finalize(model, self.remove).atexit = False
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer that is not elementwise is about to update a block."""
@@ -82,7 +86,7 @@ class GuardOfBlocks:
                 check_whole(type(optimizer), group["params"])
 
 
-class GuardOfGradients:
+class GuardOfGradients(Watch):
     """Has a strategy look at the gradients of its `parameters` before an optimizer updates them.
 
     It does not keep them, or the strategy, alive.
@@ -92,11 +96,7 @@ class GuardOfGradients:
         self, parameters: Iterable[nn.Parameter], check: Callable[[set[int]], None]
     ) -> None:
         self.parameters, self.work = frozenset(map(id, parameters)), Hook(check)
-        GUARDS.post(self)
-
-    def remove(self) -> None:
-        """End the guard: every optimizer may step."""
-        GUARDS.dismiss(self)
+        super().__init__()
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Have the strategy look, if an optimizer is about to update its parameters."""

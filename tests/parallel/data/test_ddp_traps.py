@@ -207,7 +207,7 @@ def test_gradients_that_were_summed_already_are_summed_once(
             zero(model, optimizer)
             for number, without_sync in enumerate(quiet):
                 if isinstance(model, DDP):
-                    model.synchronising = not without_sync
+                    model.expected.synchronising = not without_sync
                 loss = sum((model(rows(rank), number, 2).sum() for rank in ranks), torch.zeros(()))
                 (loss / len(ranks) if op == "mean" else loss).backward()
             optimizer.step()

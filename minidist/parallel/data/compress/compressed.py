@@ -68,7 +68,7 @@ class GradientBucket(Bucket):
             gradient = parameter._grad
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
-            gradient = gradient.contiguous()
+            gradient = gradient.contiguous().as_subclass(Tensor)  # to be compressed alone
             parameter._grad = gradient
             gradients.append(gradient)
         return gradients
