@@ -11,7 +11,7 @@ the profiler count. The kernel stands under `BackendSelect`, which comes after m
 and before every device's; for groups of others, and where a compiler or a DTensor asks for shapes
 alone, it goes on to those.
 
-In a call, `calling` has what the operator loses: the reduction with its factor, and our works.
+In a call, `calling.works` has ours, of each thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MinidistGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """As `shutdown`."""
 
-    def monitored_barrier(self, *_: Any) -> None:
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks, in the same call."""
         self.operators.barrier(name="monitored_barrier").wait()
 
@@ -97,14 +97,8 @@ def dispatched(name: str) -> Callable[..., Any]:
                     f"{name}: torch would hand on a copy of a tensor with the negative bit, and "
                     "nothing would arrive: pass tensor.resolve_neg()"
                 )
-            if hasattr(arg, "reduceOp"):
-                self.calling.op = arg.reduceOp  # the operator's own hides the factor
-        calling = vars(self.calling)
-        works = calling["works"] = []
-        try:
-            work = call(self, *args, **options)
-        finally:
-            calling.clear()
+        works = self.calling.works = []
+        work = call(self, *args, **options)
         return self.operators.all_of(works) if works else work
 
     # torch takes its own method where one of this name calls it, and not this one again
@@ -138,18 +132,12 @@ def kernel(operator: Any) -> Callable[..., Any]:
         if only_shapes or not isinstance(group, MinidistGroup):
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(SELECT)):
                 return operator(*args)
-        calling = vars(group.calling)
-        others = [reduction(arg, calling.get("op")) for arg in args[at + 1 :]]
+        others: list[Any] = [*args[at + 1 :]]
+        if others and isinstance(others[0], torch.ScriptObject):
+            others[0] = dist.ReduceOp.RedOpType(others[0].op())
         work = getattr(group.operators, name)(*args[:at], *others)
-        calling.setdefault("works", []).append(work)
+        vars(group.calling).setdefault("works", []).append(work)
         boxed = held(work).boxed()
         return (args[0], boxed) if len(schema.returns) == 2 else boxed
 
     return run
-
-
-def reduction(arg: Any, op: Any) -> Any:
-    """Return an operator's argument, a reduction as Python has it."""
-    if isinstance(arg, torch.ScriptObject):
-        return op or dist.ReduceOp.RedOpType(arg.op())  # type: ignore[attr-defined]
-    return arg

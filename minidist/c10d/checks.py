@@ -34,14 +34,12 @@ def check_root(comm: Communicator, call: str, root: int) -> None:
 
 
 def check_outputs(call: str, outputs: Sequence[Tensor]) -> None:
-    """Refuse expanded tensors where other numbers may arrive in each place of one number."""
+    """Refuse expanded tensors, in which several numbers would arrive in one place."""
     for tensor in outputs:
-        shape, steps = tuple(tensor.shape), tensor.stride()
-        crowded = any(step == 0 and size > 1 for size, step in zip(shape, steps, strict=True))
-        if crowded and call not in ("all_reduce", "broadcast", "reduce"):
+        if 0 in tensor.stride() and tensor.numel() > 1:
             raise ValueError(
-                f"{call}: an expanded tensor of shape {shape} has not a place for each number "
-                "that arrives: pass a clone, tensor.contiguous()"
+                f"{call}: an expanded tensor of shape {tuple(tensor.shape)} has not a place for "
+                "each number that arrives: pass a clone, tensor.contiguous()"
             )
 
 

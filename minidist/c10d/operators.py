@@ -52,7 +52,7 @@ class Operators:
     def _launch(
         self,
         work: Callable[[Communicator], object],
-        outputs: list[Tensor],
+        outputs: Sequence[Tensor],
         landing: Sequence[Flat] = (),
         leaving: Sequence[Flat] = (),
     ) -> Working:
@@ -60,7 +60,7 @@ class Operators:
         what lands nowhere.
         """
         check_outputs(work.__name__, outputs)
-        working = Working(outputs, self.line, self.line.number())
+        working = Working(list(outputs), self.line, self.line.number())
 
         def run() -> None:
             try:
@@ -94,16 +94,8 @@ class Operators:
 
         return working.begun(finish, done)
 
-    def _all_of(self, outputs: list[Tensor]) -> Working:
-        """Return the operations that were just launched as one: the stream runs them in order."""
-
-        def together(comm: Communicator) -> None:
-            """Nothing is left to do."""
-
-        return self._launch(together, outputs)
-
     def all_of(self, works: list[Working]) -> Working:
-        """Return the works of one call: several where a tensor is made of several."""
+        """Return the works of one call as one."""
         if len(works) == 1:
             return works[0]
         together = Working([], self.line)
@@ -119,9 +111,7 @@ class Operators:
         parts = flat(outputs)
 
         def all_reduce(comm: Communicator) -> None:
-            for part, (name, factor) in zip(parts, names, strict=True):
-                if factor is not None:
-                    part.buffer.mul_(factor)
+            for part, name in zip(parts, names, strict=True):
                 collectives.all_reduce(part.buffer, comm, name)
 
         return self._launch(all_reduce, outputs, parts)
@@ -131,14 +121,11 @@ class Operators:
     def reduce_(self, tensors: list[Tensor], op: Any, at: int, *_: Any) -> Working:
         (tensor,) = tensors
         check_root(self.comm, "reduce", at)
-        name, factor = reduction_of(op, tensor)
+        name = reduction_of(op, tensor)
         part = Flat(tensor)
 
         def reduce(comm: Communicator) -> None:
-            buffer = part.buffer if factor is None else part.buffer * factor
-            collectives.reduce(buffer, comm, at, name)
-            if factor is not None and comm.rank == at:
-                part.buffer.copy_(buffer)
+            collectives.reduce(part.buffer, comm, at, name)
 
         lands = self.comm.rank == at
         return self._launch(reduce, [tensor], [part] * lands, [part] * (not lands))
@@ -160,7 +147,7 @@ class Operators:
     def _reduce_scatter(
         self, output: Tensor, whole: Callable[[], Tensor], counts: list[int], op: Any
     ) -> Working:
-        name, factor = reduction_of(op, output)
+        name = reduction_of(op, output)
         target = Flat(output)
         if len(target.buffer) != counts[self.comm.rank]:
             raise ValueError(
@@ -169,17 +156,16 @@ class Operators:
             )
 
         def reduce_scatter(comm: Communicator) -> None:
-            full = whole() if factor is None else whole() * factor
-            target.buffer.copy_(collectives.reduce_scatter(full, comm, name, counts=counts))
+            shard = collectives.reduce_scatter(whole(), comm, name, counts=counts)
+            target.buffer.copy_(shard)
 
         return self._launch(reduce_scatter, [output], [target])
 
     def reduce_scatter_tensor_coalesced_(
         self, outputs: list[Tensor], inputs: list[Tensor], op: Any, *_: Any
     ) -> Working:
-        for output, whole in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_base_(output, whole, op)
-        return self._all_of(outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return self.all_of([self._reduce_scatter_base_(*pair, op) for pair in pairs])
 
     # ---------------------------------------------------------------- moving
 
@@ -193,7 +179,9 @@ class Operators:
 
         return self._launch(broadcast, outputs, parts)
 
-    def allgather_(self, outputs: list[list[Tensor]], inputs: list[Tensor], *_: Any) -> Working:
+    def allgather_(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: list[Tensor], *_: Any
+    ) -> Working:
         (targets,), (shard,) = outputs, inputs
         check_count(self.comm, "all_gather", "output tensors", len(targets))
         own, parts = Flat(shard), flat(targets)
@@ -220,9 +208,8 @@ class Operators:
                     f"all_gather_coalesced: {len(targets)} output tensors from a rank that brings "
                     f"{len(inputs)}: give one for each"
                 )
-        for arriving, shard in zip(zip(*outputs, strict=True), inputs, strict=True):
-            self.allgather_([list(arriving)], [shard])
-        return self._all_of([tensor for targets in outputs for tensor in targets])
+        pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
+        return self.all_of([self.allgather_([arriving], [shard]) for arriving, shard in pairs])
 
     def _allgather_base_(self, output: Tensor, shard: Tensor, *_: Any) -> Working:
         check_whole(self.comm, "all_gather_into_tensor", "output", output, shard)
@@ -237,9 +224,8 @@ class Operators:
     def allgather_into_tensor_coalesced_(
         self, outputs: list[Tensor], inputs: list[Tensor], *_: Any
     ) -> Working:
-        for output, shard in zip(outputs, inputs, strict=True):
-            self._allgather_base_(output, shard)
-        return self._all_of(outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return self.all_of([self._allgather_base_(*pair) for pair in pairs])
 
     def gather_(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], at: int, *_: Any

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh
 
 from minidist.c10d.any_name import NAME, take_any_name
 from minidist.c10d.backend import MinidistGroup, kernels
@@ -39,6 +40,9 @@ def register() -> None:
     handlers["env"] = _Rendezvous(handlers["env"], of_here)
     for named in ("tcp", "file"):
         handlers[named] = _Rendezvous(handlers[named], RANKS.simulated)
+    mesh: Any = DeviceMesh
+    mesh._thread_id = property(rank_that_plans, lambda mesh, thread: None)
+    profile_one_at_a_time(torch.autograd.profiler)
     never_compile(MinidistGroup)
     never_compile(Operators)
     never_compile(Working)
@@ -58,6 +62,32 @@ def never_compile(kind: type) -> None:
     for method in vars(kind).values():
         if isinstance(method, FunctionType):
             frames.set_code_exec_strategy(method.__code__, skip)
+
+
+def rank_that_plans(mesh: DeviceMesh) -> int | None:
+    """Return a part of a mesh's hash, by which torch keeps plans of what a DTensor sends: they
+    depend on the rank, and torch has this part for ranks that are threads.
+    """
+    rank = RANKS.simulated()
+    return None if rank is None else rank.comm.rank
+
+
+def profile_one_at_a_time(profiler: Any) -> None:
+    """Have torch's profiler refuse a second simulated rank: both would end in a segmentation
+    fault.
+    """
+    prepare = profiler._prepare_profiler
+
+    def begin(*args: Any, **options: Any) -> Any:
+        if profiler._is_profiler_enabled and RANKS.simulated() is not None:
+            raise RuntimeError(
+                "torch's profiler, of which a process has one, is in use by another simulated "
+                "rank: let one rank profile, or take processes, python -m minidist launch"
+            )
+        profiler._set_is_profiler_enabled(True)  # now, and not when it starts, after a moment
+        return prepare(*args, **options)
+
+    profiler._prepare_profiler = begin
 
 
 def as_users_want(comm: Communicator) -> Communicator:

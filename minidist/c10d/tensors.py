@@ -56,10 +56,9 @@ class Flat:
         self.own, self.copied = own, own is not self.tensor and own.data_ptr() != tensor.data_ptr()
 
     def land(self) -> None:
-        """Have the tensor hold what arrived in the buffer: one of equals where it is expanded."""
+        """Have the tensor hold what arrived in the buffer."""
         if self.copied:
-            one = tuple(slice(None if step else 1) for step in self.tensor.stride())
-            self.tensor[one].copy_(self.own[one])
+            self.tensor.copy_(self.own)
 
 
 def beside(tensor: Tensor) -> Tensor:
@@ -87,8 +86,8 @@ def spread(whole: Tensor, parts: Sequence[Flat]) -> None:
         part.land()
 
 
-def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
-    """Return our name of one of torch's reductions, and what it multiplies first, if anything.
+def reduction_of(op: Any, tensor: Tensor) -> str:
+    """Return our name of one of torch's reductions.
 
     Raises
     ------
@@ -97,17 +96,12 @@ def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
     TypeError
         For numbers that it cannot reduce.
     """
-    factor = None
-    kind: Any = getattr(op, "op", op)
-    if kind == ReduceOp.PREMUL_SUM:
-        factor, name = op.factor, "sum"
-    elif (known := next((name for one, name in REDUCTIONS.items() if kind == one), "")) == "":
+    name = next((name for one, name in REDUCTIONS.items() if op == one), "")
+    if not name:
         raise NotImplementedError(
-            f"minidist does not reduce with {kind}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
-            "BXOR or PREMUL_SUM"
+            f"minidist does not reduce with {op}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or "
+            "BXOR, and multiply yourself"
         )
-    else:
-        name = known
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_complex() and name not in ("sum", "mean"):
         raise TypeError(f"{dtype} numbers have no {name}: use SUM or AVG")
@@ -117,4 +111,4 @@ def reduction_of(op: Any, tensor: Tensor) -> tuple[str, float | Tensor | None]:
         raise TypeError(f"the average of {dtype} is not {dtype}: use SUM, and divide yourself")
     if name in BITWISE and tensor.is_floating_point():
         raise TypeError(f"{dtype} numbers are not reduced bit by bit: use SUM, AVG, MIN or MAX")
-    return name, factor
+    return name

@@ -23,7 +23,6 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional
 import torch.utils._python_dispatch as dispatch
 from torch._C._distributed_c10d import Store
-from torch.distributed.device_mesh import DeviceMesh
 
 from minidist.c10d.generators import OwnGenerator, default_generators
 from minidist.c10d.ranks import RANKS, Rank
@@ -120,12 +119,6 @@ class Isolation:
                 self.generators = default_generators()
                 self.generators.__enter__()
                 c10d._world = self.worlds  # type: ignore[assignment]
-                mesh: Any = DeviceMesh
-                mesh._thread_id = property(rank_of_thread, note_thread)
-                profiler: Any = torch.autograd.profiler
-                self.profiling = profiler._prepare_profiler, profiler._disable_profiler
-                begin, end = one_at_a_time(*self.profiling)
-                profiler._prepare_profiler, profiler._disable_profiler = begin, end
                 isolate(True)
                 self.start = threading.Thread.start
                 threading.Thread.start = inherited(self.start, self.worlds)  # type: ignore[method-assign]
@@ -140,9 +133,6 @@ class Isolation:
                     threading.Thread.start = self.start  # type: ignore[method-assign]
                     isolate(False)
                     c10d._world = worlds.__dict__["process"]
-                    del DeviceMesh._thread_id
-                    profiler = torch.autograd.profiler
-                    profiler._prepare_profiler, profiler._disable_profiler = self.profiling
                     self.generators.__exit__(None, None, None)
                     sys.excepthook = self.excepthook
                     for name, entered in self.modes.items():
@@ -150,42 +140,6 @@ class Isolation:
 
 
 ISOLATION = Isolation()
-
-
-def rank_of_thread(mesh: DeviceMesh) -> Any:
-    """Return a part of a mesh's hash, by which torch keeps plans of what a DTensor sends: they
-    depend on the rank, and torch's own part of this name is for ranks that are threads.
-    """
-    rank = RANKS.simulated()
-    return vars(mesh).get("_thread_id") if rank is None else rank.comm.rank
-
-
-def one_at_a_time(prepare: Callable[..., Any], disable: Callable[[], Any]) -> Any:
-    """Return how torch's profiler begins and ends, for one rank at a time: with a second one, the
-    process would end in a segmentation fault.
-    """
-    taken = threading.Lock()
-
-    def begin(*args: Any, **options: Any) -> Any:
-        if not taken.acquire(blocking=False):
-            raise RuntimeError(
-                "torch's profiler, of which a process has one, is in use by another simulated "
-                "rank: let one rank profile, or take processes, python -m minidist launch"
-            )
-        return prepare(*args, **options)
-
-    def end() -> Any:
-        try:
-            return disable()
-        finally:
-            taken.release()
-
-    return begin, end
-
-
-def note_thread(mesh: DeviceMesh, thread: int | None) -> None:
-    """Keep what torch puts there, for a process that is no rank."""
-    vars(mesh)["_thread_id"] = thread
 
 
 @contextmanager

@@ -68,9 +68,8 @@ def reductions(rank: int, ranks: int) -> None:
         assert torch.equal(
             part, torch.full((3,), sum(rank + other + 1.0 for other in range(ranks)))
         )
-    doubled = mine.clone()
-    dist.all_reduce(doubled, dist._make_nccl_premul_sum(2.0))
-    assert torch.equal(doubled, 2 * expected[ReduceOp.SUM])
+    with raised(NotImplementedError, "PREMUL_SUM"):  # as gloo says
+        dist.all_reduce(mine.clone(), dist._make_nccl_premul_sum(2.0))
     wave = torch.complex(mine, -mine)
     dist.all_reduce(wave)
     assert torch.equal(wave, torch.complex(expected[ReduceOp.SUM], -expected[ReduceOp.SUM]))
@@ -297,11 +296,8 @@ def refused_on_every_rank(ranks: int) -> None:
     ):
         with raised(ValueError, "is not a rank"):
             call()
-    expanded = torch.ones(1).expand(3)
-    dist.all_reduce(expanded)
-    assert expanded.tolist() == [ranks] * 3
     with raised(ValueError, "an expanded tensor of shape"):
-        dist.all_gather([expanded] * ranks, torch.ones(3))
+        dist.all_reduce(torch.ones(1).expand(3))
     with raised(ValueError, "the negative bit"):
         dist.all_reduce(torch.ones(3, dtype=torch.complex64).conj().imag)
 
