@@ -99,6 +99,7 @@ def dispatched(name: str) -> Callable[..., Any]:
                 )
         works = self.calling.works = []
         work = call(self, *args, **options)
+        self.calling.works = []
         return self.operators.all_of(works) if works else work
 
     # torch takes its own method where one of this name calls it, and not this one again
@@ -123,7 +124,8 @@ def kernels() -> Any:
 def kernel(operator: Any) -> Callable[..., Any]:
     """Return what runs in an operator's place."""
     schema = operator._schema
-    at = [argument.name for argument in schema.arguments].index("process_group")
+    names = [argument.name for argument in schema.arguments]
+    at, reduces = names.index("process_group"), "reduce_op" in names
     name = schema.name.removeprefix("c10d::")
 
     def run(*args: Any) -> Any:
@@ -132,10 +134,10 @@ def kernel(operator: Any) -> Callable[..., Any]:
         if only_shapes or not isinstance(group, MinidistGroup):
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(SELECT)):
                 return operator(*args)
-        others: list[Any] = [*args[at + 1 :]]
-        if others and isinstance(others[0], torch.ScriptObject):
-            others[0] = dist.ReduceOp.RedOpType(others[0].op())
-        work = getattr(group.operators, name)(*args[:at], *others)
+        tensors, others = args[:at], args[at + 1 :]
+        if reduces:
+            others = dist.ReduceOp.RedOpType(others[0].op()), *others[1:]
+        work = getattr(group.operators, name)(*tensors, *others)
         vars(group.calling).setdefault("works", []).append(work)
         boxed = held(work).boxed()
         return (args[0], boxed) if len(schema.returns) == 2 else boxed

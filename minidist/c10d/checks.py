@@ -27,12 +27,6 @@ def check_count(comm: Communicator, call: str, what: str, count: int) -> None:
         raise ValueError(f"{call}: {count} {what} for {comm.size} ranks: give one a rank")
 
 
-def check_root(comm: Communicator, call: str, root: int) -> None:
-    """Refuse a root that is no rank, before the stream finds it, which would end the job."""
-    if not 0 <= root < comm.size:
-        raise ValueError(f"{call}: root={root} is not a rank: there are {comm.size}")
-
-
 def check_outputs(call: str, outputs: Sequence[Tensor]) -> None:
     """Refuse expanded tensors, in which several numbers would arrive in one place."""
     for tensor in outputs:

@@ -28,7 +28,6 @@ from minidist.c10d.checks import (
     check_count,
     check_outputs,
     check_room,
-    check_root,
     check_whole,
     elements,
 )
@@ -36,6 +35,7 @@ from minidist.c10d.ranks import RANKS
 from minidist.c10d.tensors import Flat, flat, joined, reduction_of, spread
 from minidist.c10d.to_self import ToSelf
 from minidist.c10d.work import Line, Working
+from minidist.collectives.operations import check_root
 from minidist.comm.agree import agree
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import MismatchError
@@ -120,7 +120,7 @@ class Operators:
 
     def reduce_(self, tensors: list[Tensor], op: Any, at: int, *_: Any) -> Working:
         (tensor,) = tensors
-        check_root(self.comm, "reduce", at)
+        check_root(at, self.comm)
         name = reduction_of(op, tensor)
         part = Flat(tensor)
 
@@ -170,7 +170,7 @@ class Operators:
     # ---------------------------------------------------------------- moving
 
     def broadcast_(self, outputs: list[Tensor], at: int, *_: Any) -> Working:
-        check_root(self.comm, "broadcast", at)
+        check_root(at, self.comm)
         parts = flat(outputs)
 
         def broadcast(comm: Communicator) -> None:
@@ -231,7 +231,7 @@ class Operators:
         self, outputs: list[list[Tensor]], inputs: list[Tensor], at: int, *_: Any
     ) -> Working:
         (shard,) = inputs
-        check_root(self.comm, "gather", at)
+        check_root(at, self.comm)
         targets: list[Tensor] = []
         if self.comm.rank == at:
             (targets,) = outputs
@@ -253,7 +253,7 @@ class Operators:
         self, outputs: list[Tensor], inputs: list[list[Tensor]], at: int, *_: Any
     ) -> Working:
         (output,) = outputs
-        check_root(self.comm, "scatter", at)
+        check_root(at, self.comm)
         parts: list[Flat] = []
         target = Flat(output)
         if self.comm.rank == at:

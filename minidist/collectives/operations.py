@@ -171,7 +171,7 @@ def all_gather(
 
 def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str = "auto") -> None:
     """Replace every rank's buffer by the root's, in place. Raises as `all_reduce`."""
-    _check_root(root, comm)
+    check_root(root, comm)
     array = flatten(buffer, writable=comm.rank != root)
     agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
     _run("broadcast", comm, algorithm, array, (array, comm.internal, root), root=root)
@@ -183,7 +183,7 @@ def reduce(
     """Replace the root's buffer by the reduction of all; other buffers are unchanged. Raises as
     `all_reduce`.
     """
-    _check_root(root, comm)
+    check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
     combine = comm.computing(reduction(op, array))
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
@@ -205,7 +205,7 @@ def gather(
     `counts` are the rows of each rank's shard; without them the ranks first exchange them in a
     `all_gather_object`.
     """
-    _check_root(root, comm)
+    check_root(root, comm)
     source, mine = flatten(shard), _rows(shard)
     agree(
         comm, "gather", dtype_name(source), algorithm, row=shard.shape[1:], counts=counts, root=root
@@ -238,7 +238,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
 
     The root first announces its shape and dtype in an `all_gather_object`.
     """
-    _check_root(root, comm)
+    check_root(root, comm)
     if comm.rank == root and full is None:
         raise ValueError(
             f"rank {root} is the root of this scatter: it must bring the full buffer, not None"
@@ -338,7 +338,8 @@ def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> i
     return LEAST[what](sum(shards), shards[comm.rank], comm.size, (comm.rank - root) % comm.size)
 
 
-def _check_root(root: int, comm: Communicator) -> None:
+def check_root(root: int, comm: Communicator) -> None:
+    """Refuse a root that is no rank."""
     if not 0 <= whole("root", root) < comm.size:
         raise ValueError(
             f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}"
