@@ -154,7 +154,7 @@ def wrong_outputs(
 
     size, keys = given["query"].shape[-1], seen.shape[-1]
     first, last = np.arange(keys) < cuts[0].stop, np.arange(keys) >= cuts[-1].start
-    full = np.arange(keys) < keys // TILE * TILE
+    full = np.arange(keys) < max(TILE, keys // TILE * TILE)  # a loop has one tile at least
     sees = {
         "the last tile of keys, which is not full, is left out": full,
         "the last block of keys is left out": ~last,

@@ -188,10 +188,10 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
             | {"query": gradients(block, p * last_keys, delta)["query"]}
         ),
         "the last tile of queries, which is not full, is left out": lambda: gradients(
-            block, p * (np.arange(queries) < queries // TILE * TILE)[:, None], delta
+            block, p * (np.arange(queries) < max(TILE, queries // TILE * TILE))[:, None], delta
         ),
         "the last tile of keys, which is not full, is left out": lambda: gradients(
-            block, p * (np.arange(keys) < keys // TILE * TILE), delta
+            block, p * (np.arange(keys) < max(TILE, keys // TILE * TILE)), delta
         ),
     }
     if causal:
