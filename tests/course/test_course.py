@@ -120,6 +120,14 @@ def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
     assert minidist(*said[3:], "--task", "4").stdout.endswith("0 of 15 points\n")
     (empty / "OUT/lessons" / LESSON.name / "exercise.py").write_text(HONEST)
     assert minidist(*said[3:], "--task", "4").stdout.endswith("15 of 15 points\n")
+    lent = f"import_module('minidist.lessons.{LESSON.name}.judges').lengths(elements, ranks)"
+    own = "[elements // ranks + (i < elements % ranks) for i in range(ranks)]"
+    assert own in HONEST
+    leaning = f"from importlib import import_module\n{HONEST.replace(own, lent)}"
+    (empty / "OUT/lessons" / LESSON.name / "exercise.py").write_text(leaning)
+    said_to_it = minidist(*said[3:], "--task", "4").stdout
+    assert "calls minidist.lessons." in said_to_it and said_to_it.endswith("0 of 15 points\n")
+    (empty / "OUT/lessons" / LESSON.name / "exercise.py").write_text(HONEST)
     stand = empty / "OUT" / "lessons"
     assert minidist("grade", "02", "--task", "4", stand=stand).stdout.endswith("15 of 15 points\n")
 

@@ -49,7 +49,7 @@ __all__ = [
 ]
 SHORTCUTS = ("comm.native", "comm.all_gather_object", "comm.allocate", "comm.split")
 # where the answers are, besides `judges`, `judges_cost`, ...
-NEVER = ("checks", "solution", "minidist.course")
+NEVER = ("checks", "solution", "minidist.course", "minidist.lessons")
 # the communicator that an answer is given
 GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")
 # of an error inside the checks, after the answer has come back to them
