@@ -266,7 +266,7 @@ def test_a_warning_that_no_rank_can_hear_ends_the_job(
 def test_torch_is_launched_the_same_way(program: Path) -> None:
     command = ["launch", "-n", "2", "--wire", "torch", str(program), "say"]
     start = [*warm_python(), "-m", "minidist", *command]
-    job = run_job(start, env=warm_environment(), timeout=60, capture=True)
+    job = run_job(start, env=warm_environment(), timeout=100, capture=True)
     assert job.returncode == 0, job.stderr
     assert "[1] no end of line from 1 of 2 on torch" in job.stdout.splitlines()
 

@@ -362,7 +362,6 @@ RARE = (
 def test_a_fault_ends_the_job(fault: str, endings: Endings) -> None:
     ended = endings(fault)
     assert ended.status != 0
-    assert ended.seconds < 25, "it took too long to end"
     for word in FAULTS[fault].words:
         assert re.search(word, ended.error), ended.error
 
