@@ -80,7 +80,7 @@ def cells_of(source: Path) -> Any:
         if cell.cell_type == "code" and question:
             cell.metadata |= {"jupyter": {"outputs_hidden": True}, "collapsed": True}
         question = cell.cell_type == "markdown" and PREDICTION in cell.source
-    opening = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    if len(opening.source.splitlines()) > LONGEST_OPENING:
-        opening.metadata["jupyter"] = {"source_hidden": True}
+    for opening in [cell for cell in notebook.cells if cell.cell_type == "code"][:1]:
+        if len(opening.source.splitlines()) > LONGEST_OPENING:
+            opening.metadata["jupyter"] = {"source_hidden": True}
     return notebook
