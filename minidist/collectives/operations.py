@@ -340,10 +340,9 @@ def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> i
 
 def check_root(root: int, comm: Communicator) -> None:
     """Refuse a root that is no rank."""
-    if not 0 <= whole("root", root) < comm.size:
-        raise ValueError(
-            f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}"
-        )
+    last = comm.size - 1
+    if not 0 <= whole("root", root) <= last:
+        raise ValueError(f"root={root} is not a rank: there are {last + 1}, numbered 0 to {last}")
 
 
 def _check_counts(name: str, counts: Sequence[int], comm: Communicator) -> None:
