@@ -5,7 +5,7 @@ and no bytes.
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import swap_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -46,14 +46,17 @@ class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def on_device(model: nn.Module, device: torch.device) -> None:
     """Move parameters and buffers from `meta` to `device`.
 
-    Parameters still need no memory: all elements are one NaN.
-
-    They stay the same objects, so what is shared stays shared. A strategy then gives them memory, a
-    part at a time.
+    They have no values yet: parameters are NaN, and need no memory, as all elements are one;
+    buffers are zeros. They stay the same objects, so what is shared stays shared. A strategy then
+    gives parameters memory, a part at a time.
     """
-    for parameter in tuple(model.parameters()):
-        nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device)
-        shaped = nothing.expand(parameter.shape)
-        swap_tensors(parameter, nn.Parameter(shaped, parameter.requires_grad))  # type: ignore[no-untyped-call]
-    for buffer in tuple(model.buffers()):
-        swap_tensors(buffer, torch.zeros_like(buffer, device=device))  # type: ignore[no-untyped-call]
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_meta:
+            continue
+        if isinstance(tensor, nn.Parameter):
+            nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=device)
+            made: Tensor = nn.Parameter(nothing.expand(tensor.shape), tensor.requires_grad)
+        else:
+            made = torch.zeros_like(tensor, device=device)
+        vars(made).update(vars(tensor))
+        swap_tensors(tensor, made)  # type: ignore[no-untyped-call]

@@ -613,7 +613,9 @@ def test_a_parameter_that_is_unfrozen_is_noticed_in_evaluation_too(kind: Any) ->
         wrapped = kind(model, comm, op="sum").eval()
         last.requires_grad_(True)
         wrapped(rows(0, 0))  # looking at it is allowed
-        with pytest.raises(RuntimeError, match="added, replaced or unfrozen after wrapping"):
+        with pytest.raises(
+            RuntimeError, match="added, replaced, resized or unfrozen after wrapping"
+        ):
             wrapped(rows(0, 0)).sum().backward()
 
     minidist.run(program, 1)

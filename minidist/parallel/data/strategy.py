@@ -228,6 +228,7 @@ class ExpectedGradients:
     ) -> None:
         self.strategy, self.names = strategy, names
         self.parameters = [parameter for parameter in names if parameter.requires_grad]
+        self.shapes = {parameter: parameter.shape for parameter in self.parameters}
         self.comm, self.unused, self.ignored = comm, unused, ignored
         self.synchronising = True
         self.nowhere_used: set[nn.Parameter] = set()
@@ -236,13 +237,14 @@ class ExpectedGradients:
         """Raise RuntimeError if the model has a trained parameter whose gradient nobody would
         reduce.
         """
-        known = {*self.parameters, *self.ignored}
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter not in known:
+            if not parameter.requires_grad or parameter in self.ignored:
+                continue
+            if self.shapes.get(parameter) != parameter.shape:
                 raise RuntimeError(
-                    f"parameter {name} was added, replaced or unfrozen after wrapping, so its "
-                    "gradients would stay different on every rank: change the model first, then "
-                    "wrap it"
+                    f"parameter {name} was added, replaced, resized or unfrozen after wrapping, so "
+                    "its gradients would stay different on every rank: change the model first, "
+                    "then wrap it"
                 )
 
     def refuse_graphs(self) -> None:

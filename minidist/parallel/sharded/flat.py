@@ -312,7 +312,13 @@ class Flat:
             reveal(parameter)  # it may be freed already
             parameter.data = self.nothing.expand(parameter.shape)
             hide(parameter, self.shard.placements[parameter].name)
-        self.unsharded.untyped_storage().resize_(0)
+        storage = self.unsharded.untyped_storage()
+        if not storage.resizable():
+            # Memory that numpy has seen cannot be freed: it is the array's now.
+            self.unsharded = torch.empty_like(self.unsharded)
+            self.views = views_into(self.unsharded, self.parameters)
+            storage = self.unsharded.untyped_storage()
+        storage.resize_(0)
 
     # ---------------------------------------------------------------- gradients
 

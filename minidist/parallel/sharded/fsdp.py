@@ -54,6 +54,7 @@ from minidist.parallel.optimizer.over_slices import SliceOptimizers
 from minidist.parallel.replica import Optimizer, Replica
 from minidist.parallel.sharded.access import state
 from minidist.parallel.sharded.access.closed import ClosedState, leave
+from minidist.parallel.sharded.access.freed import COMPILED
 from minidist.parallel.sharded.access.linked import LinkedGradients
 from minidist.parallel.sharded.flat import Allocate, Flat, Transport
 from minidist.parallel.sharded.passes import Passes
@@ -95,7 +96,8 @@ class FSDP(DataParallel):
     shard_ranks : int, optional
         For hybrid sharding: how many neighbouring ranks form a group that cuts the parameters.
     device : optional
-        Where the shards of a model on `meta` are to be; they are zeros until `load` fills them.
+        Where the shards of a model on `meta` are to be; they are NaN until `load` fills them.
+        Buffers that no state has, such as rotary tables, must not be on `meta`.
     allocate : optional
         `allocate(count, dtype)` returns the memory of a shard. It may be on the CPU, or a file
         (`offload.mapped`).
@@ -149,6 +151,7 @@ class FSDP(DataParallel):
                 f"{strangers} of the parameters in replicated= and ignored= are none of the model's"
             )
         where = torch.device(device or next(model.parameters()).device)
+        state.check_buffers(model, where)
         precisions = [
             precision_of(module, precision, not name, where) for name, module, _ in chosen
         ]
@@ -209,7 +212,8 @@ class FSDP(DataParallel):
         return flats
 
     def synchronize(self) -> None:
-        """Do nothing: when `backward()` returns, all gradients are reduced."""
+        """Reduce what `no_sync` has only added up, if no later backward has reduced it."""
+        self.passes.synchronize()
 
     # ---------------------------------------------------------------- gradients and optimizers
 
@@ -273,8 +277,10 @@ class FSDP(DataParallel):
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Let the next gathering bring the new values.
 
-        Each step of the optimizer ends with this.
+        Each step of the optimizer ends with this. A backward through a forward from before it
+        raises, as in torch.
         """
+        torch.autograd.graph.increment_version(updated or self.flat_of)
         self.window.entered.clear()
         for flat in self.flats:
             flat.publish()
@@ -374,8 +380,4 @@ class FSDP(DataParallel):
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to be compiled as a whole."""
-        raise TypeError(
-            f"compile() would compile the hooks of {type(self).__name__}, too, and read "
-            "parameters before they are gathered: call compile_blocks(model.layers) instead, "
-            "before or after wrapping"
-        )
+        raise TypeError(COMPILED.format("compile()"))

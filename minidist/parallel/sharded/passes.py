@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from minidist.comm.stream import Handle
 from minidist.parallel.data.backward import BackwardEnd, Hook, followed, recomputing
 from minidist.parallel.data.strategy import ExpectedGradients
 from minidist.parallel.sharded.flat import Flat
 from minidist.parallel.sharded.policy import cast
-from minidist.parallel.sharded.unit import TrainingState, Unit
+from minidist.parallel.sharded.unit import TrainingState, Unit, tensors_in
 from minidist.parallel.sharded.window import Window
 
 
@@ -115,6 +114,7 @@ class Passes:
         """
         if unit.training_state is TrainingState.METHOD:
             return args, kwargs
+        unit.began = torch._C._autograd._get_sequence_nr()
         if unit.precision.parameters is not None:
             args, kwargs = cast((args, kwargs), unit.precision.parameters)
         if recomputing():  # a part of forward again, in backward
@@ -150,8 +150,7 @@ class Passes:
             unit.training_state = TrainingState.IDLE
         self.in_forward = None
         output = unit.apart(output)
-        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        if not tensors and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not any(True for _ in tensors_in(output)):
             raise TypeError(
                 f"{unit.name or 'the model'} returns a {type(output).__name__} in which no "
                 "tensors can be seen, so FSDP cannot know when its backward begins: return tensors, "
@@ -160,14 +159,12 @@ class Passes:
         if unit is self.root:
             self.ranks.pass_ended("forward")
             self.window.forward_ended()
+        made = unit.made(output)
+        for tensor in made:
+            tensor.register_hook(Hook(self.pre_backward, unit))  # type: ignore[no-untyped-call]
         if unit.precision.output is not None:
             output = cast(output, unit.precision.output)
-        differentiable = [tensor for tensor in tensors if tensor.requires_grad]
-        for tensor in differentiable:
-            tensor.register_hook(Hook(self.pre_backward, unit))  # type: ignore[no-untyped-call]
-        if not differentiable or (
-            self.reshard_after_forward and unit not in (self.root, self.in_backward)
-        ):
+        if not made or (self.reshard_after_forward and unit not in (self.root, self.in_backward)):
             self.window.reshard(unit)
         return output
 
@@ -179,9 +176,12 @@ class Passes:
         if not self.end.expect():
             return
         self.window.unshard(self.root, self.window.ahead(self.root))
-        self.to_reduce = [unit for unit in self.window.in_backward() if unit.parameters]
+        self._expect_all()
         for unit in self.window.units:
             unit.arrived.clear()
+
+    def _expect_all(self) -> None:
+        self.to_reduce = [unit for unit in self.window.in_backward() if unit.parameters]
 
     def pre_backward(self, unit: Unit, _: Tensor) -> None:
         """The gradient of a unit's output has come: its parameters are needed now."""
@@ -239,20 +239,29 @@ class Passes:
 
     def _backward_ended(self) -> None:
         self.in_backward = None
-        reduced = self.expected.synchronising and any(unit.arrived for unit in self.window.units)
-        if reduced:
-            self._reduce_ready(all_of_them=True)
-        self.ranks.pass_ended("backward")
-        if reduced:
-            assert self.reducing is not None, "some gradients have arrived"
-            self.reducing.wait()
-            self.reducing = None
-            self.expected.check_parameters(self.root.module)
-            self.expected.drop_unused(self.used)
-            for unit in self.window.units:
-                for flat in unit.flats:
-                    flat.shard.give_gradient(self.expected.nowhere_used)
+        if self.expected.synchronising and any(unit.arrived for unit in self.window.units):
+            self._reduce_rest()
+        else:
+            self.ranks.pass_ended("backward")
         self.window.reshard_all()
+
+    def _reduce_rest(self) -> None:
+        self._reduce_ready(all_of_them=True)
+        self.ranks.pass_ended("backward")
+        assert self.reducing is not None, "some gradients have arrived"
+        self.reducing.wait()
+        self.reducing = None
+        self.expected.check_parameters(self.root.module)
+        self.expected.drop_unused(self.used)
+        for unit in self.window.units:
+            for flat in unit.flats:
+                flat.shard.give_gradient(self.expected.nowhere_used)
+
+    def synchronize(self) -> None:
+        """Reduce what `no_sync` has only added up, if no later backward has reduced it."""
+        if any(flat.accumulated is not None for unit in self.window.units for flat in unit.flats):
+            self._expect_all()
+            self._reduce_rest()
 
 
 class UnitHook(Hook):

@@ -6,11 +6,12 @@
 A `Unit` has a `Flat` for each kind of parameters. The states and verbs are torch's.
 """
 
+from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minidist.comm.stream import Handle
 from minidist.parallel.data.flatten import make_room
@@ -50,6 +51,8 @@ class Unit:
         The trained ones.
     arrived : set[nn.Parameter]
         Those whose gradients came in this backward.
+    began : int
+        The number of the first of autograd's nodes that could be made by the last forward.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Unit:
         self.training_state = TrainingState.IDLE
         self.gathering: Handle | None = None
         self.arrived: set[nn.Parameter] = set()
+        self.began = 0
 
     def unshard(self, ranks: Ranks) -> None:
         """Begin to gather the parameters."""
@@ -101,6 +105,17 @@ class Unit:
         """Whether all gradients have come in this backward."""
         return len(self.arrived) == len(self.parameters)
 
+    def made(self, output: Any) -> list[Tensor]:
+        """Return the tensors of the last forward that can be seen: in the nested `output`, and as
+        attributes of the unit's modules. And the bases of views: their hooks stay when a view is
+        changed in place.
+        """
+        seen = [*tensors_in(output)]
+        for module in self.module.modules() if self.name else ():
+            seen += [value for value in vars(module).values() if type(value) is Tensor]
+        seen += [tensor._base for tensor in seen if tensor._base is not None]
+        return [tensor for tensor in seen if number_of(tensor.grad_fn) >= self.began]
+
     def apart(self, output: Any) -> Any:
         """Return the nested `output`, with copies of tensors that lie in the unit's memory, which
         may be freed now.
@@ -109,3 +124,15 @@ class Unit:
         return tree_map_only(
             Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output
         )
+
+
+def tensors_in(nested: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested values, also those that objects in there have as attributes."""
+    for leaf in tree_leaves(nested):
+        within = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", ()))
+        yield from (each for each in within if isinstance(each, Tensor))
+
+
+def number_of(node: Any) -> int:
+    """Return which of its thread's nodes this one of autograd is, or -1 for None."""
+    return -1 if node is None else node._sequence_nr()

@@ -296,7 +296,7 @@ def test_a_parameter_that_nobody_would_reduce(
         wrapped(x(0))  # looking at it is allowed
         wrapped.train()
         with pytest.raises(
-            RuntimeError, match=f"parameter {name} was added, replaced or unfrozen after"
+            RuntimeError, match=f"parameter {name} was added, replaced, resized or unfrozen after"
         ):
             wrapped(x(0))
 

@@ -74,6 +74,21 @@ def of_one(model: FSDP, grad: Callable[[Tensor, list[Any]], object]) -> None:
     grad(model(rows(0)).sum(), [next(model.module.parameters())])
 
 
+def compiled(model: nn.Module) -> None:
+    torch.compile(model, backend="eager")(rows(0))
+
+
+def resized(model: FSDP) -> None:
+    with model.gathered():  # as transformers' resize_token_embeddings changes a tied weight
+        model.module.norm.weight.data = torch.ones(5)
+    model(rows(0))
+
+
+def rotary() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(Scaled())
+
+
 MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (
         lambda comm: backward(FSDP(Layers(), comm, op="sum"), create_graph=True),
@@ -135,6 +150,18 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (
         lambda comm: FSDP(Layers(), comm, op="sum").to(torch.bfloat16),
         "cannot be moved or converted",
+    ),
+    (
+        lambda comm: compiled(FSDP(Layers(), comm, op="sum")),
+        r"torch.compile would compile the hooks of FSDP, too, .* call compile_blocks",
+    ),
+    (
+        lambda comm: resized(FSDP(Layers(), comm, op="sum")),
+        "norm.weight was added, replaced, resized",
+    ),
+    (
+        lambda comm: FSDP(rotary(), comm, op="sum", device="cpu"),
+        r"the buffer 0.computed on meta would stay zeros",
     ),
     (
         lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.Conv2d)),

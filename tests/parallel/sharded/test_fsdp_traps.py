@@ -299,6 +299,107 @@ def test_parity_of_units_in_reentrant_checkpoints() -> None:
     check(Recomputed)
 
 
+class Box:
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+
+class Ways(Layers):
+    """A frozen layer whose output reaches the loss by another way than as what it returns."""
+
+    def __init__(self, way: str, frozen: bool) -> None:
+        super().__init__()
+        self.layers[1] = Way(way)
+        self.layers[1].requires_grad_(not frozen)
+
+    def forward(self, x: Tensor, *used: int) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+            x = layer.way_out(x) if isinstance(layer, Way) else x.tanh()
+        return self.norm(x)
+
+
+class Way(nn.Linear):
+    def __init__(self, way: str) -> None:
+        super().__init__(4, 4, **DOUBLE)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x).tanh() * self.bias
+        if self.way == "a view":
+            return y[None].squeeze(0)
+        if self.way == "an attribute":
+            self.kept = y
+        if self.way == "a closure":
+            self.ask = lambda: y
+        return x * 1, Box(y) if self.way == "an object" else None
+
+    def way_out(self, seen: Any) -> Any:
+        if self.way == "a view":
+            seen += 1
+            return seen
+        if self.way == "an object":
+            return seen[1].held
+        return self.kept if self.way == "an attribute" else self.ask()
+
+
+@pytest.mark.parametrize("frozen", (True, False))
+@pytest.mark.parametrize("way", ("a view", "an object", "an attribute"))
+def test_a_unit_is_whole_by_whatever_way_its_output_reaches_the_loss(
+    way: str, frozen: bool
+) -> None:
+    check(lambda: Ways(way, frozen))
+
+
+def test_what_was_saved_of_a_unit_is_not_read_before_it_is_gathered() -> None:
+    """Not even if it is being gathered: autograd compares versions before it reads."""
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        check(lambda: Ways("a closure", frozen=True))
+
+
+def test_a_backward_through_a_forward_from_before_a_step_is_refused_as_by_torch() -> None:
+    def program(comm: Communicator) -> None:
+        model = FSDP(Layers(), comm, op="sum")
+        loss = squares(model, rows(0))
+        loss.backward(retain_graph=True)
+        model.optimizer(torch.optim.SGD, lr=0.1).step()
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("unused", (False, True))
+def test_synchronize_reduces_what_no_sync_has_added_up(unused: bool) -> None:
+    def program(comm: Communicator) -> None:
+        serial = seeded(Layers(), 0)
+        model = FSDP(seeded(Layers(), 0), comm, op="sum", unused=unused)
+        with model.no_sync():
+            squares(model, rows(comm.rank)).backward()
+        model.synchronize(), model.synchronize()
+        for rank in range(comm.size):
+            squares(serial, rows(rank)).backward()
+        for name, gradient in model.full_gradients():
+            torch.testing.assert_close(gradient, serial.get_parameter(name).grad)
+
+    minidist.run(program, 2)
+
+
+def test_memory_that_numpy_has_seen_is_left_to_it() -> None:
+    def program(comm: Communicator) -> None:
+        model = FSDP(seeded(Layers(), 0), comm, op="sum")
+        loss = squares(model, rows(0))
+        with model.gathered():
+            arrays = [parameter.detach().numpy() for parameter in model.module.parameters()]
+        loss.backward()
+        model.optimizer(torch.optim.SGD, lr=0.1).step()
+        model(rows(0))
+        for array, whole in zip(arrays, seeded(Layers(), 0).parameters(), strict=True):
+            assert torch.equal(torch.from_numpy(array), whole)
+
+    minidist.run(program, 2)
+
+
 # ---- precision, memory, wires ----
 
 

@@ -27,6 +27,11 @@ CONVERSIONS = frozenset(("to", "type", "half", "bfloat16", "float", "double", "c
 LIKE_IT = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))
 """Those that make another tensor, their first argument, like a parameter."""
 
+COMPILED = (
+    "{} would compile the hooks of FSDP, too, and read parameters before they are gathered: call "
+    "compile_blocks(model.layers) instead, before or after wrapping"
+)
+
 
 class FreedParameter(nn.Parameter):
     """A parameter without memory.
@@ -88,17 +93,24 @@ def refuse(parameter: str, what: str) -> NoReturn:
             "gradients of all that is trained: call backward() without inputs=, and freeze the "
             "others by requires_grad_(False) before wrapping"
         )
+    if what == "_is_view":  # torch.compile asks for it before all else
+        raise RuntimeError(COMPILED.format("torch.compile"))
     raise RuntimeError(
         f"{parameter} is freed between the forwards of its unit, so {what!r} would find NaN, and "
         "what is written there would be lost: read it in gathered() or full_state_dict(), change "
-        "it by load(), convert or move a model before wrapping it, and name other methods than "
-        "forward by register_fsdp_forward_method(unit, method)"
+        "it by load(), resize, convert or move a model before wrapping it, and name other methods "
+        "than forward by register_fsdp_forward_method(unit, method)"
     )
 
 
 def hide(parameter: nn.Parameter, name: str) -> None:
-    """Let a parameter, whose memory is freed, say so when it is asked for its values."""
+    """Let a parameter, whose memory is freed, say so when it is asked for its values.
+
+    Autograd does not ask: it has saved views of the memory. But it compares their version before it
+    reads them, so it raises, too.
+    """
     if not isinstance(parameter, FreedParameter):
+        change_version(parameter, 1)
         parameter.freed_name = name  # type: ignore[attr-defined]
         parameter.__class__ = freed(type(parameter))
 
@@ -108,6 +120,14 @@ def reveal(parameter: nn.Parameter) -> None:
     if isinstance(parameter, FreedParameter):
         parameter.__class__ = type(parameter).__bases__[1]
         del parameter.freed_name
+        change_version(parameter, -1)
+
+
+def change_version(parameter: nn.Parameter, by: int) -> None:
+    """Let what autograd has saved of a parameter be invalid, or valid again."""
+    if not parameter.is_inference():
+        version = parameter._version + by
+        torch._C._autograd._unsafe_set_version_counter((parameter,), (version,))
 
 
 @cache

@@ -137,3 +137,15 @@ def saved_buffers(model: nn.Module) -> dict[Tensor, str]:
         for label, buffer in module.named_buffers(recurse=False)
         if label not in module._non_persistent_buffers_set
     }
+
+
+def check_buffers(model: nn.Module, device: torch.device) -> None:
+    """Raise ValueError if buffers on `meta` would be zeros on `device`, and no state fills them."""
+    saved = saved_buffers(model)
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and device.type != "meta" and buffer not in saved:
+            raise ValueError(
+                f"the buffer {name} on meta would stay zeros, as no state has what is registered "
+                f"with persistent=False: build its module anew on {device} before wrapping, and "
+                "leave only parameters on meta"
+            )
