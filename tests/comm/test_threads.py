@@ -17,6 +17,7 @@ from minidist import Cluster, Communicator, DeadlockError, run
 from minidist.collectives import all_reduce
 from minidist.comm import CommunicationError, Link, MismatchError
 from minidist.comm.buffers import DTYPES
+from minidist.comm.threads_wire.carriers.threads import Threads
 
 NODES_OF_TWO = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 
@@ -384,3 +385,15 @@ def test_torch_s_functions_are_called_once_before_threads_share_them(
     here = threading.current_thread().name
     assert called[:2] == [(here, torch.float32), (here, torch.float64)]
     assert sorted(name for name, _ in called[2:]) == ["rank 0", "rank 1"]
+
+
+def test_who_looks_for_a_thread_that_runs_is_not_disturbed_by_one_that_comes() -> None:
+    """The table of threads grew while another thread went through it: a RuntimeError at random."""
+    carrier = Threads(limit=60.0)
+    comes = threading.Thread(target=carrier.here)
+    with carrier.lock:  # as `somebody_runs` has it
+        comes.start()
+        comes.join(0.2)
+        assert comes.is_alive() and comes not in carrier.running
+    comes.join()
+    assert comes in carrier.running

@@ -41,16 +41,14 @@ class Threads:
         starter = self.here()  # who is about to start others may still act
         for thread in threads:
             thread.start()
-            with self.lock:
-                self._met(thread)
+            self._met(thread)
         with self.lock:
             self.running.pop(starter, None)
         try:
             for thread in threads:
                 while thread.is_alive() and job.failure is None:
-                    thread.join(
-                        0.2
-                    )  # in slices: an untimed join would not notice Ctrl-C everywhere
+                    # In slices: an untimed join would not notice Ctrl-C everywhere.
+                    thread.join(0.2)
         finally:
             job.close()
             ours = self.known - before  # streams, too
@@ -67,9 +65,10 @@ class Threads:
         return thread
 
     def _met(self, thread: threading.Thread) -> None:
-        if thread not in self.blocked and thread not in self.running:
-            self.running[thread] = None
-            self.known.add(thread)
+        with self.lock:  # another thread may be looking for one that runs
+            if thread not in self.blocked and thread not in self.running:
+                self.running[thread] = None
+                self.known.add(thread)
 
     def stands(self, lane: Waiting) -> None:
         """Count the thread no longer among those that may act."""
