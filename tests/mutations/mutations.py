@@ -2314,8 +2314,8 @@ FAILURES = [
     Mutation(
         "a rank that computes on as the program ends comes back when Python is gone",
         "minidist/comm/job/background.py",
-        old="        thread.interrupt()\n",
-        new="        pass\n",
+        old="        thread.interrupt()\n    _still_working",
+        new="        pass\n    _still_working",
         tests=(
             "tests/comm/test_background.py::"
             "test_a_rank_that_computes_on_after_another_has_failed_does_not_abort_the_program",
