@@ -139,7 +139,7 @@ def all_gather(
         Receives the shards. They are then its `numpy.array_split` parts, unless `counts` says
         otherwise.
     counts : optional
-        Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in a
+        Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in an
         `all_gather_object`.
     """
     source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
@@ -202,8 +202,7 @@ def gather(
     """Return all ranks' shards, along the first axis, on the root and None elsewhere. Raises as
     `all_reduce`.
 
-    `counts` are the rows of each rank's shard; without them the ranks first exchange them in a
-    `all_gather_object`.
+    `counts` are the rows of each rank's shard; without them an `all_gather_object` comes first.
     """
     check_root(root, comm)
     source, mine = flatten(shard), _rows(shard)
