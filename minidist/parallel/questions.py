@@ -41,7 +41,7 @@ ELEMENTWISE = _names("""
     round floor ceil trunc frac isfinite isnan isinf isposinf isneginf signbit nan_to_num isclose
     eq ne gt ge lt le greater greater_equal less less_equal not_equal
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
-    detach conj flatten reshape ravel squeeze unsqueeze
+    detach conj resolve_conj resolve_neg flatten reshape ravel squeeze unsqueeze
     t transpose swapaxes swapdims movedim moveaxis permute
     view view_as reshape_as contiguous
     to type float double half bfloat16 bool int long cpu cuda
@@ -54,7 +54,7 @@ ELEMENTWISE = _names("""
 
 ABOUT_SHAPE = _names("""
     size dim numel nelement stride element_size is_same_size __len__ __hash__
-    is_floating_point is_complex is_contiguous is_inference get_device result_type
+    is_floating_point is_complex is_contiguous is_inference is_neg is_conj get_device result_type
     _has_compatible_shallow_copy_type untyped_storage data_ptr storage_offset
     requires_grad register_hook register_post_accumulate_grad_hook
     zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full new_tensor

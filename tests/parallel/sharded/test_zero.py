@@ -363,7 +363,9 @@ def test_slices_that_change_outside_of_a_step_are_there_in_the_next_forward(
     def program(comm: Communicator) -> Tensor:
         model = wrapped(net(), comm, "sum")
         optimizer = model.optimizer(Exchanging, lr=0.1, elementwise=True)
-        return outputs(model, optimizer, comm.size)
+        found = outputs(model, optimizer, comm.size)
+        model.unwrap()  # which waits for what the last forward has begun
+        return found
 
     serial = net()
     expected = outputs(serial, Exchanging(serial.parameters(), lr=0.1), 1)
