@@ -24,7 +24,7 @@ from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.compress.top_k import TopK
 from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.placement import copies_of
+from minidist.parallel.placement import copies_of, placement_of
 from minidist.parallel.replica import Remembered
 
 
@@ -106,10 +106,16 @@ class CompressedDDP(DDP):
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal=equal)
         compress = compressor_of(compression)
-        self.compressed: dict[Bucket, Compressed] = {
-            bucket: compress(bucket.parameters, copies_of(bucket.parameters[0], comm))
-            for bucket in self.reducer.buckets
-        }
+        # What travels depends on all gradients that are compressed together. Ranks along the tensor
+        # axis that have copies of some parameters must send the same of these, so those whose copies
+        # are elsewhere are compressed apart.
+        self.compressed: dict[Bucket, list[tuple[list[nn.Parameter], Compressed]]] = {}
+        for bucket in self.reducer.buckets:
+            alike: dict[object, list[nn.Parameter]] = {}
+            for parameter in bucket.parameters:
+                alike.setdefault(placement_of(parameter).alike, []).append(parameter)
+            copies = copies_of(bucket.parameters[0], comm)
+            self.compressed[bucket] = [(each, compress(each, copies)) for each in alike.values()]
 
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to reduce a bucket; return what to wait for."""
@@ -117,15 +123,17 @@ class CompressedDDP(DDP):
 
     def _reduce(self, bucket: Bucket) -> None:
         assert isinstance(bucket, GradientBucket)
-        gradients = bucket.gather()
-        self.compressed[bucket].reduce(gradients, bucket.link)
+        gradients = dict(zip(bucket.parameters, bucket.gather(), strict=True))
+        for parameters, compressed in self.compressed[bucket]:
+            compressed.reduce([gradients[parameter] for parameter in parameters], bucket.link)
         if self.op == "mean":
-            for gradient in gradients:
+            for gradient in gradients.values():
                 gradient /= bucket.link.size
 
     def remembered(self) -> Iterable[Remembered]:
         """Return what each bucket keeps from step to step."""
-        return chain.from_iterable(each.remembered() for each in self.compressed.values())
+        parts = chain.from_iterable(self.compressed.values())
+        return chain.from_iterable(compressed.remembered() for _, compressed in parts)
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return this rank's tensors by category, for `Account`: what is kept back are gradients."""
@@ -138,5 +146,7 @@ class CompressedDDP(DDP):
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step of any number of microbatches."""
-        sent = sum(each.sent(bucket.link.size) for bucket, each in self.compressed.items())
+        sent = 0.0
+        for bucket, parts in self.compressed.items():
+            sent += sum(compressed.sent(bucket.link.size) for _, compressed in parts)
         return "of compressed gradients", sent
