@@ -163,14 +163,14 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         what = "gradients and parameters" if parallel.zero else "gradients"
         both = outcome.sent["dp"] + outcome.sent.get("edp", 0)  # among copies of experts, too
         rows.append((f"bytes of {what} sent by rank 0", format_sent(both, "{:,}".format)))
-        if mesh.layout.pp == 1 or parallel.zero < 2:
-            label, formula = trainer.parallel.replica.volume(parallel.accumulate)
-            rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
+        microbatches = trainer.recipe.microbatches
+        label, formula = trainer.parallel.replica.volume(microbatches)
+        rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
         if isinstance(optimizer := trainer.optimizer, MuonWithAdamW):
             formula = round(optimizer.volume() * len(outcome.history))
             rows.append(("bytes of Muon's updates sent by rank 0", f"{optimizer.matrices.sent:,}"))
             rows.append(("    by formula, in all steps", f"{formula:,}"))
-        if apart := trainer.parallel.replica.between_nodes():
+        if apart := trainer.parallel.replica.between_nodes(microbatches):
             rows.append(("    of these to other nodes", sent["nodes"]))
             rows.append(("    the formula x steps", f"{apart[1] * len(outcome.history):,.0f}"))
     if mesh.dcn.size > 1:

@@ -7,8 +7,8 @@
 
 Each of these can be combined with tensor and sequence parallelism, recomputation and every
 precision of 16 bits or more; `Recipe.supported` also says what goes with adapters, 8 bits and
-ZeRO++. ZeRO 2 and 3 keep no whole gradients, so in a pipeline of m microbatches they reduce m
-times, and send m times the bytes of ZeRO 0 and 1.
+ZeRO++. ZeRO 2 and 3 keep no whole gradients, so in a step of m microbatches they reduce m times,
+with a pipeline or without.
 
 Each strategy declares its options in its own folder, in `options.py`. A `Recipe` has them all, and
 so have the command line and the planner. `apply.py` asks each strategy whether they fit.

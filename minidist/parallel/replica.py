@@ -74,8 +74,8 @@ class Replica(Protocol):
         Whether every rank holds all parameters between two forwards. If not, only `called` can be
         called, not its parts.
     whole_gradients : bool
-        Whether every rank holds all gradients between two backwards, so that `no_sync` costs no
-        memory.
+        Whether every rank holds all gradients between two backwards. If not, the gradients of each
+        microbatch are reduced, because `no_sync` would hold whole ones.
     """
 
     module: nn.Module
@@ -179,7 +179,7 @@ class Replica(Protocol):
         """Return what has to be in a checkpoint for a run to go on as if it had not stopped."""
         return ()
 
-    def between_nodes(self) -> tuple[Communicator, float] | None:
+    def between_nodes(self, microbatches: int = 1) -> tuple[Communicator, float] | None:
         """Return, if a strategy keeps nodes apart, the communicator to others, and the bytes of a
         step on it.
         """

@@ -274,7 +274,9 @@ class Parallel:
         total = no_loss(next(self.model.parameters()).device)
         called, comm = self.replica.called, self.mesh.world
         for number, (x, target, *rest) in enumerate(zip(inputs, targets, *arguments, strict=True)):
-            with self.replica.no_sync() if number + 1 < len(inputs) else nullcontext():
+            # ZeRO 2 and 3 hold no whole gradients, so they reduce those of each microbatch.
+            adds_up = self.replica.whole_gradients and number + 1 < len(inputs)
+            with self.replica.no_sync() if adds_up else nullcontext():
                 with comm.span("forward"):
                     loss = self.loss(called(x, *rest), target)
                 with comm.span("backward"):

@@ -60,7 +60,6 @@ class Software:
     optimizer: int = 12
     kept_logit: int = 10
     measured: str = "driver"
-    reduces_each: bool = False
     width: int = 2
     passes: float = 1.0
     hides_tensor: bool = False
@@ -136,15 +135,14 @@ class Setup:
 
     @property
     def reductions(self) -> int:
-        """How many microbatches ZeRO 2 and 3 accumulate before one reduction (1: reduce each).
+        """How many microbatches ZeRO 2 and 3 accumulate before one reduction: they reduce each.
 
-        A chunk of an interleaved pipeline has as many in a row as there are stages.
+        A chunk of an interleaved pipeline has as many in a row as there are stages, and ZeRO 2 reduces
+        these together.
         """
-        if self.software.reduces_each:
-            return 1
         if self.zero == 2 and self.chunks > 1:
             return min(self.pp, self.microbatches)
-        return self.microbatches
+        return 1
 
     @property
     def bits8(self) -> bool:

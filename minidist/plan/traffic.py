@@ -155,15 +155,15 @@ def along_data(run: Setup) -> float:
         times = run.microbatches / run.reductions if run.zero == 2 else 1
         each = times * gradient + (width if run.zero else gradient)
         return (ranks - 1) * dense * each + (copies - 1) * experts * each
-    # Now parameters are gathered twice a microbatch, those outside the layers once, ...
+    # Now each microbatch gathers parameters twice, those outside the layers once, ...
     shards = run.hsdp or ranks
     groups = ranks // shards
-    each = 2 * run.microbatches * width + gradient
+    each = 2 * width + gradient
     senders = ranks - groups  # in a group, (shards - 1)/shards of the bytes leave each rank
-    sent = senders * (dense * each - run.microbatches * ends * width)
-    # ... and gradients are all-reduced over the groups.
+    sent = senders * (dense * each - ends * width)
+    # ... and its gradients are all-reduced over the groups.
     sent += 2 * (groups - 1) * dense * gradient
-    return sent + (copies - 1) * experts * each
+    return run.microbatches * (sent + (copies - 1) * experts * each)
 
 
 def end_parameters(run: Setup) -> int:

@@ -182,6 +182,40 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_states_with_accumulation_are_what_a_meter_reads(zero: int) -> None:
+    """At their most within a step of four microbatches.
+
+    A run holds for a while what a plan leaves out: ZeRO 1 its part of the sum, ZeRO 2 two buckets,
+    and ZeRO 3 the gradients of the layers at work, which a plan has with those layers.
+    """
+    ranks, count = 4, 4
+    planned = bytes_held(replace(setup(dp=ranks, zero=zero), batch=ranks * 2 * count))
+
+    def program(comm: Communicator) -> dict[str, int]:
+        mesh, model = Mesh(comm, Layout(ranks)), GPT(SIZES, dtype=torch.bfloat16, device="meta")
+        recipe = Recipe(zero=zero, microbatches=count, **({"bucket_mib": 0.25} if zero < 3 else {}))
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh))
+        groups = list(parallel.model.parameters())
+        optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW)
+        tokens = [torch.zeros(2, 128, dtype=torch.long, device="meta")] * count
+        account = Account(comm)
+        account.watch(parallel.replica.called, optimizer)
+        with account.recording():
+            parallel.step(tokens, tokens, [whereabouts(1)] * count)
+        optimizer.step()
+        return {**account.sample(), "gradients": account.peaks["gradients"]}
+
+    table = 2 * MODEL.vocabulary * MODEL.hidden
+    largest = max(table, 2 * MODEL.layer)
+    more = [0, planned["gradients"] / ranks, 2 * largest + 2**18, 2 * largest][zero]
+    for held in minidist.run(program, ranks):
+        for name in ("parameters", "optimizer"):
+            assert held[name] == pytest.approx(planned[name], rel=0.01), name
+        assert 0.99 * planned["gradients"] <= held["gradients"]
+        assert held["gradients"] <= 1.01 * (planned["gradients"] + more)
+
+
 AUTOCAST = {
     "dp 2": ({"dp": 2}, 1),
     "zero 1": ({"dp": 2, "zero": 1}, 1),

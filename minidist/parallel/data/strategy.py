@@ -167,15 +167,16 @@ class DataParallel(nn.Module, Replica):
                 parameter._grad.zero_()
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its
-        two halves.
+        """Return what a rank sends in a step: one all-reduce, or its two halves, of which ZeRO 2
+        takes the first for each microbatch.
         """
+        halves = 2 if self.whole_gradients else microbatches + 1
         # by the ranks that hold the same: all of the data axis, or fewer for experts
         bytes = Counter[Communicator]()
         for parameter in self.parameters_to_reduce:
             bytes[copies_of(parameter, self.comm)] += parameter.nbytes
-        sent = sum(2 * (comm.size - 1) / comm.size * count for comm, count in bytes.items())
-        formula = "2 (P - 1)/P x bytes"
+        sent = sum(halves * (comm.size - 1) / comm.size * count for comm, count in bytes.items())
+        formula = f"{halves} (P - 1)/P x bytes"
         if len(bytes) > 1:
             formula += ", of experts with P copies"
         return formula, sent

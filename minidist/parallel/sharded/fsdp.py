@@ -353,9 +353,7 @@ class FSDP(DataParallel):
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step: each microbatch gathers all units twice, and the root
-        once.
-
-        Gradients of what is trained are reduced once.
+        once, and reduces the gradients of what is trained.
         """
         return self.ranks.volume(self.flats, self.root.flats, microbatches)
 

@@ -122,14 +122,15 @@ class Ranks:
             times = m if flat in of_root else 2 * m
             size = sum(parameter.nbytes for parameter in flat.parameters)
             link = self.link(flat.parameters)
-            inside += (link.size - 1) / link.size * size * (times + flat.trained)
+            inside += (link.size - 1) / link.size * size * (times + m * flat.trained)
             n += size
             trained += size * flat.trained
         if group == ranks:
-            units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
+            more = f"{2 * m} x bytes + {m} x those trained"
+            units = f"{3 * m} x bytes" if trained == n else more
             copies = ", of experts with P copies" if len(self.links) > 1 else ""
             return f"(P - 1)/P x ({units} - {m} x root's){copies}", inside
-        across = 2 * (1 - group / ranks) * trained / group
+        across = 2 * m * (1 - group / ranks) * trained / group
         return f"the formula for groups of {group}", inside + across
 
     def step(self, what: str) -> None:

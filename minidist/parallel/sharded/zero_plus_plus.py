@@ -115,9 +115,9 @@ def row_of(flat: Flat) -> int:
     return -(-flat.shard.counts[0] // BLOCK) * BLOCK
 
 
-def hop_of(flat: Flat) -> float:
+def hop_of(flat: Flat, microbatches: int) -> float:
     """Return the bytes of a rank's row: in the first gathering of a step and, if it is trained, in
-    the reduction.
+    the reduction of each microbatch.
     """
     row = row_of(flat)
     if not flat.mine.is_floating_point():
@@ -127,7 +127,7 @@ def hop_of(flat: Flat) -> float:
     in_4_bits = row / 2 + scales
     if not flat.trained:
         return in_8_bits
-    return in_8_bits + in_4_bits
+    return in_8_bits + microbatches * in_4_bits
 
 
 class ZeROPlusPlus(FSDP):
@@ -175,7 +175,7 @@ class ZeROPlusPlus(FSDP):
         return Quantised(self.nodes, self.ranks.direct(parameters))
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step: the first gathering and the reduction quantised,
+        """Return what a rank sends in a step: the first gathering and the reductions quantised,
         others inside a node.
         """
         group, m = self.nodes.inside.size, microbatches
@@ -184,19 +184,16 @@ class ZeROPlusPlus(FSDP):
         for flat in self.root.flats:
             root += sum(parameter.nbytes for parameter in flat.parameters)
         again = (group - 1) / group * ((2 * m - 1) * n - m * root)
-        return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops
+        return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops(m)
 
-    def between_nodes(self) -> tuple[Communicator, float]:
-        """Return the communicator to other nodes, and a step's bytes on it, whatever the number of
-        microbatches.
-        """
-        return self.nodes.across, (self.nodes.across.size - 1) * self._hops
+    def between_nodes(self, microbatches: int = 1) -> tuple[Communicator, float]:
+        """Return the communicator to other nodes, and a step's bytes on it."""
+        return self.nodes.across, (self.nodes.across.size - 1) * self._hops(microbatches)
 
-    @property
-    def _hops(self) -> float:
+    def _hops(self, microbatches: int) -> float:
         """The bytes of a rank's rows of all flats, see `hop_of`."""
         quantised = [flat for flat in self.flats if isinstance(flat.transport, Quantised)]
-        return sum(map(hop_of, quantised))
+        return sum(hop_of(flat, microbatches) for flat in quantised)
 
     def _gather_all(self) -> None:
         """Gather every unit as it is."""

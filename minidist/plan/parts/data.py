@@ -59,7 +59,6 @@ def reduction_to_shards(run: Setup, stage: Stage, forward: float, backward: floa
     """
     parts = stage.parameters(run, ends_parameters(run))
     last = [(table_parameters(run), run.sharded)]
-    # ZeRO 2 may reduce each microbatch's gradients.
     times = 1.0
     if run.zero == 2:
         times = run.microbatches / run.reductions
@@ -76,7 +75,7 @@ def reduction_of_shards(run: Setup, stage: Stage, backward: float) -> Reduction:
 
     Nothing hides the first layer's parameters, which are gathered before anything is computed, or
     its gradients, which come last. If groups of ranks shard, their sums are all-reduced over the
-    groups.
+    groups, for each microbatch.
     """
     ends = ends_parameters(run)
     shards = run.sharded.ranks
@@ -88,8 +87,8 @@ def reduction_of_shards(run: Setup, stage: Stage, backward: float) -> Reduction:
     own = []
     for count, same in stage.parameters(run, ends):
         own.append((count / same.ranks, groups))
-    hideable = all_reduce(run, own, run.gradients)
-    return Reduction(exposed, hideable, backward)
+    hideable = run.microbatches * all_reduce(run, own, run.gradients)
+    return Reduction(exposed, hideable, run.microbatches * backward)
 
 
 def all_reduce(run: Setup, parts: Parts, width: int) -> float:

@@ -53,7 +53,6 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
         gathering = gather(run, run.parts, run.kept_width)
         gathering_again = gathering * (2 if run.software.regather and full else 1)
         scattering = gather(run, run.parts, run.gradients)
-        scattering /= run.reductions
         seconds = beside(run, seconds, gathering)
         seconds_back = beside(run, seconds_back, gathering_again + scattering)
     return Pass(forward, seconds), Pass(backward, seconds_back)

@@ -145,13 +145,4 @@ def groups(run: Setup, fixed: Mapping[str, Any]) -> list[int]:
 
 def sharded(run: Setup, zero: int, group: int, offload: bool, policy: str) -> Setup:
     """Return a layout with a stage of ZeRO and a way to recompute."""
-    # ZeRO 2 never has whole gradients
-    reducing = replace(run.software, reduces_each=True) if zero == 2 else run.software
-    return replace(
-        run,
-        zero=zero,
-        hsdp=group,
-        recompute=policy,
-        software=reducing,
-        offload=zero > 0 and offload,
-    )
+    return replace(run, zero=zero, hsdp=group, recompute=policy, offload=zero > 0 and offload)
