@@ -188,12 +188,17 @@ class ZeROPlusPlus(FSDP):
 
     def between_nodes(self, microbatches: int = 1) -> tuple[Communicator, float]:
         """Return the communicator to other nodes, and a step's bytes on it."""
-        return self.nodes.across, (self.nodes.across.size - 1) * self._hops(microbatches)
+        across = self.nodes.across
+        bytes = (across.size - 1) * self._hops(microbatches)
+        return across, bytes
 
     def _hops(self, microbatches: int) -> float:
         """The bytes of a rank's rows of all flats, see `hop_of`."""
         quantised = [flat for flat in self.flats if isinstance(flat.transport, Quantised)]
-        return sum(hop_of(flat, microbatches) for flat in quantised)
+        total = 0.0
+        for flat in quantised:
+            total += hop_of(flat, microbatches)
+        return total
 
     def _gather_all(self) -> None:
         """Gather every unit as it is."""
