@@ -29,6 +29,11 @@ def one_of(*choices: str) -> Limit:
     return Limit(f"one of {', '.join(filter(None, choices))}", lambda value: value in choices)
 
 
+def up_to(most: int) -> Limit:
+    """Limit an option to what ends in a time that one waits for."""
+    return Limit(f"from 0 to {most:,}", lambda value: 0 <= value <= most)
+
+
 AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
 NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
 POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)

@@ -282,6 +282,18 @@ def copies_of(parameter: Tensor, data: Communicator) -> Communicator:
     return experts.copies if experts else data
 
 
+def by_copies(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Deal parameters out to lists, each of those of which the same ranks have copies.
+
+    What is rounded together depends on all of it. So ranks along the tensor axis send the same of
+    what they have copies of only if it travels apart from what they do not.
+    """
+    alike: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        alike.setdefault(placement_of(parameter).alike, []).append(parameter)
+    return list(alike.values())
+
+
 def any_experts(parameters: Iterable[Tensor]) -> bool:
     """Tell whether some of these parameters are experts that ranks have shared out."""
     return any(placement_of(parameter).experts for parameter in parameters)

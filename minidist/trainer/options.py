@@ -18,6 +18,7 @@ from minidist.options import (
     Needs,
     one_of,
     option,
+    up_to,
 )
 from minidist.parallel.layers.options import AdapterOptions, RecomputeOptions
 from minidist.parallel.pipeline.options import STAGES
@@ -60,7 +61,7 @@ class ModelOptions:
     )
     dropout: float = option(0.0, "probability of dropping an element, in training")
     tied: bool = option(False, "let the head reuse the embedding's matrix")
-    experts: int = option(0, "experts in place of each MLP; 0: none", NOT_NEGATIVE)
+    experts: int = option(0, "experts in place of each MLP; 0: none", up_to(10_000))
     top_k: int = option(2, "experts that each token is sent to", AT_LEAST_ONE)
     shared_experts: int = option(0, "experts more, which all tokens go through", NOT_NEGATIVE)
     capacity: float = option(
@@ -248,7 +249,7 @@ class RunOptions(AdapterOptions):
         "", "port, or file, where Prometheus reads the last step's numbers; none: none"
     )
     report: str = option("", "file for a page about the run, at its end; none: none")
-    sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
+    sample: int = option(0, "tokens of text to write at the end", up_to(1_000_000))
     peak_tflops: float = option(
         0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE
     )

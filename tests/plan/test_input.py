@@ -108,6 +108,13 @@ def test_malformed_files_get_a_sentence(
         refusal(asked(**{"cluster" if form == "cluster" else "model": str(path)}), capsys)
 
 
+def test_a_step_of_too_many_sequences_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(["--model", "llama-7b", "--cluster", "h100:8", "--sequence", "1"], capsys)
+    assert (
+        "--batch 4M holds 4,194,304 sequences of 1 tokens, and a plan is made for 100,000" in said
+    )
+
+
 @pytest.mark.parametrize("name", ("tokens", "batch", "price", "grid", "mtbf"))
 def test_malformed_numbers_get_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("inf", "-inf", "nan", "-1", "1e999", "1e300"):

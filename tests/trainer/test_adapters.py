@@ -390,6 +390,20 @@ def test_zeropp_sends_what_its_formula_says_and_less_than_zero_3(
     assert sent["--zeropp"] < 0.5 * sent[""]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--zero 3 --zeropp",
+        "--zero 3 --zeropp --experts 2 --accumulate 2",
+        "--compress int8",
+        pytest.param("--compress topk:0.1", marks=pytest.mark.soak),
+    ],
+)
+def test_what_is_rounded_on_ranks_along_tp_leaves_their_copies_equal(words: str) -> None:
+    """Norms and cut matrices share no block: `train` fails if bits differ between ranks."""
+    assert train_on(4, RUN, f"--tp 2 {words}") == 0
+
+
 def test_zeropp_sends_between_nodes_what_its_formula_says(
     capsys: pytest.CaptureFixture[str], llama: Path
 ) -> None:

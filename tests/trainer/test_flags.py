@@ -222,6 +222,8 @@ def test_arguments_become_flags_and_other_words_stay(told: str, in_words_of_flag
          "--offload-folder a is for runs with --offload disk: add that, or leave --offload-folder out"),
         ("--accumulate 9 --batch 8", "--accumulate 9 cuts --batch 8 into more parts than it has sequences: use at most "
          "--accumulate 8"),
+        ("--experts 1000000", "--experts 1000000 cannot be: it must be from 0 to 10,000"),
+        ("--sample 99999999999", "--sample 99999999999 cannot be: it must be from 0 to 1,000,000"),
         ("--resume", "--resume is for runs with --save FOLDER: add that, or leave --resume out"),
         ("--save-every 3", "--save-every 3 is for runs with --save FOLDER: add that, or leave --save-every out"),
         ("--eval-batches 3", "--eval-batches 3 is for runs with --eval-every STEPS: add that, or leave --eval-batches "

@@ -189,6 +189,8 @@ def test_options_that_cannot_be_are_refused(
         assert f"{option} {value}" in capsys.readouterr().err
     assert train_on(2, "--steps 1 --prometheus 99999") == 2
     assert "--prometheus 99999" in capsys.readouterr().err
+    assert train_on(2, "--steps 1 --prometheus -1") == 2
+    assert "--prometheus -1: must be" in capsys.readouterr().err
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:

@@ -52,6 +52,7 @@ OTHERS = (
     "of their own; `plan --as-published` does so for named ones."
 )
 BATCH = "tokens of a step: 4M is 4 x 2^20, and 512K is 512 x 2^10"
+SEQUENCES = 100_000  # of a step: `train` lays out each microbatch of a pipeline when it is asked
 SHOWN = 5  # layouts, unless --top says otherwise
 
 
@@ -269,13 +270,18 @@ def setup(asked: argparse.Namespace) -> Setup:
             f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger "
             "batch"
         )
+    if (sequences := round(tokens / asked.sequence)) > SEQUENCES:
+        raise PlanError(
+            f"--batch {asked.batch} holds {sequences:,} sequences of {asked.sequence} tokens, and a "
+            f"plan is made for {SEQUENCES:,} at most: give longer ones, or a smaller batch"
+        )
     wire_of(asked.sites)
     if asked.picture:
         check_picture(asked.picture)
     where = machine(asked.cluster)
     for site in where.sites:
         check_precision(asked.precision, site.device)
-    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence))
+    start = Setup(model(asked.model), where, asked.sequence, sequences)
     if asked.precision == "autocast":
         start = replace(start, autocast="bfloat16")
     else:

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack, unpack
-from minidist.parallel.placement import any_experts
+from minidist.parallel.placement import by_copies, copies_of
 from minidist.parallel.sharded.flat import Direct, Flat, Transport
 from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.policy import MixedPrecision
 from minidist.parallel.sharded.ranks import Ranks
 
 
@@ -164,11 +165,18 @@ class ZeROPlusPlus(FSDP):
 
     def _make_ranks(self, shard_ranks: int | None) -> Ranks:
         """Make the communicators: those of FSDP, and those inside a node and across nodes."""
-        if any_experts(self.names):
+        if any(copies_of(parameter, self.comm) is not self.comm for parameter in self.names):
             raise ValueError("ZeRO++ knows no experts that ranks have shared out: use FSDP")
         ranks = super()._make_ranks(shard_ranks)
         self.nodes = Nodes(self.comm, self.node_ranks)
         return ranks
+
+    def _make_flats(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> list[Flat]:
+        """Return the flats of a unit, one or more for each list of `by_copies`."""
+        flats = []
+        for each in by_copies(parameters):
+            flats += super()._make_flats(each, precision)
+        return flats
 
     def _make_transport(self, parameters: list[nn.Parameter]) -> Transport:
         """Return how the flat of these parameters, which are cut, is to travel."""

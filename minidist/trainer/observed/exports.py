@@ -154,7 +154,7 @@ class Prometheus:
         with _installed("--prometheus", self.where, "prometheus-client"):
             import prometheus_client as client
         self.client, self.registry = client, client.CollectorRegistry()
-        if not self.where.isdecimal():
+        if not self.where.removeprefix("-").isdecimal():
             return
         with retold(ConfigError, ValueError, OSError, before=f"--prometheus {self.where}: "):
             port = read_number(self.where, int, PORT)

@@ -24,7 +24,7 @@ from minidist.parallel.data.compress.options import Compression
 from minidist.parallel.data.compress.power_sgd import PowerSGD
 from minidist.parallel.data.compress.top_k import TopK
 from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.placement import copies_of, placement_of
+from minidist.parallel.placement import by_copies, copies_of
 from minidist.parallel.replica import Remembered
 
 
@@ -106,16 +106,12 @@ class CompressedDDP(DDP):
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal=equal)
         compress = compressor_of(compression)
-        # What travels depends on all gradients that are compressed together. Ranks along the tensor
-        # axis that have copies of some parameters must send the same of these, so those whose copies
-        # are elsewhere are compressed apart.
         self.compressed: dict[Bucket, list[tuple[list[nn.Parameter], Compressed]]] = {}
         for bucket in self.reducer.buckets:
-            alike: dict[object, list[nn.Parameter]] = {}
-            for parameter in bucket.parameters:
-                alike.setdefault(placement_of(parameter).alike, []).append(parameter)
             copies = copies_of(bucket.parameters[0], comm)
-            self.compressed[bucket] = [(each, compress(each, copies)) for each in alike.values()]
+            self.compressed[bucket] = [
+                (each, compress(each, copies)) for each in by_copies(bucket.parameters)
+            ]
 
     def launch(self, bucket: Bucket) -> Handle:
         """Begin to reduce a bucket; return what to wait for."""
