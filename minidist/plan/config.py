@@ -28,14 +28,14 @@ def sizes_of(tree: Tree) -> Tree:
         If a size is missing or impossible, or there is no plan for this kind of layer.
     """
     names = table("names")
+    family = at(tree, "model_type", kind=str, default="")
+    check_family(tree, family)  # first: other advice would not help one that is not planned
     sizes = said_of(tree)
     if sizes.get("latent") and tree.get("v_head_dim"):  # head_dim may be that of rotary channels
         sizes["head_dim"] = size(tree, "v_head_dim", "head_dim")
     if sizes.get("dense_layers") and "dense_ffn" not in sizes:
         sizes["dense_ffn"] = size(tree, "intermediate_size", "ffn")
     check_layers(tree, sizes)
-    family = at(tree, "model_type", kind=str, default="")
-    check_family(tree, family)
     unsaid: Tree = names["unsaid"].get(family, {})
     sizes = unsaid | sizes
     if family in PARTICULAR:
@@ -111,8 +111,8 @@ def check_family(tree: Tree, family: str) -> None:
     known = (*table("names")["gated"]["names"], *table("names")["ungated"]["names"])
     if family in ("", *known):
         return
-    alone = ""
-    if isinstance(tree.get("text_config"), dict):
+    alone, part = "", tree.get("text_config")
+    if isinstance(part, dict) and part.get("model_type") in known:
         alone = "; of several parts, the text_config may be one if it is in a file of its own"
     raise FileError(
         f"has model_type = {shown(family)}, which no plan is made for: there are plans for "

@@ -99,6 +99,20 @@ def test_layers_that_differ_are_refused(
         read(tmp_path, QWEN | change)
 
 
+@pytest.mark.parametrize(
+    "said",
+    (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+        {"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 28},
+    ),
+)
+def test_advice_for_a_kind_that_is_not_planned_does_not_lead_to_the_next_refusal(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match=r"no plan is made for: there are plans for .*, mpt$"):
+        read(tmp_path, QWEN | said)
+
+
 def test_an_unknown_key_of_a_toml_is_refused(tmp_path: Path) -> None:
     """It would be left unread, and a window that is misspelt would be none."""
     path = tmp_path / "mine.toml"
