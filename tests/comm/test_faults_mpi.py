@@ -261,7 +261,7 @@ FAULTS: dict[str, Fault] = {
         """
         all_reduce(np.ones(10 + comm.rank), comm, algorithm="recursive")
         """,
-        [r"MismatchError: .*give both the same shape and dtype"],
+        [r"MismatchError: .*give all ranks the same shape and dtype"],
     ),
     "collectives in different order, in debug mode": Fault(
         """
