@@ -153,10 +153,11 @@ def end_job(root: int, mark: str, grace: float) -> None:
     if sys.platform == "win32":  # which has no signals for others, but knows a process's children
         subprocess.run(["taskkill", "/T", "/F", "/PID", str(root)], capture_output=True)
         return
-    left = members(root, mark)
-    send_signal(left, signal.SIGTERM)
-    deadline = time.monotonic() + grace
+    left: set[int] = set()
     try:
+        left = members(root, mark)  # which takes a while, in which Ctrl-C may come again
+        send_signal(left, signal.SIGTERM)
+        deadline = time.monotonic() + grace
         while left and (left := left & parents().keys()) and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
