@@ -27,12 +27,14 @@ class Pending:
     ):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
+        self.awaited = False
         self.posted = comm.clock()
         self.flow = "" if comm.ledger.trace is None else name_flow(comm, kind, peer, tag)
 
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
         if self.request is not None:
+            self.awaited = True
             verb, tag = (
                 "send to" if self.kind is SEND else "receive from",
                 self.tag + self.comm.tag_offset,
@@ -47,11 +49,15 @@ class Pending:
         return self.request is None
 
     def __del__(self) -> None:
-        """Keep a message that is dropped under way, as its library still uses the buffer, and warn."""
+        """Keep a message that is dropped under way, as its library still uses the buffer. Warn, but
+        for one that was waited for: then the program has heard an error.
+        """
         if self.request is None or sys.is_finalizing() or self.request.drop():
             return
         members, ledger = self.comm.members, self.comm.ledger
         ledger.dropped.append(self.request)
+        if self.awaited:
+            return
         warnings.warn(
             f"rank {members[self.comm.rank]} drops the request of a message under way ({self.kind}, "
             f"rank {members[self.peer]} at the other end, tag {self.tag}, {self.array.nbytes} bytes): "

@@ -11,6 +11,8 @@ import pytest
 from ranks import mpirun, torchrun
 
 from minidist import Communicator, DeadlockError, run
+from minidist.comm.request import Pending
+from minidist.trace.events import RECEIVE
 
 PROGRAM = """
 import gc
@@ -82,3 +84,29 @@ def test_simulated_ranks_warn_of_messages_under_way_alone(engine: str) -> None:
 
     with warnings.catch_warnings(action="error"), pytest.raises(DeadlockError):
         run(fails, 2, engine=engine)
+
+
+class Broken:
+    """A message whose other end is gone."""
+
+    def wait(self) -> None:
+        raise ConnectionError("gone")
+
+    def test(self) -> bool:
+        return False
+
+    def drop(self) -> bool:
+        return False
+
+
+def test_a_request_whose_wait_has_raised_is_no_forgotten_one() -> None:
+    def program(comm: Communicator) -> None:
+        pending = Pending(comm, RECEIVE, np.zeros(1), 1 - comm.rank, 0, Broken())
+        with pytest.raises(ConnectionError):
+            pending.wait()
+        del pending
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run(program, 2)
+    assert not seen
