@@ -3,6 +3,8 @@ same?
 
 float64    for each parameter max|a - b| <= 1e-9 max|b|: the order of a sum may differ, nothing else
 others     distance to the float64 serial run at most twice that of the serial run of the same precision
+16 bits    and 2 lr more: Adam moves an element that far whose gradient, near 0, has another sign once it is rounded.
+           In a tiny model a few such elements are all the distance.
 
 Adam divides a gradient by its own size, so parameters hardly tell whether all gradients are wrong
 by a factor (a mean where a sum was meant). The norm of the first gradients does: it has to be the
@@ -87,13 +89,14 @@ def compare(
         difference, limit = largest_difference(ours.model, exact.model), TOLERANCE
         criterion = f"at most {TOLERANCE:g} for each parameter, in float64"
     else:
-        difference, limit = (
-            _distance(ours.model, exact.model),
-            2 * _distance(reference.model, exact.model),
-        )
+        difference, own = (_distance(each.model, exact.model) for each in (ours, reference))
+        one_element = 0.0
+        if config.precision != "float32":
+            one_element = 2 * config.optimizer.lr / _size(exact.model)
+        limit = 2 * own + one_element
         criterion = (
-            f"at most twice that of the serial {config.precision} run, {limit / 2:.2e}, both to "
-            "the float64 one"
+            f"at most twice that of the serial {config.precision} run, {own:.2e}, and "
+            f"{one_element:.2e} for one element, both to the float64 one"
         )
     tolerance = NORM_TOLERANCE[config.precision]
     same_norm = _first_norms_agree(ours, reference, tolerance)
@@ -133,6 +136,9 @@ def _distance(model: nn.Module, exact: nn.Module) -> float:
     """Return the distance of all trained parameters together, relative to their size."""
     both = zip(model.parameters(), exact.parameters(), strict=True)
     pairs = [(a.detach().cpu().double(), b.detach()) for a, b in both if b.requires_grad]
-    return math.hypot(*(float((a - b).norm()) for a, b in pairs)) / math.hypot(
-        *(float(b.norm()) for _, b in pairs)
-    )
+    return math.hypot(*(float((a - b).norm()) for a, b in pairs)) / _size(exact)
+
+
+def _size(model: nn.Module) -> float:
+    """Return the norm of all trained parameters together."""
+    return math.hypot(*(float(b.norm()) for b in model.parameters() if b.requires_grad))

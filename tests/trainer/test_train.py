@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from minidist.parallel import NaiveDataParallel, Parallel
 from minidist.parallel.data_axis import DataAxis
 from minidist.parallel.replica import Replica
 from minidist.trainer import loop, verify
+from minidist.trainer.config import Config
+from minidist.trainer.flags import parse
 from minidist.trainer.metrics import Reporter, StepMetrics
 
 STEP = re.compile(
@@ -186,6 +189,25 @@ def test_lower_precision_is_judged_by_its_own_rounding(
         "at most twice that of the serial float32 run" in table
         and "in float32" in table.splitlines()[0]
     )
+
+
+def test_a_few_signs_that_rounding_turns_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the serial run and five in ours: Adam moves each by 2 lr. Of half a layer it is one."""
+    config = parse([*TINY, "--precision", "autocast-bfloat16", "--lr", "1e-3"])
+
+    def outcome(turned: int) -> loop.Outcome:
+        model = nn.Linear(100, 100, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(0.1).view(-1)[:turned] += 2e-3
+        return loop.Outcome(model, [], {})  # type: ignore[arg-type]
+
+    def serial(config: Config, *_: object) -> loop.Outcome:
+        return outcome(0 if config.precision == "float64" else 1)
+
+    monkeypatch.setattr(verify, "serial_run", serial)
+    nothing: Any = None
+    assert verify.compare(config, nothing, 256, outcome(5)).same
+    assert not verify.compare(config, nothing, 256, outcome(50)).same
 
 
 def test_not_a_number_is_no_agreement() -> None:
