@@ -1,0 +1,74 @@
+"""The mesh: an array of ranks with named axes. A group is a slice of the array.
+
+    Mesh(comm, {"dp": 2, "pp": 2, "tp": 2})
+
+              pp 0     pp 1          tensor parallel groups      (0 1) (2 3) (4 5) (6 7)      neighbours
+    dp 0     [0 1]    [2 3]          pipeline parallel groups    (0 2) (1 3) (4 6) (5 7)
+    dp 1     [4 5]    [6 7]          data parallel groups        (0 4) (1 5) (2 6) (3 7)      far apart
+
+Launchers number the ranks node by node, so ranks along the last axis are neighbours and have the
+fastest links. Therefore the axis that sends most comes last:
+
+    tp   tensor parallelism     activations, several times a layer; little computation hides them
+    cp   context parallelism    keys and values, once a layer, while attention computes
+    pp   pipeline parallelism   the activations of a stage, once a microbatch
+    dp   data parallelism       gradients, once a step, while backward computes
+
+(Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from minidist.comm import Communicator
+
+
+class Mesh:
+    """This rank's place among all ranks, and its groups.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks. Making a mesh is collective.
+    sizes : mapping of str to int
+        The number of ranks along each axis, outermost first.
+
+    Raises
+    ------
+    ValueError
+        If the sizes do not multiply to the number of ranks.
+    """
+
+    def __init__(self, comm: Communicator, sizes: Mapping[str, int]) -> None:
+        self.comm, self.sizes = comm, dict(sizes)
+        if prod(self.sizes.values()) != comm.size:
+            product = "*".join(self.sizes)
+            found = f"{product} = {prod(self.sizes.values())}, but {comm.size} ranks were started"
+            raise ValueError(f"{found}: start as many ranks as the axes multiply to")
+        self.array = np.arange(comm.size).reshape(tuple(self.sizes.values()))
+        place = np.argwhere(self.array == comm.rank)[0].tolist()
+        self.coordinates = dict(zip(self.sizes, place, strict=True))
+        self.groups: dict[tuple[str, ...], Communicator] = {}
+
+    def group(self, *axes: str) -> Communicator:
+        """Return the ranks that differ from this one along `axes` alone. Collective at first use.
+
+        `mesh.group("tp")` is a column of the array; `mesh.group("dp", "cp")` a plane, ordered along
+        the axes.
+        """
+        if axes not in self.groups:
+            # Ranks of one group agree in all other coordinates: that is its color.
+            others = [axis for axis in self.sizes if axis not in axes]
+            color = 0
+            for axis in others:
+                color = color * self.sizes[axis] + self.coordinates[axis]
+            self.groups[axes] = self.comm.split(color)
+        return self.groups[axes]
+
+    def __getitem__(self, axis: str) -> Communicator:
+        """Return `group(axis)`."""
+        return self.group(axis)

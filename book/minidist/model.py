@@ -1,0 +1,266 @@
+"""A serial GPT in the style of Llama: it knows nothing of ranks, and every strategy reproduces it.
+
+    tokens [B, T] ─▶ embedding ─▶ x [B, T, D] ─▶ layer 0 ─▶ ... ─▶ layer L-1 ─▶ norm ─▶ head ─▶ logits [B, T, V]
+
+    layer    x ──┬─▶ attention_norm ─▶ attention ─▶ + ──┬─▶ mlp_norm ─▶ mlp ─▶ + ──▶ x
+                 └──────────────────────────────────┘   └──────────────────────┘
+
+    attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
+    mlp          down(silu(gate(x)) * up(x))
+
+A strategy changes the model from outside, by the names of its parts: it replaces a linear layer or
+the function `attention.attend`, or hooks a layer. So attention reads the number of heads from the
+shapes it is given, because a rank may hold only some heads. And a layer is given everything that it
+depends on, `x` and the rotary table, as an argument.
+
+Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
+(rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
+rotation follow Hugging Face's convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rotary: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to each head's output [B, H, T, d]."""
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT.
+
+    Attributes
+    ----------
+    vocabulary, layers, hidden, heads : int
+        Token ids (V), blocks (L), channels (D), attention heads (H).
+    key_value_heads : int
+        Heads of keys and values; heads/key_value_heads heads share each. 0 means `heads`.
+    intermediate : int
+        Channels inside the MLP. 0 means 8/3 * hidden, rounded up to a multiple of 16: three such
+        matrices have as many parameters as two of 4 * hidden.
+    sequence : int
+        Tokens in a sequence (T).
+    rope_theta, norm_epsilon : float
+        Base of the rotary wavelengths; the number that keeps the norm of a zero vector finite.
+    tied : bool
+        Whether the head is the matrix of the embedding (Press & Wolf 2017).
+    """
+
+    vocabulary: int = 256
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 4
+    key_value_heads: int = 0
+    intermediate: int = 0
+    sequence: int = 64
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        kv = self.key_value_heads or self.heads
+        inside = self.intermediate or -(-8 * self.hidden // 48) * 16
+        object.__setattr__(self, "key_value_heads", kv)
+        object.__setattr__(self, "intermediate", inside)
+        if self.hidden % (2 * self.heads) or self.heads % kv:
+            sizes = f"hidden={self.hidden}, heads={self.heads}, key_value_heads={kv}"
+            fix = "hidden must divide by 2*heads, and heads by key_value_heads"
+            raise ValueError(f"{sizes}: {fix}")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head (d)."""
+        return self.hidden // self.heads
+
+
+class GPT(nn.Module):
+    """The serial model, from tokens to logits.
+
+    Parameters
+    ----------
+    config : GPTConfig
+        Its sizes.
+    seed : int
+        Draws the weights, on the CPU and in float32: the same numbers for every dtype.
+    dtype : torch.dtype, optional
+        Of the parameters; by default torch's.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 0, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.config = config
+        # First shapes alone: torch's own initialisation would draw from the process's generator.
+        with torch.device("meta"):
+            embedding: nn.Module = nn.Embedding(config.vocabulary, config.hidden)
+            self.embedding = embedding  # tensor parallelism replaces it
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+            self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+            self.head = linear(config.hidden, config.vocabulary)
+        self.to_empty(device="cpu").to(dtype or torch.get_default_dtype())
+        if config.tied:
+            self.head.weight = self.get_parameter("embedding.weight")
+        self.initialize(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw every parameter anew.
+
+        Matrices are normal with deviation 0.02; those that write to the residual stream have
+        0.02/√(2L), so that the sum of all 2L contributions starts as large as one.
+        (Radford et al. 2019, GPT-2, section 2.3.)
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1)
+                continue
+            writes = name.endswith(("output.weight", "down.weight"))
+            deviation = 0.02 / (2 * self.config.layers) ** 0.5 if writes else 0.02
+            drawn = torch.empty(parameter.shape, dtype=torch.float32)
+            parameter.copy_(drawn.normal_(0, deviation, generator=generator))
+
+    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Return the logits [B, T, V] of the token after each of `tokens` [B, T].
+
+        `first` is the position of the first token: not 0 on a rank that has a later part of the
+        sequence.
+        """
+        x: Tensor = self.embedding(tokens)  # [B, T, D]
+        rotary = rotary_table(self.config, first, tokens.shape[1], x)
+        for layer in self.layers:
+            x = layer(x, rotary)
+        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
+        return logits
+
+
+class Layer(nn.Module):
+    """One block: attention, then the MLP; each adds to the residual stream what it makes of it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.attention = Attention(config)
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.mlp = MLP(config.hidden, config.intermediate)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Map the residual stream [B, T, D] to the next."""
+        x = x + self.attention(self.attention_norm(x), rotary)
+        mapped: Tensor = x + self.mlp(self.mlp_norm(x))
+        return mapped
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions and grouped queries."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.query = linear(config.hidden, config.heads * config.head_dim)
+        self.key = linear(config.hidden, config.key_value_heads * config.head_dim)
+        self.value = linear(config.hidden, config.key_value_heads * config.head_dim)
+        self.output = linear(config.heads * config.head_dim, config.hidden)
+        self.attend: Attend = causal_attention  # ring attention replaces it
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Let each position of `x` [B, T, D] attend to itself and to earlier ones: [B, T, D]."""
+        query = rotate(self.split_heads(self.query(x)), rotary)  # [B, H, T, d]
+        key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
+        value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
+        attended = self.attend(query, key, value)  # [B, H, T, d]
+        mixed: Tensor = self.output(attended.transpose(1, 2).flatten(2))  # [B, T, D]
+        return mixed
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
+        batch, time, _ = x.shape
+        return x.reshape(batch, time, -1, self.head_dim).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """SwiGLU: a linear map, gated channel by channel by the silu of another."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate = linear(hidden, intermediate)
+        self.up = linear(hidden, intermediate)
+        self.down = linear(intermediate, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map every position of `x` [B, T, D] by itself."""
+        mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return mapped
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square of the channels, and scale each channel by a weight."""
+
+    def __init__(self, channels: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dim."""
+        return rms_norm(x, self.weight, self.epsilon)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Normalise the last dim, in float32 at least: a sum of squares overflows float16 early."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return weight * (wide * inverse).to(x.dtype)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear map without bias: Llama has none."""
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def rotary_table(config: GPTConfig, first: int, time: int, like: Tensor) -> Rotary:
+    """Return cosines and sines of the positions `first` to `first + time` - 1: [T, d/2] each.
+
+    The angle of channel pair i is position * theta^(-2i/d), in float64: in float32 the angle of
+    position 100,000 can be off by 0.004.
+    """
+    positions = torch.arange(first, first + time, dtype=torch.float64, device=like.device)
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
+    angles = positions[:, None] * config.rope_theta ** (-pairs / config.head_dim)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn channel pairs (i, i + d/2) of `x` [B, n, T, d] by the angle of each position.
+
+    The product of a turned query and a turned key then depends only on the distance between them.
+    """
+    cosine, sine = rotary
+    first, second = x.chunk(2, dim=-1)
+    turned_first = first * cosine - second * sine
+    turned_second = second * cosine + first * sine
+    return torch.cat((turned_first, turned_second), dim=-1)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend to the same and to earlier positions; head h reads key-value head h // (H/H_kv)."""
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of -log p(target) [nats] over tokens, for logits [..., V], targets [...].
+
+    It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is
+    spread over ranks. The trainer divides by the token count of the whole batch.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")

@@ -1,0 +1,142 @@
+"""Ranks and messages: what arrives, what is counted, a proved deadlock, an error, the virtual clock."""
+
+import operator
+
+import numpy as np
+import pytest
+import torch
+
+from minidist.cluster import Cluster
+from minidist.comm import Communicator, Stream
+from minidist.ring import ring_all_reduce
+from minidist.threads import DeadlockError, run
+
+
+def test_messages_arrive_in_order_and_are_counted() -> None:
+    def program(comm: Communicator) -> list[float]:
+        if comm.rank == 0:
+            requests = [comm.isend(np.full(2, float(n)), 1, tag=n % 2) for n in range(4)]
+            for request in requests:
+                request.wait()
+            assert (comm.traffic.messages, comm.traffic.bytes) == (4, 64)
+            return []
+        found = []
+        for tag in (1, 0, 0, 1):  # each tag is a queue of its own
+            into = torch.zeros(2, dtype=torch.float64)
+            comm.recv(into, 0, tag)
+            found.append(into[0].item())
+        assert comm.traffic.messages == 0
+        return found
+
+    assert run(program, 2)[1] == [1, 0, 2, 3]
+
+
+def test_a_deadlock_is_proved_with_each_ranks_line_and_the_cycle() -> None:
+    def program(comm: Communicator) -> None:
+        comm.recv(np.zeros(1), (comm.rank + 1) % comm.size)
+
+    with pytest.raises(DeadlockError) as caught:
+        run(program, 3)
+    text = str(caught.value)
+    assert "rank 2 waits: receive from rank 0 (tag 0, 8 bytes) at test_ranks.py:" in text
+    assert "in program" in text
+    assert "0 -> 1 -> 2 -> 0" in text
+
+
+def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
+    def program(comm: Communicator) -> None:
+        if comm.rank:
+            comm.recv(np.zeros(1), 0)
+
+    with pytest.raises(DeadlockError, match="rank 0 has ended"):
+        run(program, 3)
+
+
+def test_a_send_waits_for_its_receive_unless_it_is_small_enough() -> None:
+    def both_send_first(comm: Communicator) -> float:
+        other, into = 1 - comm.rank, np.zeros(1)
+        comm.send(np.full(1, comm.rank + 1.0), other)
+        comm.recv(into, other)
+        return float(into[0])
+
+    with pytest.raises(DeadlockError):
+        run(both_send_first, 2)
+    assert run(both_send_first, 2, eager_limit=8) == [2, 1]
+
+
+def test_an_error_on_one_rank_ends_all_and_names_it() -> None:
+    def program(comm: Communicator) -> None:
+        if comm.rank == 1:
+            raise KeyError("gone")
+        comm.barrier()
+
+    with pytest.raises(KeyError) as caught:
+        run(program, 3)
+    assert caught.value.__notes__ == ["on rank 1 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm: comm.send(np.zeros(1), 5), "to=5 on rank 0 of 2"),
+        (lambda comm: comm.send(np.zeros(1), comm.rank), "use another rank"),
+        (lambda comm: comm.send(np.zeros((4, 4))[:, 0], 1 - comm.rank), "not contiguous"),
+    ],
+)
+def test_a_wrong_call_is_named(call: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(call, 2)  # type: ignore[arg-type]
+
+
+def test_the_two_ends_must_have_the_same_bytes() -> None:
+    def program(comm: Communicator) -> None:
+        buffer = np.zeros(comm.rank + 1)
+        comm.send(buffer, 1) if comm.rank == 0 else comm.recv(buffer, 0)
+
+    with pytest.raises(ValueError, match="8 bytes, but the buffer has 16"):
+        run(program, 2)
+
+
+def test_split_orders_by_key_and_groups_do_not_mix() -> None:
+    def program(comm: Communicator) -> tuple[int, int, float]:
+        group = comm.split(comm.rank % 2, key=-comm.rank)
+        total = np.full(4, float(comm.rank))
+        ring_all_reduce(np.array_split(total, group.size), group, operator.iadd)
+        return group.rank, group.size, float(total[0])
+
+    assert run(program, 5) == [(2, 3, 6), (1, 2, 4), (1, 3, 6), (0, 2, 4), (0, 3, 6)]
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 64])
+def test_a_ring_takes_the_time_of_the_formula(ranks: int) -> None:
+    elements, bandwidth, latency = ranks << 20, 50e9, 1e-5
+
+    def program(comm: Communicator) -> float:
+        tensor = torch.empty(elements, device="meta")
+        ring_all_reduce(tensor.tensor_split(comm.size), comm, operator.iadd)
+        return comm.clock()
+
+    times = run(program, ranks, cluster=Cluster.equal(bandwidth, latency))
+    formula = 2 * (ranks - 1) * (latency + 4 * elements / (ranks * bandwidth))
+    assert times == pytest.approx([formula] * ranks, rel=1e-12)
+
+
+def test_a_stream_hides_messages_behind_computing() -> None:
+    def program(comm: Communicator, overlapped: bool) -> float:
+        tensor = torch.empty(1 << 20, device="meta")
+        stream = Stream(comm)
+
+        def send() -> None:
+            ring_all_reduce(tensor.tensor_split(comm.size), stream.comm, operator.iadd)
+
+        stream.launch(send)
+        if not overlapped:
+            stream.wait()
+        comm.advance(1e-3)
+        stream.wait()
+        return comm.clock()
+
+    cluster = Cluster.equal(50e9, 1e-5)
+    message = 2 * (1e-5 + (2 << 20) / 50e9)
+    assert run(program, 2, True, cluster=cluster)[0] == pytest.approx(1e-3)
+    assert run(program, 2, False, cluster=cluster)[0] == pytest.approx(1e-3 + message)
