@@ -141,4 +141,4 @@ def _distance(model: nn.Module, exact: nn.Module) -> float:
 
 def _size(model: nn.Module) -> float:
     """Return the norm of all trained parameters together."""
-    return math.hypot(*(float(b.norm()) for b in model.parameters() if b.requires_grad))
+    return math.hypot(*(float(b.detach().norm()) for b in model.parameters() if b.requires_grad))
