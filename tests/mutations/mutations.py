@@ -809,8 +809,8 @@ SHARDED = [
     Mutation(
         "an optimizer over parameters that are sharded may step",
         "minidist/parallel/optimizer/guard.py",
-        old="if not self.parameters.isdisjoint(updated):",
-        new="if self.parameters == updated:",
+        old="if not self.parameters.isdisjoint(updated):\n            fault",
+        new="if self.parameters == updated:\n            fault",
         tests=(f"{ZERO}::test_an_optimizer_over_whole_parameters_is_refused",),
     ),
     Mutation(
@@ -1849,8 +1849,8 @@ COURSE = [
     Mutation(
         "a known mistake that has to be computed first is never told",
         "minidist/course/grader/compare.py",
-        old="if not (fits and callable(value)) and same(value() if callable(value) else value):",
-        new="if not callable(value) and same(value):",
+        old="outcome = same(value() if callable(value) else value)",
+        new="outcome = not callable(value) and same(value)",
         tests=(f"{GRADE}::test_what_a_wrong_value_looks_like_is_told",),
     ),
     Mutation(
