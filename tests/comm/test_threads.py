@@ -397,3 +397,19 @@ def test_who_looks_for_a_thread_that_runs_is_not_disturbed_by_one_that_comes() -
         assert comes.is_alive() and comes not in carrier.running
     comes.join()
     assert comes in carrier.running
+
+
+def test_work_of_a_stream_that_no_rank_waits_for_fails_no_run() -> None:
+    """It is under way when the ranks have ended: such as a comparison after a forward of FSDP."""
+
+    def program(comm: Communicator) -> int:
+        stream = comm.stream()
+
+        def meet() -> None:
+            time.sleep(0.3 * comm.rank)  # the ranks end meanwhile
+            stream.comm.all_gather_object(comm.rank)
+
+        stream.launch(meet)
+        return comm.rank
+
+    assert run(program, 2) == [0, 1]

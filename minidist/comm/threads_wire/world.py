@@ -269,9 +269,11 @@ class World:
                 self._prove_progress()
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Make every lane raise. The first failure is the one that counts."""
+        """Make every lane raise. The first failure is the one that counts; when all ranks have
+        ended, what a stream still does fails nothing any more.
+        """
         with self.lock:
-            if self.failure is None:
+            if self.failure is None and not self.closed:
                 self.failure = (rank, error)
             self._wake_everybody()
 
