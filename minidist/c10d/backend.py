@@ -117,7 +117,8 @@ def kernels() -> Any:
     library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name in vars(Operators):
         if not name.startswith("__") and hasattr(torch.ops.c10d, name):
-            library.impl(name, kernel(getattr(torch.ops.c10d, name).default), SELECT.name)
+            run = kernel(getattr(torch.ops.c10d, name).default)
+            library.impl(name, run, SELECT.name, with_keyset=True)
     return library
 
 
@@ -128,12 +129,12 @@ def kernel(operator: Any) -> Callable[..., Any]:
     at, reduces = names.index("process_group"), "reduce_op" in names
     name = schema.name.removeprefix("c10d::")
 
-    def run(*args: Any) -> Any:
+    def run(keys: Any, *args: Any) -> Any:
         group: Any = dist.ProcessGroup.unbox(args[at])
         only_shapes = any(isinstance(tensor, FakeTensor) for tensor in tree_leaves(args[:at]))
         if only_shapes or not isinstance(group, MinidistGroup):
-            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(SELECT)):
-                return operator(*args)
+            # This operator alone goes past the kernel: what it calls may need others that stand here.
+            return operator.redispatch(keys & torch._C._dispatch_keyset_full_after(SELECT), *args)
         tensors, others = args[:at], args[at + 1 :]
         if reduces:
             others = dist.ReduceOp.RedOpType(others[0].op()), *others[1:]
