@@ -49,7 +49,8 @@ def check_files(config: Config, comm: Communicator, again: bool = False) -> Exit
         files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
         for name in ("trace", "report", "prometheus"):
             asked = getattr(run, name)
-            files.append((name, Path(asked) if asked and not asked.isdecimal() else None))
+            is_port = asked.lstrip("-").isdecimal()  # one below 0 is refused later
+            files.append((name, Path(asked) if asked and not is_port else None))
         for name, file in files:
             if file is not None:
                 with _writing(name, file):

@@ -191,6 +191,7 @@ def test_options_that_cannot_be_are_refused(
     assert "--prometheus 99999" in capsys.readouterr().err
     assert train_on(2, "--steps 1 --prometheus -1") == 2
     assert "--prometheus -1: must be" in capsys.readouterr().err
+    assert not Path("-1").exists()
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:
