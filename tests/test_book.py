@@ -17,7 +17,7 @@ FILES = sorted(file.name for file in (BOOK / "tests").glob("test_*.py"))
 @pytest.mark.parametrize("file", FILES)
 def test_the_book_alone(file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
-    # torch would look for the package that is installed, which is not the book.
+    # Otherwise torch looks for the package that is installed, which is not the book.
     environment = {**os.environ, "PYTHONPATH": str(BOOK), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run(
         [*command, "--rootdir", ".", f"tests/{file}"],

@@ -1,4 +1,4 @@
-"""What training takes, before it begins: bytes held, bytes sent, seconds, money; in closed form.
+"""The price of training, before it begins: bytes held, bytes sent, seconds, money; in closed form.
 
     states        16 bytes a parameter, which ZeRO divides          (Rajbhandari et al. 2020, section 5)
     activations   s b h (10 + 24/t) a layer, or 34/t with sp        (Korthikanti et al. 2022, equations 2, 4)
@@ -29,7 +29,7 @@ def option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is trained: ranks along each axis, and what they do."""
+    """Layout of a run: ranks along each axis, and what they do."""
 
     dp: int = option(1, "data parallel ranks")
     cp: int = option(1, "ranks that share each sequence")

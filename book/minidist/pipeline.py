@@ -113,7 +113,7 @@ class Action(NamedTuple):
 
 
 Schedule: TypeAlias = list[list[Action]]
-"""What each rank does, in order."""
+"""The actions of each rank, in order."""
 
 SECONDS = {"F": 1, "B": 2}  # of an action, in units of a forward
 

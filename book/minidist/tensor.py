@@ -119,7 +119,7 @@ def mlp(x: Tensor, own: Mapping[str, Tensor], comm: Communicator) -> Tensor:
 
 
 class Block(NamedTuple):
-    """Which part of a whole parameter a rank has: indices `first` to `last` - 1 along `dim`."""
+    """Part of a whole parameter that a rank has: indices `first` to `last` - 1 along `dim`."""
 
     shape: tuple[int, ...]
     dim: int

@@ -185,7 +185,7 @@ class ThreadTransport:
 
 
 class World:
-    """What the threads share: unmatched ends of messages, and who waits."""
+    """State that the threads share: unmatched ends of messages, and who waits."""
 
     def __init__(self, ranks: int, cluster: Cluster | None, eager_limit: int) -> None:
         self.ranks, self.eager_limit = ranks, eager_limit

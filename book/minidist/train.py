@@ -52,7 +52,7 @@ BOUNDS = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 @dataclass(frozen=True)
 class Options(Layout):
-    """What a run is asked for: a layout, and the rest. Each field is a flag."""
+    """Options of a run: a layout, and the rest. Each field is a flag."""
 
     dp: int = option(0, "data parallel ranks; 0: all that the other axes leave")
     microbatches: int = option(0, "parts in which a rank computes its sequences; 0: one a stage")
@@ -319,7 +319,9 @@ def verify(options: Options, weights: dict[str, Tensor]) -> str:
 def main() -> None:
     """Read the flags; train on simulated ranks if `--ranks` is given, else on those started."""
     parser = argparse.ArgumentParser("minidist.train", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=0, help="simulate so many ranks by threads")
+    parser.add_argument(
+        "--ranks", type=int, default=0, help="number of ranks to simulate by threads"
+    )
     for field in fields(Options):
         flag, text = f"--{field.name.replace('_', '-')}", field.metadata["help"]
         if isinstance(field.default, bool):

@@ -72,7 +72,7 @@ class Unit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parameters have memory."""
+        """True while the parameters have memory."""
         return self.unsharded.untyped_storage().nbytes() > 0
 
     def reduce_scatter(self) -> None:

@@ -23,7 +23,7 @@ MESHES = [
 
 
 def trained(options: Options, ranks: int) -> tuple[dict[str, Tensor], str]:
-    """Return the whole parameters, and what was sent beside the formula."""
+    """Return the whole parameters, and what was sent next to the formula."""
 
     def program(comm: Communicator) -> tuple[dict[str, Tensor], str]:
         torch.set_num_threads(1)
