@@ -10,7 +10,7 @@
     scatter          the root a full array           rank r shard r
     all_to_all       rank r chunks for everybody     rank r everybody's chunks for r
 
-Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer
+Shards are those of `numpy.array_split`: parts along an axis, as equal as possible, longer
 ones first; or, where `counts` says so, of so many rows. All ranks must call the same collectives in
 the same order. Every rank gets the same bits. Each algorithm's file states its cost;
 `algorithms("broadcast")` says which an operation has. A NaN stays one in `max` and `min`, but
@@ -18,7 +18,7 @@ the same order. Every rank gets the same bits. Each algorithm's file states its 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,13 @@ from minidist.comm.buffers import (
     Chunks,
     Kind,
     address,
+    described,
     device_name,
     dtype_name,
     flatten,
-    is_tensor,
+    moved,
+    new_rows,
+    template,
 )
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import whole
@@ -80,18 +83,23 @@ def reduce_scatter(
     algorithm: str = "auto",
     counts: Sequence[int] | None = None,
     out: Kind | None = None,
+    dim: int = 0,
 ) -> Kind:
     """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises
     as `all_reduce`.
 
     Parameters
     ----------
+    dim : int
+        The axis along which rows are counted. Another one than the first costs two copies.
     counts : optional
         Rows of each rank's shard, the same on every rank; they may be 0. Without them the shards
         are those of `numpy.array_split`.
     out : optional
         Receives the shard: memory that is no part of `full`.
     """
+    if dim:
+        return _along(dim, reduce_scatter, full, out, comm, op, algorithm, counts)
     array = flatten(full)
     combine = comm.computing(reduction(op, array))
     if counts is not None:
@@ -105,7 +113,7 @@ def reduce_scatter(
     told = None if counts is None else [*counts]
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=told)
     rows, lengths = _shards(full, comm.size, counts)
-    shard: Kind = _new(full, rows[comm.rank]) if out is None else out
+    shard: Kind = new_rows(full, rows[comm.rank]) if out is None else out
     reduced = flatten(shard, writable=True)
     if out is not None:
         _check_room(reduced, array, lengths[comm.rank], comm)
@@ -130,8 +138,9 @@ def all_gather(
     out: Kind | None = None,
     algorithm: str = "auto",
     counts: Sequence[int] | None = None,
+    dim: int = 0,
 ) -> Kind:
-    """Return all ranks' shards, one after the other along the first axis. Raises as `all_reduce`.
+    """Return all ranks' shards, one after the other along axis `dim`. Raises as `all_reduce`.
 
     Parameters
     ----------
@@ -142,6 +151,8 @@ def all_gather(
         Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in an
         `all_gather_object`.
     """
+    if dim:
+        return _along(dim, all_gather, shard, out, comm, None, algorithm, counts)
     source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
     room = None if out is None else tuple(out.shape)
     told = {"row": shard.shape[1:], "out": room, "counts": counts}
@@ -149,7 +160,7 @@ def all_gather(
     if counts is None:
         counts = comm.all_gather_object(mine) if out is None else cut(_rows(out), comm.size)
     _check_counts("counts", counts, comm)
-    result = _new(shard, sum(counts)) if out is None else out
+    result = new_rows(shard, sum(counts)) if out is None else out
     array = flatten(result, writable=True)
     if (
         mine != counts[comm.rank]
@@ -217,7 +228,7 @@ def gather(
             "otherwise"
         )
     lengths = [count * math.prod(shard.shape[1:]) for count in counts]
-    result = _new(shard, sum(counts)) if comm.rank == root else None
+    result = new_rows(shard, sum(counts)) if comm.rank == root else None
     chunks = None if result is None else Chunks(flatten(result), lengths)
     _run(
         "gather",
@@ -244,11 +255,10 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
         )
     array = flatten(full) if comm.rank == root and full is not None else None
     agree(comm, "scatter", algorithm, root=root)
-    template = _template(
-        *comm.all_gather_object(_described(full) if comm.rank == root else None)[root]
-    )
-    rows, counts = _shards(template, comm.size)
-    shard: Kind = _new(template, rows[comm.rank])
+    told = comm.all_gather_object(described(full) if comm.rank == root else None)
+    like = template(*told[root])
+    rows, counts = _shards(like, comm.size)
+    shard: Kind = new_rows(like, rows[comm.rank])
     out = flatten(shard)
     chunks = None if array is None else Chunks(array, counts)
     _run("scatter", comm, algorithm, out, (chunks, out, comm.internal, root, counts), counts, root)
@@ -301,10 +311,20 @@ def all_to_all(
         raise ValueError(
             f"send_counts={list(send_counts)} must add up to the {rows} rows, and {kept}"
         )
-    result: Kind = _new(full, sum(receive_counts))
+    result: Kind = new_rows(full, sum(receive_counts))
     leaving = Chunks(array, [count * row for count in send_counts])
     arriving = Chunks(flatten(result), [count * row for count in receive_counts])
     _run("all_to_all", comm, algorithm, array, (leaving, arriving, comm.internal), leaving.lengths)
+    return result
+
+
+def _along(
+    dim: int, collective: Callable[..., Kind], buffer: Kind, out: object, *arguments: Any
+) -> Kind:
+    """Call a collective of the first axis along another one."""
+    if out is not None:
+        raise ValueError(f"out= is for dim=0: along dim={dim} the shards do not lie in one piece")
+    result: Kind = moved(collective(moved(buffer, dim, 0), *arguments), 0, dim)
     return result
 
 
@@ -378,23 +398,3 @@ def _shards(
     """Return the rows of each rank's shard, and their elements."""
     rows = cut(_rows(full), ranks) if counts is None else [*counts]
     return rows, [count * math.prod(full.shape[1:]) for count in rows]
-
-
-def _new(like: Any, rows: int) -> Any:
-    """Return an uninitialised buffer of `rows` rows, otherwise like `like`."""
-    shape = (rows, *like.shape[1:])
-    return like.new_empty(shape) if is_tensor(like) else np.empty(shape, like.dtype)
-
-
-def _described(full: Any) -> tuple[tuple[int, ...], str, str]:
-    """Return shape, dtype and device, `numpy` for an array."""
-    return tuple(full.shape), dtype_name(full), device_name(full) if is_tensor(full) else "numpy"
-
-
-def _template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
-    """Return a buffer of this shape, dtype and device that takes no memory."""
-    if device == "numpy":
-        return np.broadcast_to(np.empty((), dtype), shape)
-    import torch
-
-    return torch.empty((), dtype=getattr(torch, dtype), device=device).expand(shape)

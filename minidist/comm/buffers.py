@@ -202,6 +202,33 @@ def empty(array: Array, count: int) -> Array:
     return emptied
 
 
+def new_rows(like: Any, rows: int) -> Any:
+    """Return an uninitialised buffer of `rows` rows, otherwise like `like`."""
+    shape = (rows, *like.shape[1:])
+    return like.new_empty(shape) if is_tensor(like) else np.empty(shape, like.dtype)
+
+
+def moved(buffer: Any, axis: int, to: int) -> Any:
+    """Return a contiguous buffer in which an axis stands at another place."""
+    if is_tensor(buffer):
+        return buffer.movedim(axis, to).contiguous()
+    return np.ascontiguousarray(np.moveaxis(buffer, axis, to))
+
+
+def described(full: Any) -> tuple[tuple[int, ...], str, str]:
+    """Return shape, dtype and device, `numpy` for an array."""
+    return tuple(full.shape), dtype_name(full), device_name(full) if is_tensor(full) else "numpy"
+
+
+def template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
+    """Return a buffer of this shape, dtype and device that takes no memory."""
+    if device == "numpy":
+        return np.broadcast_to(np.empty((), dtype), shape)
+    import torch
+
+    return torch.empty((), dtype=getattr(torch, dtype), device=device).expand(shape)
+
+
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
     return (

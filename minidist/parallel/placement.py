@@ -78,9 +78,9 @@ class Block:
             stop - start if rank % self.copies == 0 else 0
             for rank, (start, stop) in enumerate(self.bounds)
         ]
-        along = piece.detach().as_subclass(Tensor).movedim(self.dim, 0).contiguous()
-        rows = along[: counts[self.comm.rank]]
-        return all_gather(rows, self.comm, counts=counts).movedim(0, self.dim).contiguous()
+        block = piece.detach().as_subclass(Tensor)
+        brought = block.narrow(self.dim, 0, counts[self.comm.rank]).contiguous()
+        return all_gather(brought, self.comm, counts=counts, dim=self.dim)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -534,3 +535,25 @@ def test_uneven_shards_that_are_gathered_give_the_reduction() -> None:
             )
 
     run(program, 4)
+
+
+@pytest.mark.parametrize("dim", (1, -1, 2))
+@pytest.mark.parametrize("kind", (np.asarray, torch.from_numpy))
+def test_shards_along_another_axis(kind: Callable[[Any], Any], dim: int) -> None:
+    """As numpy cuts and joins them; uneven ones, too."""
+
+    def program(comm: Communicator) -> None:
+        whole = np.random.default_rng(0).standard_normal((3, 5, 7))
+        mine = reduce_scatter(kind(whole * (comm.rank + 1)), comm, dim=dim)
+        expected = np.array_split(6 * whole, 3, axis=dim)[comm.rank]
+        np.testing.assert_allclose(np.asarray(mine), expected, rtol=1e-14)
+        counts = [len(part) for part in np.array_split(range(whole.shape[dim]), 3)]
+        for said in (None, counts):
+            joined = all_gather(kind(np.ascontiguousarray(expected)), comm, counts=said, dim=dim)
+            assert (np.asarray(joined) == 6 * whole).all() and type(joined) is type(mine)
+        with pytest.raises(ValueError, match=f"out= is for dim=0: along dim={dim}"):
+            all_gather(mine, comm, out=joined, dim=dim)
+        with pytest.raises(ValueError, match=f"dim={dim} copies: prepare with dim=0"):
+            prepare("all_gather", mine, comm, dim=dim)
+
+    run(program, 3)

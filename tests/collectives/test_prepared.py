@@ -135,7 +135,7 @@ def test_the_second_call_chooses_checks_and_allocates_nothing(
             (operations, "find"),
             (operations, "flatten"),
             (operations, "reduction"),
-            (operations, "_new"),
+            (operations, "new_rows"),
             (shared, "_half"),
             (fast, "empty"),
             (tree, "empty"),

@@ -100,6 +100,10 @@ def prepare(operation: str, buffer: Buffer | None, comm: Communicator, **options
             f"there is no collective {operation!r} to prepare: choose one of "
             f"{', '.join(COLLECTIVES)}"
         )
+    if options.get("dim"):
+        raise ValueError(
+            f"dim={options['dim']} copies: prepare with dim=0, and move the axis yourself"
+        )
     agree(comm, "prepare", operation)
     notes = Notes()
     result = getattr(operations, operation)(buffer, Noting(comm, notes), **options)
