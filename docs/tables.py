@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from minidist.cli.plan.as_published import gpus_of, holding
-from minidist.options import flags_of
-from minidist.parallel.recipe import Recipe
+from minidist.full.options import flags_of
+from minidist.full.recipe import Recipe
 from minidist.plan.device import Device, machine
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
@@ -50,7 +50,7 @@ def options() -> str:
     """Return the options of each strategy as the package declares them, without what no command
     line can say.
     """
-    rows = ["| option | default | | declared in `minidist/parallel/` |", "|---|---|---|---|"]
+    rows = ["| option | default | | declared in `minidist/full/` |", "|---|---|---|---|"]
     for option in sorted(flags_of(Recipe), key=lambda option: home(option.name)):
         said = option.metadata["help"]
         default = option.default if option.default is not False else "no"
@@ -63,7 +63,7 @@ def home(name: str) -> str:
     declaring = next(
         base for base in reversed(Recipe.__mro__) if name in vars(base).get("__annotations__", {})
     )
-    return declaring.__module__.removeprefix("minidist.parallel.").replace(".", "/") + ".py"
+    return declaring.__module__.removeprefix("minidist.full.").replace(".", "/") + ".py"
 
 
 # ---------------------------------------------------------------- published models at usual layouts

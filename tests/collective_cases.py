@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import (
+from minidist.full.collectives import (
     COLLECTIVES,
     DTYPES,
     REDUCTIONS,
@@ -35,7 +35,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.collectives.reduction import BITWISE
+from minidist.full.collectives.reduction import BITWISE
 
 # dtypes that stand for all, where many ranks or sizes are tried
 FEW = ("float32", "bfloat16", "int64")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from ranks import FOLDERS
 
-from minidist.comm.threads_wire import threads_wire
+from minidist.full.comm.threads_wire import threads_wire
 
 # Tests share what others have
 sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidist.model import GPTConfig
+from minidist.full.model import GPTConfig
 from minidist.plan.equation import copy_bytes, layer_matrices
 
 
@@ -15,7 +15,7 @@ def layer_activations_of(
     fp8: bool = False,
     autocast: bool = False,
 ) -> int:
-    """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
+    """Return the bytes that autograd saves in one layer of `minidist.full.model.GPT`.
 
     Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a
     float32 copy of their input. The count holds for a CPU: a GPU kernel that writes its heads side

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.fp8 import to_fp8, update_scales
-from minidist.memory.precision.fp8_experts import experts_to_fp8
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe.balance import rebalance
-from minidist.parallel.apply import parallelize
-from minidist.parallel.context.order import positions
-from minidist.parallel.data.sampler import share
-from minidist.parallel.layers.adapters import adapt
-from minidist.parallel.recipe import Recipe
-from minidist.parallel.strategy import Parallel
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.apply import parallelize
+from minidist.full.comm import Communicator
+from minidist.full.context.order import positions
+from minidist.full.ddp.sampler import share
+from minidist.full.layers.adapters import adapt
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.precision.fp8 import to_fp8, update_scales
+from minidist.full.precision.fp8_experts import experts_to_fp8
+from minidist.full.recipe import Recipe
+from minidist.full.strategy import Parallel
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 SMALL = GPTConfig(
     vocabulary=19,

@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -40,7 +40,7 @@ from minidist.collectives import (
     reduce,
     reduce_scatter,
 )
-from minidist.comm import MismatchError
+from minidist.full.comm import MismatchError
 
 
 def collectives(comm: Communicator) -> None:

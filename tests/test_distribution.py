@@ -129,7 +129,7 @@ def test_a_wheel_works_in_an_environment_that_has_numpy_alone(wheel: Path, tmp_p
     assert ran.stdout == f"minidist {minidist.__version__}\n", ran.stderr
     program = """
 import numpy, minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 def ring(comm):
     buffer = numpy.ones(3)
     all_reduce(buffer, comm)

@@ -18,7 +18,7 @@ from training import PROGRAM
 import minidist
 from minidist.__main__ import COMMANDS
 from minidist.bench.options import NAMES, ON_GPUS
-from minidist.trainer.flags import build_parser
+from minidist.full.trainer.flags import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

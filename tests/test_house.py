@@ -30,26 +30,45 @@ MOST_TOKENS = {"core": 180_000, "package": 310_000}
 DENSEST = 10.5  # tokens on a line, of a whole file: the formatter alone gives about 9.4
 # A page of so few lines of code hides nothing; the ring, the style's example, has 24 of 13 tokens.
 SHORT = 25
+STRATEGIES = (
+    *(
+        "adapters",
+        "context",
+        "ddp",
+        "expert",
+        "fsdp",
+        "gradients",
+        "layers",
+        "memory",
+        "optimizer",
+        "pipeline",
+    ),
+    *("precision", "recompute", "slow_wires", "tensor", "zero"),
+)
+JOINED = (  # the files that strategies share, and those that join them
+    *("__init__", "adjoint", "apply", "clip", "data_axis", "exports", "meta"),
+    *("placement", "recipe", "replica", "strategy"),
+)
 FLOORS = {
-    "lazy": 0,
-    "options": 0,
-    "trace": 0,
-    "comm": 1,
-    "collectives": 2,
-    "mesh": 3,
-    "c10d": 3,
-    "model": 3,
-    "parallel": 4,
-    "memory": 4,
-    "launch": 5,
-    "trainer": 5,
+    "full/options": 0,
+    "full/trace": 0,
+    "full/comm": 1,
+    "full/collectives": 2,
+    "full/mesh": 3,
+    "full/model": 3,
+    "torch_backend": 3,
+    **{f"full/{name}": 4 for name in (*STRATEGIES, *JOINED)},
+    "full/checkpoint": 5,
+    "full/data": 5,
+    "full/launch": 5,
+    "full/trainer": 5,
+    "further": 5,
     "plan": 5,
     "draw": 5,
     "course": 6,
     "bench": 6,
     "cli": 6,
     "__main__": 6,
-    "on_import": 6,
     "__init__": 6,  # the front door: what users name, from all floors
 }
 MUTATORS = {
@@ -69,7 +88,13 @@ MUTATORS = {
 
 def place(file: Path) -> str:
     """Return the name of the folder or module that stands in the table of floors."""
-    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+    return placed(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def placed(parts: tuple[str, ...]) -> str:
+    """Return the place of a path: in `full/`, each folder and each file is one."""
+    inside = parts[0] == "full"
+    return "/".join(parts[:2]) if inside and len(parts) > 1 else parts[0]
 
 
 def name_of(file: Path) -> str:
@@ -89,15 +114,15 @@ def imported(file: Path) -> Iterator[tuple[str, int]]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file.name}:{node.lineno}: write imports in full"
-            here = node.module == "minidist"
-            names = (
-                [f"minidist.{alias.name}" for alias in node.names] if here else [node.module or ""]
-            )
+            here = node.module in ("minidist", "minidist.full")
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = whole if here else [node.module or ""]
         for name in names:
             first, *rest = name.split(".")
             if first == "minidist":
-                known = rest and (rest[0] in FLOORS)
-                yield (rest[0] if known else "__init__"), node.lineno
+                target = placed(tuple(rest)) if rest else "__init__"
+                front = "full/__init__" if rest[:1] == ["full"] else "__init__"
+                yield (target if target in FLOORS else front), node.lineno
 
 
 @cache
@@ -211,7 +236,8 @@ def test_a_folders_page_names_no_file_that_is_gone() -> None:
             continue
         if place(page) == "course":  # it names the files of lessons
             continue
-        there = {file.name for file in (PACKAGE / place(page)).rglob("*.py")} | users
+        floor = page.parent if place(page) == "full/__init__" else PACKAGE / place(page)
+        there = {file.name for file in floor.rglob("*.py")} | users
         for named in re.findall(r"[\w/]+\.py\b", ast.get_docstring(parse(page)) or ""):
             elsewhere = (PACKAGE / named, PACKAGE.parent / named)
             if Path(named).name not in there and not any(path.exists() for path in elsewhere):
@@ -386,7 +412,7 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
     wrong = [
         f"{name_of(file)}:{node.lineno}"
         for file in FILES
-        if place(file) not in ("comm", "launch", "cli", "course", "bench")
+        if place(file) not in ("full/comm", "full/launch", "cli", "course", "bench")
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
@@ -400,15 +426,15 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
     "module",
     (
         "minidist",
-        "minidist.trace",
-        "minidist.comm",
-        "minidist.collectives",
-        "minidist.comm.threads_wire.threads_wire",
-        "minidist.mesh",
-        "minidist.model.config",
-        "minidist.model",
-        "minidist.parallel",
-        "minidist.parallel.pipeline",
+        "minidist.full.trace",
+        "minidist.full.comm",
+        "minidist.full.collectives",
+        "minidist.full.comm.threads_wire.threads_wire",
+        "minidist.full.mesh",
+        "minidist.full.model.config",
+        "minidist.full.model",
+        "minidist.full",
+        "minidist.full.pipeline",
         "minidist.plan.search",
         "minidist.plan.cost",
         "minidist.plan.published.check",
@@ -423,7 +449,7 @@ import {module}
 import minidist
 if "collectives" in "{module}":
     import numpy
-    minidist.run(lambda comm: minidist.collectives.all_reduce(numpy.ones(4), comm), 2)
+    minidist.run(lambda comm: minidist.full.collectives.all_reduce(numpy.ones(4), comm), 2)
 print(*sorted({{"torch", "mpi4py", "safetensors", "matplotlib"}} & sys.modules.keys()))
 """
     outcome = subprocess.run(
@@ -433,7 +459,7 @@ print(*sorted({{"torch", "mpi4py", "safetensors", "matplotlib"}} & sys.modules.k
 
 
 @pytest.mark.parametrize(
-    "package", ("minidist.model", "minidist.parallel", "minidist.parallel.context")
+    "package", ("minidist.full.model", "minidist.full", "minidist.full.context")
 )
 def test_no_file_takes_the_place_of_a_name_that_is_exported(package: str) -> None:
     """Importing a file makes it an attribute of its package: it would hide a name like its own."""

@@ -12,8 +12,8 @@ import pytest
 from ranks import mpirun
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce
-from minidist.mesh import ARRAYS, Layout, Mesh
+from minidist.full.collectives import all_reduce
+from minidist.full.mesh import ARRAYS, Layout, Mesh
 
 LAYOUTS = [
     Layout(dp, pp, cp, tp, ep, dcn=1 + (dp * pp == 4))
@@ -280,8 +280,8 @@ def test_mesh_over_processes() -> None:
     outcome = mpirun(4, """
         import numpy as np
         from minidist import init
-        from minidist.collectives import all_reduce
-        from minidist.mesh import Layout, Mesh
+        from minidist.full.collectives import all_reduce
+        from minidist.full.mesh import Layout, Mesh
 
         comm = init()
         mesh = Mesh(comm, Layout(dp=2, tp=2))

@@ -28,16 +28,16 @@ from minidist.__main__ import main
 from minidist.bench import options as bench
 from minidist.cli import launch
 from minidist.cli.train import train
-from minidist.model import GPT, GPTConfig
-from minidist.options import NOT_NEGATIVE, SECONDS, read_number
-from minidist.trainer.checkpoint import restore, store
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.files import FileError, at, read_tree
-from minidist.trainer.flags import build_parser, classes, parse, read_toml
-from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
-from minidist.trainer.foreign.names import DEEPSPEED, MEGATRON
-from minidist.trainer.foreign.options import read_deepspeed
-from minidist.trainer.loop import Trainer
+from minidist.full.checkpoint import restore, store
+from minidist.full.data.files import FileError, at, read_tree
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.options import NOT_NEGATIVE, SECONDS, read_number
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.flags import build_parser, classes, parse, read_toml
+from minidist.full.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.full.trainer.foreign.names import DEEPSPEED, MEGATRON
+from minidist.full.trainer.foreign.options import read_deepspeed
+from minidist.full.trainer.loop import Trainer
 
 NO_NUMBERS = ["nan", "inf", "1e400", "", "²", "9" * 400, "None"]
 EXTREMES = ["-1", "0", "1" + "0" * 18, "1e308"]
@@ -159,7 +159,9 @@ def test_the_limit_of_the_environment(tmp_path: Path) -> None:
         and job.stderr == "minidist train: MINIDIST_LIMIT=abc must be a number\n"
     )
     for limit in (float("nan"), -1, 1e300, "²"):
-        with pytest.raises(minidist.comm.LaunchError, match=r"limit=.* (must be|is too large)"):
+        with pytest.raises(
+            minidist.full.comm.LaunchError, match=r"limit=.* (must be|is too large)"
+        ):
             minidist.init(limit=limit)  # type: ignore[arg-type]
 
 

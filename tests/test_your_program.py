@@ -16,10 +16,10 @@ import torch.distributed as dist
 from ranks import clean_environment
 
 import minidist
-from minidist.c10d.any_name import OF_TORCH
-from minidist.comm import Cluster, Communicator
-from minidist.comm.start import launched_over_mpi, set_as_torchrun, under_mpirun
-from minidist.launch.jobs import run_job
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.start import launched_over_mpi, set_as_torchrun, under_mpirun
+from minidist.full.launch.jobs import run_job
+from minidist.torch_backend.any_name import OF_TORCH
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-program.md"
 FENCED = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)

@@ -1,4 +1,4 @@
-"""Lesson 02, solved: the package's own ring. Read it in `minidist/collectives/ring.py`."""
+"""Lesson 02, solved: the package's own ring. Read it in `minidist/full/collectives/ring.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import ring
-from minidist.collectives.fast import cut
+from minidist.full.collectives import ring
+from minidist.full.collectives.fast import cut
 
 Array = np.ndarray[Any, Any]
 

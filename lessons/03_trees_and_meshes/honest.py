@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import ring
+from minidist.full.collectives import ring
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,6 @@ import numpy as np
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.collectives import all_reduce, ring, tree
-from minidist.comm import Link
 from minidist.course.grader.contract import (
     SEEN,
     Arrays,
@@ -25,6 +23,8 @@ from minidist.course.grader.contract import (
     expect,
     known,
 )
+from minidist.full.collectives import all_reduce, ring, tree
+from minidist.full.comm import Link
 
 
 def one_level(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

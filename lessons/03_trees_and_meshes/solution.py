@@ -1,5 +1,5 @@
 """Lesson 03, solved: the package's own tree.py, recursive.py, pairwise.py and ring.py, in
-`minidist/collectives`.
+`minidist/full/collectives`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import pairwise, recursive, ring, tree
-from minidist.collectives.fast import cut
-from minidist.comm import Link
-from minidist.comm.buffers import Chunks
+from minidist.full.collectives import pairwise, recursive, ring, tree
+from minidist.full.collectives.fast import cut
+from minidist.full.comm import Link
+from minidist.full.comm.buffers import Chunks
 
 Array = np.ndarray[Any, Any]
 

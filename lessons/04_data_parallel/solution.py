@@ -1,4 +1,4 @@
-"""Lesson 04, solved with the package. Read `minidist/parallel/data/plain.py`, `data_parallel.py`
+"""Lesson 04, solved with the package. Read `minidist/full/ddp/plain.py`, `data_parallel.py`
 and `sampler.py`.
 """
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.parallel.data.buckets import Bucket, FlatBucket, partition
-from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.data.plain import reduce_gradients
-from minidist.parallel.data.replicas import copy_from_root
-from minidist.parallel.data.sampler import share
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.buckets import Bucket, FlatBucket, partition
+from minidist.full.ddp.data_parallel import DDP
+from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.ddp.replicas import copy_from_root
+from minidist.full.ddp.sampler import share
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:

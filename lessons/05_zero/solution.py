@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.sharded import PlainUnit, zero
+from minidist.full.clip import clip_by_global_norm
+from minidist.full.fsdp import PlainUnit, zero
 from minidist.plan import equation
 
 EACH = {

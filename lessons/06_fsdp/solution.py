@@ -1,4 +1,4 @@
-"""Lesson 06, solved: the plain page of `minidist/parallel/sharded`, `plain.py`, and its `fsdp.py`
+"""Lesson 06, solved: the plain page of `minidist/full/fsdp`, `plain.py`, and its `fsdp.py`
 for the last task.
 """
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel import FSDP
-from minidist.parallel.data import flatten
-from minidist.parallel.sharded import PlainUnit, PlainZeRO
-from minidist.parallel.sharded.flat import Shard
+from minidist.full import FSDP
+from minidist.full.ddp import flatten
+from minidist.full.fsdp import PlainUnit, PlainZeRO
+from minidist.full.fsdp.flat import Shard
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""Lesson 07, solved: the package's own. Read it in `parallel/adjoint.py`, `parallel/tensor/` of
+"""Lesson 07, solved: the package's own. Read it in `full/adjoint.py`, `full/tensor/` of
 `minidist`.
 """
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives.fast import cut
-from minidist.parallel.adjoint import copy_to, reduce_from
-from minidist.parallel.tensor.plain import attention as parallel_attention
-from minidist.parallel.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.collectives.fast import cut
+from minidist.full.tensor.plain import attention as parallel_attention
+from minidist.full.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 
 def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:

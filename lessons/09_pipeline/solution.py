@@ -1,5 +1,5 @@
-"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/parallel/pipeline` and
-`minidist/parallel`.
+"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/full/pipeline` and
+`minidist/full`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel.pipeline import plan, read_plan, simulate, with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline.stage import balance
+from minidist.full.pipeline import plan, read_plan, simulate, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline.stage import balance
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

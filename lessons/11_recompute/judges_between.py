@@ -13,7 +13,7 @@ from judges import Part, Stored, begin_gradients, compare, forward_and_backward
 import minidist
 from minidist import Communicator
 from minidist.course.grader.contract import Arrays, Case, Note, Wrong, sent_by
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
 
 
 def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Lesson 11, solved: the package's own checkpoint. Read it in
-`minidist/memory/recompute/plain.py`.
+`minidist/full/recompute/plain.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from minidist.memory import recompute
-from minidist.memory.recompute import plain
+from minidist.full.memory import recompute
+from minidist.full.recompute import plain
 
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 
@@ -49,7 +49,7 @@ def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -
 def fastest_plan(
     inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int
 ) -> Plan:
-    """Plan by dynamic programming. `memory/recompute/chain.py` does so for plans that nest, with
+    """Plan by dynamic programming. `full/recompute/chain.py` does so for plans that nest, with
     gradients.
     """
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives.fast import cut
-from minidist.parallel.placement import Block, Slice, placement_of, record
-from minidist.trainer.checkpoint import cadence, pieces, plain
-from minidist.trainer.checkpoint.pieces import Extent
-from minidist.trainer.checkpoint.saving import extent_of
+from minidist.full.checkpoint import cadence, pieces, plain
+from minidist.full.checkpoint.pieces import Extent
+from minidist.full.checkpoint.saving import extent_of
+from minidist.full.collectives.fast import cut
+from minidist.full.placement import Block, Slice, placement_of, record
 
 Array = np.ndarray[Any, Any]
 

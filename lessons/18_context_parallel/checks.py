@@ -28,9 +28,9 @@ from judges_ulysses import judge_refusal, judge_ulysses, run_refusal, run_ulysse
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-CONTEXT = "minidist.parallel.context."
+CONTEXT = "minidist.full.context."
 THERE = ("blocks", "context_parallel", "gathered", "order", "plain", "ring", "ulysses")
-BY_HAND = (*(CONTEXT + name for name in THERE), "minidist.parallel.adjoint", "torch.distributed")
+BY_HAND = (*(CONTEXT + name for name in THERE), "minidist.full.adjoint", "torch.distributed")
 MEET = Task(1, "meet a block of keys", BY_HAND)
 RING = Task(2, "around the ring", BY_HAND)
 ORDER = Task(3, "which tokens a rank has", BY_HAND)

@@ -12,10 +12,10 @@ import torch
 from judges import HEADS, attention, expect_everywhere, leaves_of
 
 from minidist import Communicator
-from minidist.collectives import COLLECTIVES
 from minidist.course.grader import contract
 from minidist.course.grader.calls import expect_collectives, forward_backward, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
+from minidist.full.collectives import COLLECTIVES
 
 
 def run_refusal(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Lesson 18, solved: `blocks.py`, `plain.py`, `order.py` and `ulysses.py` of
-`minidist/parallel/context`.
+`minidist/full/context`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.model import Where, cross_entropy_sum
-from minidist.model.attention import causal_attention
-from minidist.parallel import adjoint
-from minidist.parallel.context import blocks
-from minidist.parallel.context.order import ORDERS, Meeting, meeting, multiple, positions
-from minidist.parallel.context.plain import PlainRingAttention, pass_on
-from minidist.parallel.context.ulysses import Ulysses, heads_fault
+from minidist.full import adjoint
+from minidist.full.context import blocks
+from minidist.full.context.order import ORDERS, Meeting, meeting, multiple, positions
+from minidist.full.context.plain import PlainRingAttention, pass_on
+from minidist.full.context.ulysses import Ulysses, heads_fault
+from minidist.full.model import Where, cross_entropy_sum
+from minidist.full.model.attention import causal_attention
 
 
 def meet(

@@ -20,10 +20,10 @@ from judges_step import judge_step, run_step
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-EXPERT = "minidist.parallel.expert"
+EXPERT = "minidist.full.expert"
 BY_HAND = (
-    *("minidist.model.moe", EXPERT, "minidist.parallel.placement"),
-    *("minidist.mesh", "minidist.parallel.data", "torch.distributed"),
+    *("minidist.full.model.moe", EXPERT, "minidist.full.placement"),
+    *("minidist.full.mesh", "minidist.full.ddp", "torch.distributed"),
 )
 ROUTE = Task(1, "route", BY_HAND)
 DISPATCH = Task(2, "dispatch", BY_HAND)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
-from minidist.parallel.expert.plain import plain_dispatch
+from minidist.full.expert.plain import plain_dispatch
 
 ROUNDED = 1e-6  # of a divisor: whole numbers divided by each other are float32
 

@@ -1,5 +1,5 @@
-"""Lesson 19, solved: `minidist/model/moe/`, and `plain.py` and `expert_parallel.py` of
-`minidist/parallel/expert`.
+"""Lesson 19, solved: `minidist/full/model/moe/`, and `plain.py` and `expert_parallel.py` of
+`minidist/full/expert`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where
-from minidist.model.moe import balance, losses
-from minidist.model.moe.capacity import choices_with_room
-from minidist.model.moe.combine import combine
-from minidist.model.moe.losses import Attach
-from minidist.model.moe.routed import RoutedExperts
-from minidist.model.moe.router import choose, router_logits, weights_of
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.data.plain import reduce_gradients
-from minidist.parallel.expert.plain import plain_dispatch
+from minidist.full.adjoint import reduce_from
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.expert.plain import plain_dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe import balance, losses
+from minidist.full.model.moe.capacity import choices_with_room
+from minidist.full.model.moe.combine import combine
+from minidist.full.model.moe.losses import Attach
+from minidist.full.model.moe.routed import RoutedExperts
+from minidist.full.model.moe.router import choose, router_logits, weights_of
 
 Experts = Callable[[Tensor, list[int]], Tensor]
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
+from minidist.full import DDP
 from minidist.plan import plain
 
 WIDTH, LAYERS, ROWS, STEPS, RATE = 512, 3, 256, 6, 2.0  # rows of each rank; float64

@@ -25,12 +25,12 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
-from minidist.parallel.sites.plain import PlainDiLoCo
+from minidist.full import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.full.ddp.compress.options import Compression
+from minidist.full.slow_wires.plain import PlainDiLoCo
 
 ROWS, INPUTS, HIDDEN, RATE = 16, 12, 24, 0.02
 PLAIN, SQUEEZED, ALONE = range(2), range(2, 6), range(6, 10)  # steps

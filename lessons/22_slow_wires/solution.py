@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from minidist import Communicator
-from minidist.parallel.data.compress import plain as compressed
-from minidist.parallel.pipeline.actions import Action, Kind, Plan
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.stale.plans import most_versions, newest
+from minidist.full.ddp.compress import plain as compressed
+from minidist.full.pipeline.actions import Action, Kind, Plan
+from minidist.full.slow_wires.plain import PlainDiLoCo
+from minidist.further.stale.plans import most_versions, newest
 
 Array = np.ndarray[Any, Any]
 

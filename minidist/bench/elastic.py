@@ -25,17 +25,17 @@ from statistics import median
 
 from minidist.bench.options import check_writable
 from minidist.draw.table import aligned
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment
-from minidist.launch.parser import Parser, flag_of
-from minidist.options import AT_LEAST_ONE
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.options import AT_LEAST_ONE
 
 STEP = 12  # in which member 1 is killed
 PROGRAM = """
 import json, os, signal, sys, time
 began = time.time()
 from minidist.__main__ import main
-from minidist.trainer.loop import Trainer
+from minidist.full.trainer.loop import Trainer
 
 log, number = os.environ["BENCH_LOG"], int(os.environ.get("MINIDIST_MEMBER") or os.environ["RANK"])
 again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + (number > 1)
@@ -147,9 +147,9 @@ def parts(events: Sequence[tuple[str, int, int, float]]) -> dict[str, float]:
 
 def seconds_of_observing(repeat: int) -> float:
     """Return how much longer a step is that is told to TensorBoard and Prometheus."""
-    from minidist.trainer.metrics import StepMetrics
-    from minidist.trainer.observed.exports import exports_of
-    from minidist.trainer.observed.stragglers import Computing
+    from minidist.full.trainer.metrics import StepMetrics
+    from minidist.full.trainer.observed.exports import exports_of
+    from minidist.full.trainer.observed.stragglers import Computing
 
     folder = tempfile.mkdtemp()
     try:

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 import minidist
 from minidist.bench.options import check_writable
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.carriers.engines import ENGINES
 from minidist.draw.table import aligned
-from minidist.launch.parser import Parser, flag_of
-from minidist.mesh import Layout, Mesh
-from minidist.options import RANKS
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.carriers.engines import ENGINES
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.options import RANKS
 
 ELEMENTS = 1 << 28  # of 4 bytes: 1 GiB
 PROGRAMS = ("ring", "recursive")
@@ -163,7 +163,7 @@ def all_reduced(algorithm: str) -> Callable[[Communicator], float]:
     """Return a program that all-reduces 1 GiB."""
     import torch
 
-    from minidist.collectives import all_reduce
+    from minidist.full.collectives import all_reduce
 
     def program(comm: Communicator) -> float:
         all_reduce(torch.empty(ELEMENTS, device="meta"), comm, algorithm=algorithm)
@@ -176,10 +176,10 @@ def training_step(layout: Layout) -> Callable[[Communicator], float]:
     """Return a program that trains a GPT of eight layers for one step of 8 microbatches."""
     import torch
 
-    from minidist.model import GPT, GPTConfig, Where
-    from minidist.parallel import Recipe, parallelize
-    from minidist.parallel.meta import Computing
-    from minidist.trainer.start import carried_of, loss_of
+    from minidist.full import Recipe, parallelize
+    from minidist.full.meta import Computing
+    from minidist.full.model import GPT, GPTConfig, Where
+    from minidist.full.trainer.start import carried_of, loss_of
 
     sizes = GPTConfig(
         vocabulary=1024,

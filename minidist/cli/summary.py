@@ -5,16 +5,16 @@ from dataclasses import asdict
 from statistics import fmean, median
 
 from minidist.draw.table import format_sent
-from minidist.mesh import CARRIED, SITES
-from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
-from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.recipe import Recipe
+from minidist.full.checkpoint.cadence import advice
+from minidist.full.mesh import CARRIED, SITES
+from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
+from minidist.full.pipeline import NAMES, Plan, plan, simulate
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.full.recipe import Recipe
+from minidist.full.trainer.loop import Outcome, Trainer
+from minidist.full.trainer.verify import Verdict
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
-from minidist.trainer.checkpoint.cadence import advice
-from minidist.trainer.loop import Outcome, Trainer
-from minidist.trainer.verify import Verdict
 
 LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 

@@ -15,36 +15,36 @@ from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
-from minidist.comm import Communicator
-from minidist.comm.agree import all_or_none
-from minidist.comm.errors import LaunchError, QuorumError
-from minidist.comm.start import first_ranks, is_member, restarts
-from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
 from minidist.draw.page.page import page
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
-from minidist.launch.leaving import Warned, listening
-from minidist.mesh import AXES, Mesh
-from minidist.model import generate
-from minidist.trace import Event, Trace
-from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
-from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.corpus.packed import Packed
-from minidist.trainer.corpus.sources import said_twice
-from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
-from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
-from minidist.trainer.elastic.carry import Carrier, Enters
-from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
-from minidist.trainer.flags import parse_with_notes
-from minidist.trainer.loop import Outcome, Trainer
-from minidist.trainer.metrics import Export, Reporter
-from minidist.trainer.observed.exports import exports_of
-from minidist.trainer.options import SpreadOptions
-from minidist.trainer.start import Start, start_of
-from minidist.trainer.verify import compare
+from minidist.full.checkpoint.store import DamagedError, complete, set_aside
+from minidist.full.comm import Communicator
+from minidist.full.comm.agree import all_or_none
+from minidist.full.comm.errors import LaunchError, QuorumError
+from minidist.full.comm.start import first_ranks, is_member, restarts
+from minidist.full.comm.torch_wire import marks
+from minidist.full.data.packed import Packed
+from minidist.full.data.sources import said_twice
+from minidist.full.data.text import Corpus, Samples, read_corpus
+from minidist.full.data.tokenizers import Tokenizer, Tokens
+from minidist.full.launch.leaving import Warned, listening
+from minidist.full.mesh import AXES, Mesh
+from minidist.full.model import generate
+from minidist.full.trace import Event, Trace
+from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.elastic.carry import Carrier, Enters
+from minidist.full.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
+from minidist.full.trainer.flags import parse_with_notes
+from minidist.full.trainer.loop import Outcome, Trainer
+from minidist.full.trainer.metrics import Export, Reporter
+from minidist.full.trainer.observed.exports import exports_of
+from minidist.full.trainer.options import SpreadOptions
+from minidist.full.trainer.resume import fingerprint, sizes_of
+from minidist.full.trainer.start import Start, start_of
+from minidist.full.trainer.verify import compare
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if is_member():
         # here, because it connects to the launcher
-        from minidist.comm.torch_wire.torch_member import this_member
+        from minidist.full.comm.torch_wire.torch_member import this_member
 
         try:
             member = this_member()

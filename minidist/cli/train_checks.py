@@ -2,7 +2,7 @@
 have the memory?
 
 A mistake of the user is one sentence, and the same on every rank. Options are checked in
-`trainer/config.py`.
+`full/trainer/config.py`.
 """
 
 import os
@@ -10,13 +10,13 @@ import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from minidist.comm import Communicator
-from minidist.model import GPTConfig
+from minidist.full.checkpoint import store
+from minidist.full.checkpoint.lock import hold
+from minidist.full.comm import Communicator
+from minidist.full.data.files import retold
+from minidist.full.model import GPTConfig
+from minidist.full.trainer.config import Config, ConfigError
 from minidist.plan.equation import ModelStates, adapted_states
-from minidist.trainer.checkpoint import store
-from minidist.trainer.checkpoint.lock import hold
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.files import retold
 
 
 def check_files(config: Config, comm: Communicator, again: bool = False) -> ExitStack:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minidist.draw.player import MET, Does, Meetings, Recording
 from minidist.draw.recording import Watching, record
-from minidist.parallel.context.order import positions
+from minidist.full.context.order import positions
 
 
 def record_attention(

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives.fast import cut
-from minidist.comm import Communicator
-from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
 from minidist.draw.player import (
     COUNTERS,
     MET,
@@ -24,9 +21,12 @@ from minidist.draw.player import (
     Step,
     words,
 )
-from minidist.trace.lines import of_a_library
+from minidist.full.collectives.fast import cut
+from minidist.full.comm import Communicator
+from minidist.full.comm.buffers import Array, Chunks, address, flatten, is_tensor
+from minidist.full.trace.lines import of_a_library
 
-NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
+NOT_FOLLOWED = ("minidist.full.comm.", "minidist.draw.", "minidist.full.trace.")
 NO_LINE: Line = ("", 0)
 
 

@@ -7,10 +7,13 @@ does not say is here: heads of Falcon, windows of some layers, heads of latent a
 from collections.abc import Callable
 from typing import Any
 
-from minidist.launch.parser import nearest
-from minidist.options import FRACTION, shown
-from minidist.plan.device import ranges, table
-from minidist.trainer.files import FileError, at
+from minidist.full.data.files import FileError, at
+from minidist.full.launch.parser import nearest
+from minidist.full.options import FRACTION, shown
+from minidist.plan.device import (
+    ranges,
+    table,
+)
 
 Tree = dict[str, Any]
 

@@ -15,9 +15,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from minidist.launch.parser import nearest
-from minidist.options import Limit, one_of, read_number, shown
-from minidist.trainer.files import FileError, at, flatten, read_tree, retold, typed
+from minidist.full.data.files import FileError, at, flatten, read_tree, retold, typed
+from minidist.full.launch.parser import nearest
+from minidist.full.options import Limit, one_of, read_number, shown
 
 Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
 """By name: the type of a value, and what a value of it may be."""

@@ -15,7 +15,7 @@ masks. Our GPT saves more, because it is not fused: it is meant to be read.
 
 from dataclasses import dataclass, replace
 
-from minidist.model import GPTConfig
+from minidist.full.model import GPTConfig
 
 
 @dataclass(frozen=True)

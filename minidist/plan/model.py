@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from minidist.options import shown
+from minidist.full.data.files import FileError, at, read_tree, retold, typed
+from minidist.full.options import shown
 from minidist.plan.config import check_known, sizes_of
 from minidist.plan.device import PlanError, entry, ranges
-from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
 
 class Product(NamedTuple):

@@ -14,7 +14,7 @@ count them.
     Muon   with ZeRO slices of matrices go to their owners along dp and back, in 32 bits; blocks are gathered along tp
 
 These are messages of more than 32 KiB: smaller ones take fewer rounds for more bytes
-(`collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
+(`full/collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
 section 7; Korthikanti et al. 2022, section 4.2.)
 """
 

@@ -13,10 +13,10 @@ import torch
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_reduce
-from minidist.collectives.ring import ring_all_reduce
 from minidist.draw.notebook import show
 from minidist.draw.recording import record
+from minidist.full.collectives import all_reduce
+from minidist.full.collectives.ring import ring_all_reduce
 
 
 def ring(comm):
@@ -119,7 +119,7 @@ from tempfile import TemporaryDirectory
 
 program = """
 import numpy as np, minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 comm = minidist.init()
 buffer = np.arange(4.0) + comm.rank

@@ -14,9 +14,9 @@ import torch
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_reduce, broadcast
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
+from minidist.full.collectives import all_reduce, broadcast
 
 
 def tree(comm):
@@ -290,7 +290,7 @@ from tempfile import TemporaryDirectory
 
 program = """
 import numpy as np, minidist
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 comm = minidist.init()
 inside, across = comm.split(comm.rank // 2), comm.split(comm.rank % 2)

@@ -19,8 +19,8 @@ import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel import DDP, NaiveDataParallel
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP, NaiveDataParallel
+from minidist.full.ddp.sampler import share
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)  # one InfiniBand port for each GPU
 MIB = 1 << 20
@@ -355,7 +355,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import DDP
+from minidist.full import DDP
 
 comm = minidist.init()
 torch.manual_seed(comm.rank)

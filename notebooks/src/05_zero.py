@@ -14,12 +14,12 @@ from torch import nn
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.memory import STACK
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm
+from minidist.full import DDP, ZeRO1, ZeRO2, clip_by_global_norm
+from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.full.memory.account import Account
 from minidist.plan import model_states
 
 LAYERS, WIDTH = 8, 4096
@@ -291,7 +291,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import ZeRO2
+from minidist.full import ZeRO2
 
 comm = minidist.init()
 model = ZeRO2(nn.Linear(100, 10), comm, op="sum")

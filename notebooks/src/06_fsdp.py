@@ -14,10 +14,10 @@ from torch import nn
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel import DDP, FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full import DDP, FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full.collectives import all_gather, reduce_scatter
 
 
 def one_unit(comm):
@@ -309,7 +309,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import FSDP
+from minidist.full import FSDP
 
 comm = minidist.init()
 model = FSDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), comm, op="sum")

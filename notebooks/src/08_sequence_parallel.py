@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from torch.autograd.graph import saved_tensors_hooks
 
 import minidist
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import adjoint, parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full import adjoint, parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.full.model import GPT, GPTConfig
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
@@ -224,8 +224,8 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.model import GPT, GPTConfig
+from minidist.full import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
 
 comm = minidist.init()
 model = GPT(GPTConfig(vocabulary=64, layers=2, hidden=64, heads=8, intermediate=64, sequence=64), dtype=torch.float64)

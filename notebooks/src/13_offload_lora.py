@@ -15,8 +15,8 @@ import torch
 import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.memory.adapters import (
+from minidist.full import DDP
+from minidist.full.adapters import (
     EVERY_MATRIX,
     LoRALinear,
     add_lora,
@@ -25,9 +25,9 @@ from minidist.memory.adapters import (
     levels,
     quantize,
 )
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.full.memory.account import Account
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
 
 CONFIG = GPTConfig(vocabulary=64, layers=2, hidden=256, heads=4, sequence=16)
 TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -403,10 +403,10 @@ from tempfile import TemporaryDirectory
 program = """
 import tempfile, torch, minidist
 from pathlib import Path
-from minidist.memory.adapters import EVERY_MATRIX, add_qlora
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.full.adapters import EVERY_MATRIX, add_qlora
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full import DDP
 
 comm = minidist.init()
 model = GPT(GPTConfig(vocabulary=64, layers=2, hidden=128, heads=4, sequence=16))

@@ -16,12 +16,12 @@ from matplotlib.patches import Patch
 
 import minidist
 from minidist import Cluster, Layout, Mesh, Trace
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trace.events import messages
+from minidist.full import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.trace.events import messages
 
 SIZES = GPTConfig(vocabulary=32, layers=8, hidden=16, heads=8, intermediate=32, sequence=8)
 COLOURS = {"tp": "#D55E00", "pp": "#009E73", "dp": "#0072B2"}
@@ -325,7 +325,7 @@ from tempfile import TemporaryDirectory
 program = """
 import numpy as np, minidist
 from minidist import Layout, Mesh
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 comm = minidist.init()
 mesh = Mesh(comm, Layout(dp=2, tp=2))

@@ -17,15 +17,15 @@ import torch
 
 import minidist
 from minidist import Layout, Mesh
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.precision import MasterWeights
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trainer.checkpoint import index, plain, restore, saving, store
-from minidist.trainer.checkpoint.cadence import daly, shares, young
-from minidist.trainer.checkpoint.pieces import Extent, Piece, put
+from minidist.full import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.full.checkpoint import index, plain, restore, saving, store
+from minidist.full.checkpoint.cadence import daly, shares, young
+from minidist.full.checkpoint.pieces import Extent, Piece, put
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision import MasterWeights
 
 SIZES = GPTConfig(vocabulary=32, layers=1, hidden=16, heads=4, intermediate=32, sequence=8)
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
@@ -212,7 +212,7 @@ with TemporaryDirectory() as name:
 print("\n".join(lines))
 
 # %% [markdown]
-# Here is the package's plain page, `minidist/trainer/checkpoint/plain.py`, on four ranks. Each saves its
+# Here is the package's plain page, `minidist/full/checkpoint/plain.py`, on four ranks. Each saves its
 # quarter of a tensor, and then the same ranks load it as two replicas of two halves. A colour shows
 # whose numbers a cell holds. The messages are those of two barriers, and empty: one before anybody
 # writes, one before anybody may believe that there is a checkpoint. The numbers go by the disk.
@@ -361,9 +361,9 @@ import json, sys
 from pathlib import Path
 import torch, minidist
 from minidist import Layout, Mesh
-from minidist.memory.precision import MasterWeights
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.checkpoint import saving
+from minidist.full.precision import MasterWeights
+from minidist.full import Recipe, parallelize
+from minidist.full.checkpoint import saving
 
 comm, folder, first = minidist.init(), Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(6, 5)

@@ -16,9 +16,9 @@ import torch
 import minidist
 from minidist.draw.attention import record_attention
 from minidist.draw.notebook import picture, show
-from minidist.memory.account import Account
-from minidist.parallel.context import flash_attention
-from minidist.parallel.context.flash import TILE, page_forward, tiles
+from minidist.full.context import flash_attention
+from minidist.full.context.flash import TILE, page_forward, tiles
+from minidist.full.memory.account import Account
 
 
 def by_tiles(query, key, value, comm):
@@ -264,8 +264,8 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.parallel.context.flash import page_forward
-from minidist.parallel.context.plain import PlainRingAttention
+from minidist.full.context.flash import page_forward
+from minidist.full.context.plain import PlainRingAttention
 
 comm = minidist.init()
 generator = torch.Generator().manual_seed(0)

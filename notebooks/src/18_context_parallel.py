@@ -16,15 +16,15 @@ import minidist
 from minidist import Cluster
 from minidist.draw.attention import record_attention
 from minidist.draw.notebook import picture, show
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.gpt import causal_attention
-from minidist.parallel.context import shard_tokens
-from minidist.parallel.context.blocks import before_any, meet
-from minidist.parallel.context.flash import attend, attend_backward
-from minidist.parallel.context.order import Meeting, meeting, pairs, positions
-from minidist.parallel.context.plain import PlainRingAttention, pass_on
-from minidist.parallel.context.ring import Ring
-from minidist.parallel.context.ulysses import Ulysses
+from minidist.full.context import shard_tokens
+from minidist.full.context.blocks import before_any, meet
+from minidist.full.context.flash import attend, attend_backward
+from minidist.full.context.order import Meeting, meeting, pairs, positions
+from minidist.full.context.plain import PlainRingAttention, pass_on
+from minidist.full.context.ring import Ring
+from minidist.full.context.ulysses import Ulysses
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.gpt import causal_attention
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
@@ -387,9 +387,9 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.collectives import all_reduce
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.context import parallelize_context, shard_tokens
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.context import parallelize_context, shard_tokens
 
 comm = minidist.init()
 config = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=64, sequence=32)

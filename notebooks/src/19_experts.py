@@ -17,19 +17,19 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_reduce, all_to_all
-from minidist.comm import DeadlockError
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where
-from minidist.model.moe.balance import rebalance
-from minidist.model.moe.combine import combine
-from minidist.model.moe.routed import RoutedExperts, sum_over
-from minidist.model.moe.router import router_logits
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.expert.plain import plain_dispatch
+from minidist.full.adjoint import reduce_from
+from minidist.full.collectives import all_reduce, all_to_all
+from minidist.full.comm import DeadlockError
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.expert.plain import plain_dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.model.moe.combine import combine
+from minidist.full.model.moe.routed import RoutedExperts, sum_over
+from minidist.full.model.moe.router import router_logits
 
 CHOSEN = ((0, 0, 1, 3), (1, 2, 2, 5), (0, 4, 5, 5))  # the expert of each row, by rank
 
@@ -392,11 +392,11 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.collectives import all_reduce
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.model.moe.routed import routed_in
-from minidist.parallel.expert.expert_parallel import parallelize_experts
+from minidist.full.collectives import all_reduce
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.model.moe.routed import routed_in
+from minidist.full.expert.expert_parallel import parallelize_experts
 
 comm = minidist.init()
 config = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=64, sequence=32, experts=8)

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel.data.compress.plain import sparse_all_reduce
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.stale.plain import train_delayed
-from minidist.parallel.stale.plans import flushed, most_versions, never_flushed, newest, one_behind
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.compress.plain import sparse_all_reduce
+from minidist.full.slow_wires.plain import PlainDiLoCo
+from minidist.further.stale.plain import train_delayed
+from minidist.further.stale.plans import flushed, most_versions, never_flushed, newest, one_behind
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 
@@ -317,7 +317,7 @@ for delay, losses in tried.items():
 program = """
 import torch
 import minidist
-from minidist.parallel.sites.plain import PlainDiLoCo
+from minidist.full.slow_wires.plain import PlainDiLoCo
 
 comm = minidist.init()
 torch.manual_seed(0)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture
-from minidist.parallel import DDP
+from minidist.full import DDP
 
 WIDTH = 512
 

@@ -27,12 +27,12 @@ from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
 from minidist.bench.subjects import tensor
 from minidist.bench.subjects.copy import state
 from minidist.bench.training import expect_same
-from minidist.collectives import COLLECTIVES
-from minidist.comm import Communicator
-from minidist.memory.precision import fp8
-from minidist.model import GPTConfig
-from minidist.model.mlp import MLP
-from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1
+from minidist.full import DDP, FSDP, DataParallel, ZeRO1
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.comm import Communicator
+from minidist.full.model import GPTConfig
+from minidist.full.model.mlp import MLP
+from minidist.full.precision import fp8
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
         from minidist.bench.subjects.tensor import by_torch, ours
         from minidist.bench.training import forward_backward, gpt
         from minidist.bench.worker import start_gloo
-        from minidist.comm import init
-        from minidist.parallel.placement import placement_of
+        from minidist.full.comm import init
+        from minidist.full.placement import placement_of
 
         def full(name, parameter):
             if name == "tensor":

@@ -15,14 +15,14 @@ from minidist.cli.plan.here import (
     run_of,
 )
 from minidist.cli.train import train
-from minidist.comm import Communicator
-from minidist.mesh import Mesh
+from minidist.full.comm import Communicator
+from minidist.full.data.text import read_corpus
+from minidist.full.mesh import Mesh
+from minidist.full.trainer.checked import check_run, layout_of
+from minidist.full.trainer.flags import parse
+from minidist.full.trainer.loop import Trainer
+from minidist.full.trainer.start import start_of
 from minidist.plan.traffic import bytes_sent
-from minidist.trainer.checked import check_run, layout_of
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
-from minidist.trainer.start import start_of
 
 # one axis each, one composed; the planner's bytes of all others are counted on `meta`
 OFTEN = ("--dp 2 --zero 3", "--dp 2 --tp 2 --sp", "--dp 2 --pp 2 --microbatches 8")

@@ -14,7 +14,7 @@ import pytest
 from collective_cases import rounds
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -24,7 +24,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.comm import Link
+from minidist.full.comm import Link
 
 # elements: 5040 divides by all of 1 to 10; both of float64 are more than 16 KiB or less
 DIVISIBLE, ODD = 840 * 6, 1003

@@ -31,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Cluster, Communicator, collectives, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     COLLECTIVES,
     DTYPES,
     REDUCTIONS,
@@ -48,11 +48,11 @@ from minidist.collectives import (
     scatter,
     shared,
 )
-from minidist.collectives.fast import Temporaries
-from minidist.collectives.reduction import BITWISE
-from minidist.collectives.ring import ring_all_reduce
-from minidist.comm import Link, MismatchError
-from minidist.trace import Trace
+from minidist.full.collectives.fast import Temporaries
+from minidist.full.collectives.reduction import BITWISE
+from minidist.full.collectives.ring import ring_all_reduce
+from minidist.full.comm import Link, MismatchError
+from minidist.full.trace import Trace
 
 SEGMENT = 1 << 20
 SMALL_NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=3, name="small nodes")

@@ -12,7 +12,7 @@ from ranks import mpirun, torchrun
 COUNTS = """
     import numpy as np
     import minidist
-    from minidist.collectives import choose, operations
+    from minidist.full.collectives import choose, operations
 
     comm = minidist.init(limit=60)
     P, root = comm.size, 1

@@ -18,10 +18,18 @@ from collective_cases import FEW, OPERATIONS, available, cells, check, copied, d
 from ranks import mpirun
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import COLLECTIVES, all_reduce, fast, operations, prepare, shared, tree
-from minidist.comm import DeadlockError, Link, MismatchError
-from minidist.trace import Trace
-from minidist.trace.events import Event
+from minidist.full.collectives import (
+    COLLECTIVES,
+    all_reduce,
+    fast,
+    operations,
+    prepare,
+    shared,
+    tree,
+)
+from minidist.full.comm import DeadlockError, Link, MismatchError
+from minidist.full.trace import Trace
+from minidist.full.trace.events import Event
 
 LINK = Link(1e-6, 1e9)
 ONE_NODE, TWO_NODES = (
@@ -234,7 +242,7 @@ OVER_MPI = """
     import collective_cases, minidist
     from collective_cases import cells, check
     from test_prepared import thrice
-    from minidist.collectives import COLLECTIVES
+    from minidist.full.collectives import COLLECTIVES
 
     comm = minidist.init(limit=60)
     for operation in COLLECTIVES:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Cluster, Communicator, DeadlockError, Trace, run
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 UNIFORM = Cluster.uniform(1e-6, 1e9)
 CLOCKS = (None, UNIFORM)  # this machine's, a virtual one

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minidist import Communicator, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,

@@ -24,9 +24,9 @@ from cooperative_cases import (
 )
 
 from minidist import Cluster, Communicator, run
-from minidist.comm import CommunicationError, LaunchError, LimitError
-from minidist.comm.threads_wire import world as world_file
-from minidist.comm.threads_wire.carriers import greenlets
+from minidist.full.comm import CommunicationError, LaunchError, LimitError
+from minidist.full.comm.threads_wire import world as world_file
+from minidist.full.comm.threads_wire.carriers import greenlets
 
 # the engines on which exactly one rank runs; a third is in tests/run_here, which needs a browser
 TURNS = ("cooperative", "greenlets")

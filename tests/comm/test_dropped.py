@@ -11,8 +11,8 @@ import pytest
 from ranks import mpirun, torchrun
 
 from minidist import Communicator, DeadlockError, run
-from minidist.comm.request import Pending
-from minidist.trace.events import RECEIVE
+from minidist.full.comm.request import Pending
+from minidist.full.trace.events import RECEIVE
 
 PROGRAM = """
 import gc

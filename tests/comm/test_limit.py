@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce
-from minidist.comm import LaunchError, LimitError
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import LaunchError, LimitError
 
 ON_BOTH_CLOCKS = pytest.mark.parametrize(
     "cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("machine's", "virtual")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -23,7 +23,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.comm import CommunicationError, Link, MismatchError
+from minidist.full.comm import CommunicationError, Link, MismatchError
 
 FOUR = np.ones(4)
 

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 import minidist
-from minidist.comm.errors import RankFailed
-from minidist.comm.torch_wire.native_torch import NativeTorch
-from minidist.comm.torch_wire.stalls import Stalls
+from minidist.full.comm.errors import RankFailed
+from minidist.full.comm.torch_wire.native_torch import NativeTorch
+from minidist.full.comm.torch_wire.stalls import Stalls
 
 
 @pytest.mark.parametrize(

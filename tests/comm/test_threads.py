@@ -14,10 +14,10 @@ import torch
 
 import minidist
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.collectives import all_reduce
-from minidist.comm import CommunicationError, Link, MismatchError
-from minidist.comm.buffers import DTYPES
-from minidist.comm.threads_wire.carriers.threads import Threads
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import CommunicationError, Link, MismatchError
+from minidist.full.comm.buffers import DTYPES
+from minidist.full.comm.threads_wire.carriers.threads import Threads
 
 NODES_OF_TWO = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 

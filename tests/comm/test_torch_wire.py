@@ -12,13 +12,13 @@ from typing import NamedTuple
 import pytest
 from ranks import clean_environment, torchrun, warm_python
 
-from minidist.launch.jobs import run_job
+from minidist.full.launch.jobs import run_job
 
 WORKS = """
     import os
     import numpy as np, torch, torch.distributed as dist
     import minidist
-    from minidist.comm.errors import CommunicationError
+    from minidist.full.comm.errors import CommunicationError
 
     comm = minidist.init(limit=60)
     assert dist.is_initialized() and comm.wire.kind == "torch", "torchrun's variables are enough"
@@ -236,7 +236,7 @@ FAILURES = """
         comm.recv(numbers, 1) if comm.rank == 0 else comm.send(numbers, 0)
 
     def calls_other_units(comm):
-        from minidist.parallel import FSDP
+        from minidist.full import FSDP
         model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, op="sum", unused=True)
         model.module.forward = lambda x: model.module[comm.rank](x)
         model(torch.ones(1, 4))

@@ -14,17 +14,17 @@ from browser import BROWSER, Page
 from matplotlib import image
 
 from minidist import Cluster, run
-from minidist.collectives import all_reduce, broadcast, reduce_scatter
-from minidist.collectives.choose import TABLE
-from minidist.comm import Link
 from minidist.draw.attention import record_attention
 from minidist.draw.filmstrip import filmstrip, in_words, key_frames
 from minidist.draw.player import COLOURS, INKS, MET, Recording, player
 from minidist.draw.recording import Watching, record
-from minidist.parallel.context.flash import flash_attention, page_forward
-from minidist.parallel.context.order import meeting
-from minidist.parallel.context.plain import PlainRingAttention
-from minidist.parallel.context.ring import Ring
+from minidist.full.collectives import all_reduce, broadcast, reduce_scatter
+from minidist.full.collectives.choose import TABLE
+from minidist.full.comm import Link
+from minidist.full.context.flash import flash_attention, page_forward
+from minidist.full.context.order import meeting
+from minidist.full.context.plain import PlainRingAttention
+from minidist.full.context.ring import Ring
 
 ALL = (1, 1, 1, 1)
 OUTSIDE = """[...document.querySelectorAll('svg *')].filter(e => {

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 
-from minidist.memory.recompute.chain import Chain, Stage, best_plan, tradeoff
-from minidist.memory.recompute.segments import Plan, recompute, stages_of
-from minidist.model import GPT, GPTConfig
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.recompute.chain import Chain, Stage, best_plan, tradeoff
+from minidist.full.recompute.segments import Plan, recompute, stages_of
 
 
 def equal_chain(length: int, saved: int = 0) -> Chain:

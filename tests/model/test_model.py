@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum, generate
-from minidist.model.dropout import Dropout, child, dropout_mask
-from minidist.model.gpt import RMSNorm, rotary_table
-from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
-from minidist.trainer.foreign.llama_names import llama_name
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum, generate
+from minidist.full.model.dropout import Dropout, child, dropout_mask
+from minidist.full.model.gpt import RMSNorm, rotary_table
+from minidist.full.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.full.trainer.foreign.llama_names import llama_name
 
 SMALL = GPTConfig(
     vocabulary=37,

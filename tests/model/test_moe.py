@@ -14,17 +14,17 @@ import torch
 from test_model import rough_model, seeded, some_tokens, with_exact_parts
 from torch import Tensor
 
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe import experts as experts_module
-from minidist.model.moe.balance import Load, rebalance
-from minidist.model.moe.experts import grouped, has_kernel
-from minidist.model.moe.plain import plain_balance_loss, plain_moe, plain_rebalance
-from minidist.model.moe.routed import RoutedExperts, routed_in
-from minidist.model.moe.router import router_logits
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.foreign import load_llama, save_llama
-from minidist.trainer.options import ModelOptions
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe import experts as experts_module
+from minidist.full.model.moe.balance import Load, rebalance
+from minidist.full.model.moe.experts import grouped, has_kernel
+from minidist.full.model.moe.plain import plain_balance_loss, plain_moe, plain_rebalance
+from minidist.full.model.moe.routed import RoutedExperts, routed_in
+from minidist.full.model.moe.router import router_logits
+from minidist.full.recompute.segments import recompute
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.foreign import load_llama, save_llama
+from minidist.full.trainer.options import ModelOptions
 
 MIXTRAL = GPTConfig(
     vocabulary=64, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=24, sequence=16, experts=5, top_k=2,

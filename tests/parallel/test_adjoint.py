@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator, DeadlockError
-from minidist.parallel.adjoint import (
+from minidist.full.adjoint import (
     all_gather,
     all_to_all,
     copy_to,
@@ -27,7 +26,8 @@ from minidist.parallel.adjoint import (
     reduce_scatter,
     scatter_to,
 )
-from minidist.parallel.tensor.vocabulary import part_of, vocabulary_parallel_cross_entropy_sum
+from minidist.full.comm import Communicator, DeadlockError
+from minidist.full.tensor.vocabulary import part_of, vocabulary_parallel_cross_entropy_sum
 
 Call = Callable[[Tensor, Communicator], Tensor]
 WHOLE = 7  # does not divide

@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, Where, cross_entropy_sum
-from minidist.parallel import (
+from minidist.full import (
     DDP,
     FSDP,
     NaiveDataParallel,
@@ -35,10 +31,14 @@ from minidist.parallel import (
     parallelize,
     parallelize_tensor,
 )
-from minidist.parallel.data.after_backward import PlainDataParallel
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.placement import placement_of
-from minidist.parallel.sharded import PlainZeRO
+from minidist.full.comm import Communicator
+from minidist.full.ddp.after_backward import PlainDataParallel
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.fsdp import PlainZeRO
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, Where, cross_entropy_sum
+from minidist.full.placement import placement_of
+from minidist.full.precision.masters import MasterWeights
 
 PLAIN = (PlainDataParallel, NaiveDataParallel, ParameterServer)
 STRATEGIES: dict[str, Callable[[nn.Module, Communicator], object]] = {
@@ -114,8 +114,8 @@ WIRES = """
     import pytest
     from data_parallel import build
     from test_axes import EVEN
-    from minidist.mesh import Layout, Mesh
-    from minidist.parallel import DDP, parallelize_tensor
+    from minidist.full.mesh import Layout, Mesh
+    from minidist.full import DDP, parallelize_tensor
 
     comm = minidist.init(limit=60)
     mesh, model = Mesh(comm, Layout(dp=2, tp=2)), build(EVEN, 0)
@@ -138,7 +138,7 @@ GROUPS = """
     import minidist
     from data_parallel import build
     from test_axes import EVEN
-    from minidist.parallel import DDP, parallelize_tensor
+    from minidist.full import DDP, parallelize_tensor
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

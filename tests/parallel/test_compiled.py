@@ -13,12 +13,12 @@ import torch
 from layouts import SMALL, Case, distances, spread, worst
 
 import minidist
-from minidist.mesh import Layout
-from minidist.model import GPT, Where
-from minidist.parallel import Recipe, RecipeError
-from minidist.parallel.apply import check_recipe
-from minidist.parallel.layers.compiled import compile_blocks, compile_fault
-from minidist.parallel.strategy import Facts
+from minidist.full import Recipe, RecipeError
+from minidist.full.apply import check_recipe
+from minidist.full.layers.compiled import compile_blocks, compile_fault
+from minidist.full.mesh import Layout
+from minidist.full.model import GPT, Where
+from minidist.full.strategy import Facts
 
 Counted = list[int]  # operations of each graph
 

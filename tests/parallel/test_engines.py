@@ -11,11 +11,11 @@ import torch
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.comm import CommunicationError
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.loop import carried_of, loss_of
+from minidist.full import Recipe, parallelize
+from minidist.full.comm import CommunicationError
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.trainer.loop import carried_of, loss_of
 
 SIZES = GPTConfig(
     vocabulary=64,

@@ -16,11 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidist.memory.account import Account
-from minidist.model.config import attended_pairs
-from minidist.model.seen import Seen, among, beginnings, causal, first_seen, in_documents
-from minidist.parallel.context import flash
-from minidist.parallel.context.flash import (
+from minidist.full.context import flash
+from minidist.full.context.flash import (
     attend,
     attend_backward,
     flash_attention,
@@ -28,7 +25,10 @@ from minidist.parallel.context.flash import (
     page_backward,
     page_forward,
 )
-from minidist.parallel.layers.compiled import compile_blocks
+from minidist.full.layers.compiled import compile_blocks
+from minidist.full.memory.account import Account
+from minidist.full.model.config import attended_pairs
+from minidist.full.model.seen import Seen, among, beginnings, causal, first_seen, in_documents
 
 Found: TypeAlias = tuple[Tensor, ...]
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]

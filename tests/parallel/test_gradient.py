@@ -20,10 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import (
+from minidist.full import (
     DDP,
     FSDP,
     ColumnParallel,
@@ -38,8 +35,11 @@ from minidist.parallel import (
     parallelize_tensor,
     vocabulary_parallel_cross_entropy_sum,
 )
-from minidist.parallel.gradient import PartOfGradient
-from minidist.parallel.placement import placement_of
+from minidist.full.comm import Communicator
+from minidist.full.gradients.gradient import PartOfGradient
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.placement import placement_of
 
 LIMIT = 0.7
 Run = tuple[list[float], list[Tensor]]
@@ -598,7 +598,7 @@ def test_a_part_travels_as_any_tensor(dtype: torch.dtype) -> None:
         gradient: Any = wrapped.module[0].weight.grad
         sent = gradient[:].fill_(comm.rank + 1)
         assert isinstance(sent, PartOfGradient)
-        minidist.collectives.all_reduce(sent, comm)
+        minidist.full.collectives.all_reduce(sent, comm)
         plain: list[float] = sent.as_subclass(Tensor).tolist()
         return plain
 

@@ -16,15 +16,15 @@ from test_parallelize import saved_bytes
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Cluster, Communicator, Link
-from minidist.mesh import Layout
-from minidist.model.moe.routed import routed_in
-from minidist.parallel import Recipe
-from minidist.parallel.layers.blocks import blocks_of
-from minidist.parallel.pipeline import plan
-from minidist.parallel.pipeline.communicate import with_communication
-from minidist.parallel.pipeline.weight_gradients import Product
-from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style
+from minidist.full import Recipe
+from minidist.full.comm import Cluster, Communicator, Link
+from minidist.full.layers.blocks import blocks_of
+from minidist.full.mesh import Layout
+from minidist.full.model.moe.routed import routed_in
+from minidist.full.pipeline import plan
+from minidist.full.pipeline.communicate import with_communication
+from minidist.full.pipeline.weight_gradients import Product
+from minidist.full.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style
 
 NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 DP2, DP4, PP2, CP2 = Layout(dp=2), Layout(dp=4), Layout(pp=2), Layout(cp=2)

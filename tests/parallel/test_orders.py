@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.adapters import add_lora, add_qlora
-from minidist.memory.precision.fp8 import to_fp8
-from minidist.memory.recompute import recompute
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import (
+from minidist.full import (
     DDP,
     FSDP,
     ZeRO1,
@@ -27,8 +21,14 @@ from minidist.parallel import (
     gather_from,
     parallelize_tensor,
 )
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.placement import placement_of
+from minidist.full.adapters import add_lora, add_qlora
+from minidist.full.comm import Communicator
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.placement import placement_of
+from minidist.full.precision.fp8 import to_fp8
+from minidist.full.recompute import recompute
 
 SMALL = GPTConfig(
     vocabulary=18,

@@ -15,19 +15,19 @@ from layouts import SMALL, Case, build, one_step, spread, tokens, worst
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, cross_entropy_sum
-from minidist.parallel import (
+from minidist.full import (
     Recipe,
     RecipeError,
     parallelize,
     vocabulary_parallel_cross_entropy_sum,
 )
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.pipeline import plan, read_plan
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.ddp.buckets import MIB
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, cross_entropy_sum
+from minidist.full.pipeline import plan, read_plan
 
 TP2, PP2, DP2 = Layout(tp=2), Layout(pp=2), Layout(dp=2)
 EIGHT = Layout(dp=2, pp=2, tp=2)

@@ -18,17 +18,17 @@ import torch
 from layouts import Case, distances, spread, worst
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import AXES, Layout
-from minidist.model import GPTConfig
-from minidist.model.config import BALANCES
-from minidist.parallel.context.options import ORDERS, WAYS
-from minidist.parallel.context.order import multiple
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.data.options import Strategy
-from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.recipe import ADAPTERS, Recipe
+from minidist.full.comm import Communicator
+from minidist.full.context.options import ORDERS, WAYS
+from minidist.full.context.order import multiple
+from minidist.full.ddp.buckets import MIB
+from minidist.full.ddp.options import Strategy
+from minidist.full.mesh import AXES, Layout
+from minidist.full.model import GPTConfig
+from minidist.full.model.config import BALANCES
+from minidist.full.pipeline import NAMES, Plan, plan, read_plan
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.full.recipe import ADAPTERS, Recipe
 
 DRAWS, SOAK = 8, 508
 ROUNDED = 0.4  # of the gradients' norm

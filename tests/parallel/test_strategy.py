@@ -10,15 +10,15 @@ from clipped_by_value.strategy import ClippingByValue, ClippingRecipe
 from torch import nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.options import flags_of
-from minidist.parallel.apply import ORDER, check_fit, check_recipe, parallelize
-from minidist.parallel.data_axis import DataAxis
-from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.strategy import Facts
+from minidist.full.apply import ORDER, check_fit, check_recipe, parallelize
+from minidist.full.comm import Communicator
+from minidist.full.data_axis import DataAxis
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.options import flags_of
+from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.strategy import Facts
+from minidist.full.trainer.flags import classes
 from minidist.plan.run import Setup
-from minidist.trainer.flags import classes
 
 PLACE = next(number for number, each in enumerate(ORDER) if isinstance(each, DataAxis))
 LONGER = (*ORDER[:PLACE], ClippingByValue(), *ORDER[PLACE:])  # the line

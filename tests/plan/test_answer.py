@@ -21,15 +21,15 @@ from minidist.cli.plan.answer import name_of
 from minidist.cli.plan.command import main
 from minidist.cli.plan.dry_run import PaperMesh
 from minidist.draw.plan import BYTES, STEP
-from minidist.model import GPT
+from minidist.full.model import GPT
+from minidist.full.trainer.checked import check_order, check_run, layout_of
+from minidist.full.trainer.flags import parse
 from minidist.plan.device import PlanError, machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup
 from minidist.plan.search import RESERVE, search, shares
 from minidist.plan.step import step
-from minidist.trainer.checked import check_order, check_run, layout_of
-from minidist.trainer.flags import parse
 
 ASKED = ["--model", "llama-8b", "--cluster", "h100:16", "--tokens", "100B", "--batch", "1M"]
 

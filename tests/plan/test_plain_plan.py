@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.parallel.pipeline import peak_activations, simulate
-from minidist.parallel.pipeline import plan as schedule
+from minidist.full.collectives import all_reduce
+from minidist.full.pipeline import peak_activations, simulate
+from minidist.full.pipeline import plan as schedule
 from minidist.plan import plain
 from minidist.plan.device import machine
 from minidist.plan.memory import bytes_held

@@ -13,11 +13,11 @@ import torch
 
 import minidist
 from minidist.cli.plan import command
-from minidist.comm import Cluster, Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel.apply import parallelize
-from minidist.parallel.recipe import Recipe
+from minidist.full.apply import parallelize
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.recipe import Recipe
 from minidist.plan.device import machine
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
 from minidist.plan.failures.simulate import simulate

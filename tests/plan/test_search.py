@@ -14,10 +14,10 @@ from itertools import accumulate, pairwise, product
 import pytest
 
 from minidist.cli.plan.command import main
-from minidist.parallel.pipeline import Plan, plan
-from minidist.parallel.pipeline.actions import Kind
-from minidist.parallel.pipeline.schedules import V_SHAPED
-from minidist.parallel.pipeline.stage import balance, with_light_ends
+from minidist.full.pipeline import Plan, plan
+from minidist.full.pipeline.actions import Kind
+from minidist.full.pipeline.schedules import V_SHAPED
+from minidist.full.pipeline.stage import balance, with_light_ends
 from minidist.plan.device import Device, PlanError, machine
 from minidist.plan.memory import GB, bytes_held, in_flight
 from minidist.plan.memory.peak import bytes_of_stage

@@ -14,19 +14,20 @@ import pytest
 import torch
 
 import minidist
-from minidist.comm import Communicator
-from minidist.comm.threads_wire.cluster import Cluster, Link
-from minidist.memory.account import Account
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import AXES, Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where
-from minidist.model.config import attended_pairs
-from minidist.model.seen import among, first_seen
-from minidist.parallel import Recipe, parallelize
-from minidist.parallel.context.flash import operations
-from minidist.parallel.context.order import Sight, positions
-from minidist.parallel.meta import Computing
-from minidist.parallel.placement import copies_of
+from minidist.full import Recipe, parallelize
+from minidist.full.comm import Communicator
+from minidist.full.comm.threads_wire.cluster import Cluster, Link
+from minidist.full.context.flash import operations
+from minidist.full.context.order import Sight, positions
+from minidist.full.memory.account import Account
+from minidist.full.mesh import AXES, Layout, Mesh
+from minidist.full.meta import Computing
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.model.config import attended_pairs
+from minidist.full.model.seen import among, first_seen
+from minidist.full.placement import copies_of
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.trainer.loop import carried_of, loss_of
 from minidist.plan.compute.attention import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held
@@ -34,7 +35,6 @@ from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent, tokens_seen
-from minidist.trainer.loop import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
 SIZES = GPTConfig(

@@ -160,7 +160,9 @@ def test_the_archive_is_the_working_tree_and_imports_with_numpy_alone(tmp_path: 
     (tmp_path / "minidist.zip").write_bytes(contents)
     with zipfile.ZipFile(tmp_path / "minidist.zip") as archive:
         names = archive.namelist()
-        assert archive.read("minidist/mesh.py") == (ROOT / "minidist/mesh.py").read_bytes()
+        assert (
+            archive.read("minidist/full/mesh.py") == (ROOT / "minidist/full/mesh.py").read_bytes()
+        )
         archive.extractall(tmp_path)
     assert not [
         name for name in names if "solution" in name or "honest" in name or "mistake" in name

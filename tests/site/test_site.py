@@ -138,16 +138,16 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: P
 def test_a_link_to_a_line_of_source_leads_to_what_it_names(site: Path) -> None:
     page = text_of(site / "reference/collectives.html")
     names = re.findall(
-        r'id="minidist\.collectives\.ring\.(\w+)".*?href="\.\./source/minidist/collectives/ring\.py'
+        r'id="minidist\.collectives\.ring\.(\w+)".*?href="\.\./source/minidist/full/collectives/ring\.py'
         r'\.html#L(\d+)"',
         page,
         re.S,
     )
-    lines = (ROOT / "minidist/collectives/ring.py").read_text().splitlines()
+    lines = (ROOT / "minidist/full/collectives/ring.py").read_text().splitlines()
     assert len(names) == 3
     for name, number in names:
         assert lines[int(number) - 1].startswith(f"def {name}(")
-    source = text_of(site / "source/minidist/collectives/ring.py.html")
+    source = text_of(site / "source/minidist/full/collectives/ring.py.html")
     shown = re.findall(r'<a id="L\d+" href="#L\d+">\d+</a>(.*)', source)
     assert [unescape(re.sub("<[^>]+>", "", line)) for line in shown][: len(lines)] == lines
 
@@ -160,7 +160,7 @@ def test_the_reference_says_what_the_docstrings_say(site: Path) -> None:
     top = unescape(re.sub("<[^>]+>", " ", text_of(site / "reference/minidist.html")))
     places = [top.index(f"Floor {floor} ") for floor in range(7)]
     assert places == sorted(places)
-    assert top.index("Floor 2 ") < top.rindex("minidist/collectives") < top.rindex("Floor 3 ")
+    assert top.index("Floor 2 ") < top.rindex("minidist/full/collectives") < top.rindex("Floor 3 ")
 
 
 def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(site: Path) -> None:

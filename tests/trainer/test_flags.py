@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from training import train_on
 
 from minidist.cli.train import main
-from minidist.mesh import Layout
-from minidist.model import GPTConfig
-from minidist.parallel import Recipe
-from minidist.parallel.data.options import STRATEGIES
-from minidist.trainer.checked import layout_of, recipe_of
-from minidist.trainer.config import Config, ConfigError, in_flags
-from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
-from minidist.trainer.options import DataOptions, OptimizerOptions, RunOptions
+from minidist.full import Recipe
+from minidist.full.data.options import DataOptions
+from minidist.full.ddp.options import STRATEGIES
+from minidist.full.mesh import Layout
+from minidist.full.model import GPTConfig
+from minidist.full.trainer.checked import layout_of, recipe_of
+from minidist.full.trainer.config import Config, ConfigError, in_flags
+from minidist.full.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
+from minidist.full.trainer.options import OptimizerOptions, RunOptions
 
 FROZEN = """
     --help --config --print-config

@@ -19,15 +19,15 @@ from ranks import free_port
 from training import TINY, train_on
 
 from minidist import Cluster, Layout, run
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
 from minidist.draw.page.curves import curve
 from minidist.draw.page.timeline import waits
-from minidist.parallel.strategy import Parallel
-from minidist.trace.events import RECEIVE, Event, EventKind
-from minidist.trainer.metrics import StepMetrics
-from minidist.trainer.observed.exports import NUMBERS, Prometheus
-from minidist.trainer.observed.stragglers import STEPS, Stragglers
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.strategy import Parallel
+from minidist.full.trace.events import RECEIVE, Event, EventKind
+from minidist.full.trainer.metrics import StepMetrics
+from minidist.full.trainer.observed.exports import NUMBERS, Prometheus
+from minidist.full.trainer.observed.stragglers import STEPS, Stragglers
 
 DOCS = Path(__file__).parents[2] / "docs"
 

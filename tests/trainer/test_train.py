@@ -26,16 +26,16 @@ from torch import nn
 from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 
 from minidist.cli.train import main
-from minidist.comm import Communicator
-from minidist.launch.jobs import run_job
-from minidist.model.moe.balance import Load
-from minidist.parallel import NaiveDataParallel, Parallel
-from minidist.parallel.data_axis import DataAxis
-from minidist.parallel.replica import Replica
-from minidist.trainer import loop, verify
-from minidist.trainer.config import Config
-from minidist.trainer.flags import parse
-from minidist.trainer.metrics import Reporter, StepMetrics
+from minidist.full import NaiveDataParallel, Parallel
+from minidist.full.comm import Communicator
+from minidist.full.data_axis import DataAxis
+from minidist.full.launch.jobs import run_job
+from minidist.full.model.moe.balance import Load
+from minidist.full.replica import Replica
+from minidist.full.trainer import loop, verify
+from minidist.full.trainer.config import Config
+from minidist.full.trainer.flags import parse
+from minidist.full.trainer.metrics import Reporter, StepMetrics
 
 STEP = re.compile(
     r"step 3/3  loss \d\.\d{4}  norm \d\.\d{2}  [\d,]+ tokens/s  left 0:00(  waiting \d+%)?"

@@ -14,8 +14,8 @@ import torch
 from training import RUN, metrics, short_text, tensors, train_on
 
 from minidist.cli.export import export
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.foreign import load_llama
+from minidist.full.checkpoint.store import complete
+from minidist.full.trainer.foreign import load_llama
 
 EXPERTS = "--layers 2 --heads 2 --intermediate 16 --experts 6 --shared-experts 1"
 

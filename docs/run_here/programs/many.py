@@ -3,7 +3,7 @@
 import numpy as np
 
 import minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def timed(algorithm):

@@ -21,7 +21,7 @@ from minidist.cli.plan.trusted import (
     trusted,
 )
 from minidist.draw.table import aligned
-from minidist.mesh import AXES
+from minidist.full.mesh import AXES
 from minidist.plan.compute.products import peak_of
 from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB

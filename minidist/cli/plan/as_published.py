@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.cli.plan.answer import name_of
 from minidist.draw.table import aligned
-from minidist.launch.parser import Parser
+from minidist.full.launch.parser import Parser
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.memory import GB
 from minidist.plan.trust.runs import as_told, machine_of, named_runs, today

@@ -22,9 +22,10 @@ from minidist.cli.plan.between_sites import sites_picture
 from minidist.cli.plan.runnable import Offer, offers
 from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
-from minidist.launch.parser import Parser, flag_of
-from minidist.mesh import AXES
-from minidist.options import FRACTION, read_number, shown
+from minidist.full.data.files import retold
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.mesh import AXES
+from minidist.full.options import FRACTION, read_number, shown
 from minidist.plan.compute.products import PRECISIONS, check_precision
 from minidist.plan.cost import REPAIR
 from minidist.plan.device import PlanError, machine, ranges
@@ -36,7 +37,6 @@ from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
 from minidist.plan.trust.runs import newest
-from minidist.trainer.files import retold
 
 KNOWN: dict[str, Any] = {
     "true": True,

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.cli.train_checks import host_memory
-from minidist.comm import Communicator
-from minidist.comm.buffers import Array
-from minidist.comm.ledger import Ledger
-from minidist.comm.wire import Request, Wire
-from minidist.mesh import AXES, Layout, Mesh
+from minidist.full.comm import Communicator
+from minidist.full.comm.buffers import Array
+from minidist.full.comm.ledger import Ledger
+from minidist.full.comm.wire import Request, Wire
+from minidist.full.mesh import AXES, Layout, Mesh
+from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.flags import parse
 from minidist.plan.run import Setup
-from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.config import ConfigError
-from minidist.trainer.flags import parse
 
 
 def complaint(words: Sequence[str], run: Setup) -> str:

@@ -27,23 +27,23 @@ from typing import Any
 
 import torch
 
-from minidist.comm import Communicator, init
 from minidist.draw.table import aligned
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment, find_mpirun
-from minidist.mesh import Mesh
+from minidist.full.comm import Communicator, init
+from minidist.full.data.text import read_corpus
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment, find_mpirun
+from minidist.full.mesh import Mesh
+from minidist.full.trainer.checked import CheckedRun, check_run, device_of, layout_of
+from minidist.full.trainer.flags import parse
+from minidist.full.trainer.loop import Trainer
+from minidist.full.trainer.metrics import Reporter, StepMetrics
+from minidist.full.trainer.start import start_of
 from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.stages import SCHEDULES
 from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent
-from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
-from minidist.trainer.metrics import Reporter, StepMetrics
-from minidist.trainer.start import start_of
 
 SIZES = "--layers 4 --hidden 256 --heads 4 --intermediate 768 --sequence 128 --batch 32 --steps 7"
 LAYOUTS = {

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from minidist.launch.parser import flag
-from minidist.mesh import AXES
+from minidist.full.data.tokenizers import ByteTokenizer
+from minidist.full.launch.parser import flag
+from minidist.full.mesh import AXES
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
-from minidist.trainer.corpus.tokenizers import ByteTokenizer
 
 TOKENIZER = "tokenizer.json"  # of the user: a plan knows its number of tokens alone
 DROPOUT = 0.1  # a plan knows only whether there is any

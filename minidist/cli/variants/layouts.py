@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minidist.cli.variants import compare
-from minidist.trainer.config import Config, ConfigError
+from minidist.full.trainer.config import Config, ConfigError
 
 
 def main(argv: Sequence[str]) -> int:

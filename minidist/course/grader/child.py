@@ -26,14 +26,14 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import minidist
-from minidist.comm.communicator import Communicator
-from minidist.comm.errors import CommunicationError
 from minidist.course.grader import record
 from minidist.course.grader.contract import UNUSABLE, Array, Check, Note, Program, Wrong
 from minidist.course.grader.watch import Handed, Returned, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
-from minidist.launch.imports import quick_imports
+from minidist.full.comm.communicator import Communicator
+from minidist.full.comm.errors import CommunicationError
+from minidist.full.launch.imports import quick_imports
 
 # A part of the package: its full name, the namespace where it lies, its name there, itself, and its
 # code.

@@ -12,7 +12,7 @@ from typing import Any
 from minidist.draw.page.curves import curve
 from minidist.draw.page.timeline import timeline, waits
 from minidist.draw.table import format_bytes, format_seconds
-from minidist.trace.events import Event
+from minidist.full.trace.events import Event
 
 CURVES = {
     "loss": "loss, nats a token",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from minidist.draw.table import format_seconds
-from minidist.trace.events import COLLECTIVE, COMPUTE, RECEIVE, SEND, Event, EventKind
+from minidist.full.trace.events import COLLECTIVE, COMPUTE, RECEIVE, SEND, Event, EventKind
 
 WIDTH, ROW, LEFT = 960, 20, 96
 MOST = 4000  # bars; a step of many ranks has more than a page can hold

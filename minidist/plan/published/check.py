@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from minidist.options import shown
+from minidist.full.data.files import FileError, parse, read_text, retold
+from minidist.full.options import shown
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
@@ -26,7 +27,6 @@ from minidist.plan.published.room import inferred, refused
 from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
-from minidist.trainer.files import FileError, parse, read_text, retold
 
 SOURCES_FILE = Path(__file__).with_name("sources.toml")
 SOURCES = tomllib.loads(SOURCES_FILE.read_text(encoding="utf-8"))["source"]

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minidist.draw.table import aligned
-from minidist.launch.parser import Parser, nearest
+from minidist.full.data.files import retold
+from minidist.full.launch.parser import Parser, nearest
 from minidist.plan.device import Constants, Device, PlanError, table
 from minidist.plan.memory import GB, metered
 from minidist.plan.parts.layer import passes
@@ -25,7 +26,6 @@ from minidist.plan.published.fields import LeftOut, PublishedRow
 from minidist.plan.published.rows import setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
-from minidist.trainer.files import retold
 
 UNITS = {
     "time": "seconds of a step",

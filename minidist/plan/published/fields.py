@@ -12,9 +12,9 @@ would be predicted as a dense model.
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.options import shown
+from minidist.full.data.files import FileError, check_values, retold, typed
+from minidist.full.options import shown
 from minidist.plan.device import Ranges, ranges
-from minidist.trainer.files import FileError, check_values, retold, typed
 
 PublishedRow = dict[str, Any]
 """One published measurement as JSON has it: id, source, kind, config and measured."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from minidist.full.data.files import at
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.memory import GB
 from minidist.plan.published.fields import NUMBERS, READ, LeftOut, PublishedRow
 from minidist.plan.published.rows import positive
-from minidist.trainer.files import at
 
 GIB = 2.0**30
 # what a column of Korthikanti et al. 2022, figure 7, recomputes, and whether sequences are cut

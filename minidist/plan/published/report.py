@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from minidist.draw.table import aligned
-from minidist.launch.parser import Parser
+from minidist.full.launch.parser import Parser
 from minidist.plan.device import Constants
 from minidist.plan.published.check import (
     SOURCES,

@@ -18,14 +18,14 @@ A row that says something unknown, such as another GPU, is left out: nothing sta
 import re
 from dataclasses import replace
 
-from minidist.mesh import AXES
-from minidist.options import shown
+from minidist.full.data.files import FileError, at, retold
+from minidist.full.mesh import AXES
+from minidist.full.options import shown
 from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
 from minidist.plan.published.machines import device_name, network, text
 from minidist.plan.run import Setup, Software
-from minidist.trainer.files import FileError, at, retold
 
 POLICIES = {  # the first that fits
     "none": "none",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from minidist.parallel.pipeline.schedules import CHUNKED
+from minidist.full.pipeline.schedules import CHUNKED
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import LONG, divisors, options
 from minidist.plan.search.cuts import cuts, layers_of_head

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from minidist.launch.parser import Parser
+from minidist.full.launch.parser import Parser
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.published.check import Compared, ranking, read
 from minidist.plan.published.fields import PublishedRow

@@ -14,9 +14,9 @@ from data_parallel import CONFIG, DROPPING, largest_difference
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.adapters import lora
-from minidist.memory.adapters.lora import (
+from minidist.full import DDP, ColumnParallel, parallelize_tensor
+from minidist.full.adapters import lora
+from minidist.full.adapters.lora import (
     EVERY_MATRIX,
     LoRALinear,
     QuantizedLinear,
@@ -24,12 +24,12 @@ from minidist.memory.adapters.lora import (
     add_qlora,
     merge,
 )
-from minidist.memory.adapters.nf4 import dequantize, levels, quantize
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, ColumnParallel, parallelize_tensor
-from minidist.parallel.data.sampler import share
-from minidist.parallel.placement import placement_of
-from minidist.parallel.tensor.plan import gpt_plan
+from minidist.full.adapters.nf4 import dequantize, levels, quantize
+from minidist.full.comm import Communicator
+from minidist.full.ddp.sampler import share
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.placement import placement_of
+from minidist.full.tensor.plan import gpt_plan
 
 PUBLISHED = [
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Cluster, Communicator
-from minidist.memory.precision.fp8 import (
+from minidist.full import DDP
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision.fp8 import (
     E4M3,
     E5M2,
     Float8Linear,
@@ -29,8 +31,6 @@ from minidist.memory.precision.fp8 import (
     to_fp8,
     update_scales,
 )
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
 
 CONFIG = GPTConfig(
     vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=16, tied=True

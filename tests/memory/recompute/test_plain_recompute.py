@@ -24,8 +24,8 @@ from test_recompute import (
 )
 from torch import Tensor, nn
 
-from minidist.memory.recompute.plain import checkpoint
-from minidist.model import GPT, Where
+from minidist.full.model import GPT, Where
+from minidist.full.recompute.plain import checkpoint
 
 
 class Blocks(nn.ModuleList):

@@ -18,19 +18,19 @@ from layouts import Case, worst
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator, MismatchError
-from minidist.memory.account import Account
-from minidist.memory.recompute import recompute
-from minidist.mesh import Layout
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.context import blocks, context_parallel
-from minidist.parallel.context.blocks import before_any, meet
-from minidist.parallel.context.context_parallel import WAYS, parallelize_context, shard_tokens
-from minidist.parallel.context.flash import attend
-from minidist.parallel.context.order import ORDERS, Meeting, meeting, multiple, pairs, positions
-from minidist.parallel.context.plain import PlainRingAttention
-from minidist.parallel.recipe import Recipe
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator, MismatchError
+from minidist.full.context import blocks, context_parallel
+from minidist.full.context.blocks import before_any, meet
+from minidist.full.context.context_parallel import WAYS, parallelize_context, shard_tokens
+from minidist.full.context.flash import attend
+from minidist.full.context.order import ORDERS, Meeting, meeting, multiple, pairs, positions
+from minidist.full.context.plain import PlainRingAttention
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.recipe import Recipe
+from minidist.full.recompute import recompute
 
 SMALL = GPTConfig(
     vocabulary=23,

@@ -18,16 +18,16 @@ from data_parallel import largest_difference
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
-from minidist.memory.recompute import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.attention import SlidingWindow, causal_attention
-from minidist.model.seen import beginnings, first_seen
-from minidist.parallel.context import blocks, parallelize_context, shard_tokens
-from minidist.parallel.context.context_parallel import WAYS, attend_alone
-from minidist.parallel.context.in_sight import InSight
-from minidist.parallel.context.order import ORDERS, positions, sight_of
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.context import blocks, parallelize_context, shard_tokens
+from minidist.full.context.context_parallel import WAYS, attend_alone
+from minidist.full.context.in_sight import InSight
+from minidist.full.context.order import ORDERS, positions, sight_of
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.attention import SlidingWindow, causal_attention
+from minidist.full.model.seen import beginnings, first_seen
+from minidist.full.recompute import recompute
 
 SMALL = GPTConfig(
     vocabulary=23,

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.parallel.data.compress import power_sgd
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.int8 import Int8
-from minidist.parallel.data.compress.one_bit import OneBit
-from minidist.parallel.data.compress.options import Compression
-from minidist.parallel.data.compress.plain import sparse_all_reduce
-from minidist.parallel.data.compress.power_sgd import PowerSGD
-from minidist.parallel.data.compress.top_k import TopK
-from minidist.parallel.data.data_parallel import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.ddp.compress import power_sgd
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.full.ddp.compress.int8 import Int8
+from minidist.full.ddp.compress.one_bit import OneBit
+from minidist.full.ddp.compress.options import Compression
+from minidist.full.ddp.compress.plain import sparse_all_reduce
+from minidist.full.ddp.compress.power_sgd import PowerSGD
+from minidist.full.ddp.compress.top_k import TopK
+from minidist.full.ddp.data_parallel import DDP
+from minidist.full.memory.account import Account
 
 RANKS = 3
 SHAPES = [(24, 16), (7,), (4, 3, 2, 5), (16, 20)]

@@ -26,10 +26,10 @@ from data_parallel import (
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, clip_by_global_norm
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP, DataParallel, clip_by_global_norm
+from minidist.full.comm import Communicator
+from minidist.full.ddp.sampler import share
+from minidist.full.model import cross_entropy_sum
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

@@ -27,8 +27,8 @@ PARITY = """
 
 BUCKETS = """
     import torch
-    from minidist.comm import MismatchError
-    from minidist.parallel import DDP
+    from minidist.full.comm import MismatchError
+    from minidist.full import DDP
 
     try:
         DDP(torch.nn.Linear(2, 3 if comm.rank == 1 else 2), comm, op="sum")
@@ -66,7 +66,7 @@ TORCH = """
     import copy
     import torch
     from torch import nn
-    from minidist.parallel import DDP
+    from minidist.full import DDP
 
     torch.manual_seed(comm.rank)
     def build():
@@ -123,7 +123,7 @@ def test_a_mistake_in_one_ranks_backward_ends_the_job() -> None:
         """
         import torch
         import minidist
-        from minidist.parallel import DDP
+        from minidist.full import DDP
 
         comm = minidist.init(limit=90)
         model = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(4)))

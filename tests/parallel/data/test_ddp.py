@@ -14,12 +14,12 @@ from data_parallel import CONFIG, VARIANTS, Case, build, wrap
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.data.buckets import Bucket, BucketState, partition
-from minidist.trace import Trace
+from minidist.full import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.ddp.buckets import Bucket, BucketState, partition
+from minidist.full.model import cross_entropy_sum
+from minidist.full.trace import Trace
 
 HIDDEN = 120  # divides by 2, 3, 4 and 5
 LAYERS = 5

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel import DDP, FSDP, DataParallel, ShardedOptimizer, ZeRO1, ZeRO2
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
+from minidist.full import DDP, FSDP, DataParallel, ShardedOptimizer, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.full.ddp.compress.options import Compression
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

@@ -16,10 +16,7 @@ from data_parallel import VARIANTS
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.mesh import Layout, Mesh
-from minidist.model import cross_entropy_sum
-from minidist.parallel import (
+from minidist.full import (
     DDP,
     FSDP,
     DataParallel,
@@ -29,6 +26,9 @@ from minidist.parallel import (
     ZeROPlusPlus,
     parallelize,
 )
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import cross_entropy_sum
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel import DataParallel, NaiveDataParallel
-from minidist.parallel.data.after_backward import PlainDataParallel
-from minidist.parallel.data.plain import reduce_gradients
-from minidist.trace import Trace
+from minidist.full import DataParallel, NaiveDataParallel
+from minidist.full.comm import Communicator
+from minidist.full.ddp.after_backward import PlainDataParallel
+from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.trace import Trace
 
 LAYERS, WIDTH = 5, 121  # which neither 2 nor 3 divides
 

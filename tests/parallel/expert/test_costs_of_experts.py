@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import minidist
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.cluster import Link
-from minidist.model.moe.experts import Counts, Experts
-from minidist.parallel.expert.dispatch import Dispatch
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.cluster import Link
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.model.moe.experts import Counts, Experts
 
 INSIDE, ACROSS = Link(1e-6, 100e9), Link(1e-5, 10e9)
 RANKS, HIDDEN, EACH = 4, 64, 1000  # rows to each rank if all experts have as many

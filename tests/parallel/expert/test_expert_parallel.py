@@ -15,22 +15,22 @@ from layouts import Case, TakeGradient, adamw, one_step, serial, spread, trained
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives.fast import cut
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.cluster import Link
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe.balance import rebalance
-from minidist.model.moe.experts import Experts
-from minidist.model.moe.routed import RoutedExperts, routed_in
-from minidist.parallel import DDP, FSDP
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.apply import parallelize
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.expert.dispatch import Dispatch
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.expert.plain import plain_dispatch
-from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.full import DDP, FSDP
+from minidist.full.adjoint import reduce_from
+from minidist.full.apply import parallelize
+from minidist.full.collectives.fast import cut
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.cluster import Link
+from minidist.full.ddp.buckets import MIB
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.expert.plain import plain_dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.model.moe.experts import Experts
+from minidist.full.model.moe.routed import RoutedExperts, routed_in
+from minidist.full.recipe import Recipe, RecipeError
 
 MOE = GPTConfig(
     vocabulary=19, layers=2, hidden=16, heads=4, key_value_heads=2, intermediate=12, sequence=12, dropout=0.1,
@@ -188,7 +188,7 @@ def told(
         (serial**2).sum().backward()
         (ours**2).sum().backward()
         for parameter in whole.parameters():
-            minidist.collectives.all_reduce(parameter.grad, comm)
+            minidist.full.collectives.all_reduce(parameter.grad, comm)
         pairs = [(ours, serial), (y.grad, x.grad)]
         pairs += [
             (p.grad, q.grad[first : first + len(p)])

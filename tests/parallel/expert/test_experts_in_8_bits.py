@@ -13,8 +13,12 @@ from layouts import SMALL, Case, distances
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.fp8 import (
+from minidist.full.comm import Communicator
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT
+from minidist.full.model.moe.experts import Experts
+from minidist.full.precision.fp8 import (
     E4M3,
     E5M2,
     Float8Multiply,
@@ -24,12 +28,8 @@ from minidist.memory.precision.fp8 import (
     scales_of,
     update_scales,
 )
-from minidist.memory.precision.fp8_experts import experts_to_fp8
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.model.moe.experts import Experts
-from minidist.parallel.expert.dispatch import Dispatch
-from minidist.parallel.recipe import Recipe
+from minidist.full.precision.fp8_experts import experts_to_fp8
+from minidist.full.recipe import Recipe
 
 COUNTS = [5, 1, 0, 6]
 # Every token goes to all experts: rounding to 8 bits sends none of them elsewhere.

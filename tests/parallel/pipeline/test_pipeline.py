@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Cluster
-from minidist.comm import Communicator
-from minidist.mesh import Layout
-from minidist.model import GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.data.strategy import DataParallel
-from minidist.parallel.pipeline.actions import Action
-from minidist.parallel.pipeline.communicate import with_communication
-from minidist.parallel.pipeline.executor import Pipeline, Run
-from minidist.parallel.pipeline.schedules import plan
-from minidist.parallel.pipeline.stage import balance, take_stages, tie_stages, tied_names
-from minidist.parallel.recipe import Recipe
-from minidist.trace import Trace
+from minidist.full.comm import Communicator
+from minidist.full.ddp.strategy import DataParallel
+from minidist.full.mesh import Layout
+from minidist.full.model import GPTConfig, Where, cross_entropy_sum
+from minidist.full.pipeline.actions import Action
+from minidist.full.pipeline.communicate import with_communication
+from minidist.full.pipeline.executor import Pipeline, Run
+from minidist.full.pipeline.schedules import plan
+from minidist.full.pipeline.stage import balance, take_stages, tie_stages, tied_names
+from minidist.full.recipe import Recipe
+from minidist.full.trace import Trace
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))
 TIED = GPTConfig(**(vars(DEEP) | {"tied": True}))

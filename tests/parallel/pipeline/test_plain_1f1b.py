@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel.pipeline import plan
-from minidist.parallel.pipeline.plain import one_forward_one_backward
-from minidist.parallel.pipeline.stage import balance, take_stages
+from minidist.full.comm import Communicator
+from minidist.full.pipeline import plan
+from minidist.full.pipeline.plain import one_forward_one_backward
+from minidist.full.pipeline.stage import balance, take_stages
 
 
 @cache

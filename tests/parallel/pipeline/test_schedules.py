@@ -14,7 +14,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     NAMES,
     Action,
     Kind,
@@ -28,10 +28,10 @@ from minidist.parallel.pipeline import (
     simulate,
     with_communication,
 )
-from minidist.parallel.pipeline.errors import grid
-from minidist.parallel.pipeline.order import execution_order
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.pipeline.simulate import course
+from minidist.full.pipeline.errors import grid
+from minidist.full.pipeline.order import execution_order
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.full.pipeline.simulate import course
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
 SIZES = [
@@ -627,11 +627,11 @@ def test_the_files_of_schedules_import_no_torch() -> None:
     program = (
         "import sys, types, importlib.util, pathlib\n"
         "root = pathlib.Path(importlib.util.find_spec('minidist').origin).parent\n"
-        "empty = types.ModuleType('minidist.parallel')\n"
-        "empty.__path__ = [str(root / 'parallel')]\n"
+        "empty = types.ModuleType('minidist.full')\n"
+        "empty.__path__ = [str(root / 'full')]\n"
         "import minidist\n"
-        "sys.modules['minidist.parallel'] = empty\n"
-        "import minidist.parallel.pipeline, minidist.draw.pipeline\n"
+        "sys.modules['minidist.full'] = empty\n"
+        "import minidist.full.pipeline, minidist.draw.pipeline\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -24,11 +24,11 @@ from data_parallel import (
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, clip_by_global_norm
-from minidist.parallel.sharded.window import MOST
+from minidist.full import DDP, FSDP, clip_by_global_norm
+from minidist.full.comm import Communicator
+from minidist.full.fsdp.window import MOST
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.recompute.segments import recompute
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 5, "tied": False}))
 

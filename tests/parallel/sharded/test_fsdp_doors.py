@@ -13,8 +13,8 @@ from torch.optim import AdamW
 from torch.optim.swa_utils import AveragedModel
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel import FSDP, MixedPrecision, clip_by_global_norm
+from minidist.full import FSDP, MixedPrecision, clip_by_global_norm
+from minidist.full.comm import Communicator
 
 
 def net(seed: int = 0) -> nn.Sequential:

@@ -16,8 +16,8 @@ from test_fsdp_traps import DOUBLE, Layers, Pair, Pairs, check, rows, squares
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, FSDP, MixedPrecision, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, MixedPrecision, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator, MismatchError
 
 
 class Aside(Layers):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.parallel import FSDP, DataParallel, ZeRO1, ZeRO2
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
-from minidist.trace import Trace
+from minidist.full import FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.full.ddp.compress.options import Compression
+from minidist.full.trace import Trace
 
 HIDDEN, LAYERS = 16, 5
 BYTES = 2 * 4 * HIDDEN * HIDDEN  # of the two matrices of a layer, which are a bucket, or a unit

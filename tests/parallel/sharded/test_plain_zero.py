@@ -15,11 +15,11 @@ from data_parallel import largest_difference
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.parallel.data.after_backward import PlainDataParallel
-from minidist.parallel.data.sampler import share
-from minidist.parallel.sharded import PlainUnit, PlainZeRO
+from minidist.full.comm import Communicator
+from minidist.full.ddp.after_backward import PlainDataParallel
+from minidist.full.ddp.sampler import share
+from minidist.full.fsdp import PlainUnit, PlainZeRO
+from minidist.full.memory.account import Account
 
 # nothing divides by 2 and 3, nor do the rows of the three steps
 WIDTHS, ROWS, FROZEN = (5, 7, 7, 7, 3), (5, 4, 1), 1

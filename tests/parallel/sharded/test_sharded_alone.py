@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.memory.precision.masters import MasterWeights
-from minidist.parallel import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
+from minidist.full import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.precision.masters import MasterWeights
 
 STEPS = 3
 KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -268,7 +268,7 @@ TORCH = """
     import torch
     import minidist
     from test_sharded_alone import STEPS, Net, check, loss, serial, values
-    from minidist.parallel import ShardedOptimizer
+    from minidist.full import ShardedOptimizer
 
     comm = minidist.init(limit=60)
     model = Net(comm.rank)

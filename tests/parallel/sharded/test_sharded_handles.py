@@ -14,11 +14,11 @@ from torch import nn
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.collectives import PreparedOnMeta, operations
-from minidist.comm import Link
-from minidist.model import GPT, cross_entropy_sum
-from minidist.parallel import FSDP, DataParallel, ZeRO1, ZeRO2
-from minidist.trace import Trace
+from minidist.full import FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.full.collectives import PreparedOnMeta, operations
+from minidist.full.comm import Link
+from minidist.full.model import GPT, cross_entropy_sum
+from minidist.full.trace import Trace
 
 CASES = (
     (ZeRO1, "cpu", {}),
@@ -85,7 +85,7 @@ def test_values_bytes_moments_and_events_are_those_of_plain_calls(
 
     prepared = seen()
     monkeypatch.setattr(PreparedOnMeta, "__call__", call_plainly)
-    monkeypatch.setattr("minidist.collectives.prepared.handle.PreparedLater.__call__", plainly)
+    monkeypatch.setattr("minidist.full.collectives.prepared.handle.PreparedLater.__call__", plainly)
     assert prepared == seen() and len(prepared[1]) > 100
 
 

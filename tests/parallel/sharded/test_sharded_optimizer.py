@@ -19,14 +19,14 @@ from torch.optim import SGD, AdamW
 from torch.optim import optimizer as torch_hooks
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.memory.precision.adamw import FusedAdamW
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import cross_entropy_sum
-from minidist.parallel import FSDP, Recipe, ZeRO1, ZeRO2, parallelize
-from minidist.parallel.optimizer.guard import GUARDS
+from minidist.full import FSDP, Recipe, ZeRO1, ZeRO2, parallelize
+from minidist.full.comm import Communicator
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import cross_entropy_sum
+from minidist.full.optimizer.guard import GUARDS
+from minidist.full.precision.adamw import FusedAdamW
+from minidist.full.precision.masters import MasterWeights
 
 STAGES = (ZeRO1, ZeRO2, FSDP)
 EACH = pytest.mark.parametrize("stage", STAGES)
@@ -188,7 +188,7 @@ def hooks():
 
 before = hooks()
 assert ("torch.optim.optimizer", "_global_optimizer_pre_hooks") in before
-for floor in ("parallel", "memory", "model", "trainer"):
+for floor in ("full", "further"):
     package = importlib.import_module(f"minidist.{floor}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if ".kernels." not in module.name:  # Triton is where a GPU is

@@ -23,11 +23,11 @@ from test_ddp_traps import Branches, rows
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.masters import MasterWeights
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
-from minidist.parallel.sharded.policy import MixedPrecision
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
+from minidist.full.comm import Communicator
+from minidist.full.fsdp.policy import MixedPrecision
+from minidist.full.model import cross_entropy_sum
+from minidist.full.precision.masters import MasterWeights
 
 STAGES = (ZeRO1, ZeRO2)
 EACH = pytest.mark.parametrize("stage", STAGES)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.blocks import BLOCK, pack, unpack
-from minidist.parallel import FSDP, MixedPrecision, ZeROPlusPlus
-from minidist.parallel.sharded.zero_plus_plus import Nodes
+from minidist.full import FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full.comm import Communicator
+from minidist.full.precision.blocks import BLOCK, pack, unpack
+from minidist.full.zero.zero_plus_plus import Nodes
 
 WIDTH = 64  # 64 * 64 elements a layer: 16 blocks, which 8 ranks share out evenly
 

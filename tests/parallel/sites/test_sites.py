@@ -14,25 +14,25 @@ from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig
-from minidist.parallel.apply import parallelize
-from minidist.parallel.data.sampler import share
-from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.sites.outer import Meetings, Outer
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.sites.sparse import CHUNK, DECAY, SparseStep
-from minidist.parallel.strategy import Parallel
-from minidist.trainer.checked import check_run, layout_of
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.foreign import save_llama
-from minidist.trainer.loop import Measured, Trainer
-from minidist.trainer.start import start_of
+from minidist.full.apply import parallelize
+from minidist.full.checkpoint.store import complete
+from minidist.full.comm import Communicator
+from minidist.full.data.text import read_corpus
+from minidist.full.ddp.sampler import share
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.slow_wires.outer import Meetings, Outer
+from minidist.full.slow_wires.plain import PlainDiLoCo
+from minidist.full.slow_wires.sparse import CHUNK, DECAY, SparseStep
+from minidist.full.strategy import Parallel
+from minidist.full.trainer.checked import check_run, layout_of
+from minidist.full.trainer.flags import parse
+from minidist.full.trainer.foreign import save_llama
+from minidist.full.trainer.loop import Measured, Trainer
+from minidist.full.trainer.start import start_of
 
 SITES, ROWS, LR = 3, 7, 0.1
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.parallel.data.sampler import share
-from minidist.parallel.pipeline import Plan, ScheduleError, read_plan, simulate
-from minidist.parallel.pipeline.check import check
-from minidist.parallel.stale.pipeline import StalePipeline
-from minidist.parallel.stale.plain import train_delayed
-from minidist.parallel.stale.plans import (
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.ddp.sampler import share
+from minidist.full.memory.account import Account
+from minidist.full.pipeline import Plan, ScheduleError, read_plan, simulate
+from minidist.full.pipeline.check import check
+from minidist.further.stale.pipeline import StalePipeline
+from minidist.further.stale.plain import train_delayed
+from minidist.further.stale.plans import (
     Versions,
     check_versions,
     flushed,
@@ -30,7 +30,7 @@ from minidist.parallel.stale.plans import (
     of_first_stage,
     one_behind,
 )
-from minidist.parallel.stale.server import serve, work
+from minidist.further.stale.server import serve, work
 
 WIDTH, LR, ROWS = 5, 0.1, 2
 NEVER: Mapping[int, float] = MappingProxyType({})

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.model import GPT, GPTConfig
-from minidist.parallel.tensor import plain
-from minidist.trace import Trace
+from minidist.full.comm import Communicator
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.tensor import plain
+from minidist.full.trace import Trace
 
 SIZES = GPTConfig(
     vocabulary=8, layers=1, hidden=32, heads=8, key_value_heads=4, intermediate=44, sequence=64

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist import parallel
-from minidist.comm import Communicator, MismatchError
-from minidist.parallel import (
+from minidist import full as parallel
+from minidist.full import (
     ColumnParallel,
     ColumnParallelLinear,
     ParallelRegion,
@@ -28,7 +27,8 @@ from minidist.parallel import (
     reduce_from,
     scatter_to,
 )
-from minidist.parallel.placement import placement_of
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.placement import placement_of
 
 WORDS, WIDTH, MIDDLE = 11, 5, 7  # which 2 and 3 ranks do not divide
 TOKENS = torch.tensor([[0, 10, 4], [4, 4, 7]])

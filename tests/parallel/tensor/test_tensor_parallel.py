@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, clip_by_global_norm
-from minidist.parallel.data.sampler import share
-from minidist.parallel.placement import placement_of
-from minidist.parallel.tensor.plan import Plan, gpt_plan, parallelize_tensor
-from minidist.parallel.tensor.styles import (
+from minidist.full import DDP, clip_by_global_norm
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.ddp.sampler import share
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.placement import placement_of
+from minidist.full.recompute.segments import recompute
+from minidist.full.tensor.plan import Plan, gpt_plan, parallelize_tensor
+from minidist.full.tensor.styles import (
     ColumnParallel,
     ParallelRegion,
     RowParallel,
     SplitSequence,
     VocabularyParallel,
 )
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 STEPS, ROWS, TIME = 4, 3, 8
 

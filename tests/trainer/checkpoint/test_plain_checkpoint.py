@@ -18,10 +18,10 @@ from test_store import TOUCHES, blank, dealt, model, simple, wanted
 from test_store import save as save_fast
 
 import minidist
-from minidist.comm import Communicator
-from minidist.trainer.checkpoint import plain, restore
-from minidist.trainer.checkpoint.pieces import Piece, take
-from minidist.trainer.checkpoint.store import complete, newest
+from minidist.full.checkpoint import plain, restore
+from minidist.full.checkpoint.pieces import Piece, take
+from minidist.full.checkpoint.store import complete, newest
+from minidist.full.comm import Communicator
 
 
 def save(folder: Path, step: int, held: list[list[Piece]]) -> Path:

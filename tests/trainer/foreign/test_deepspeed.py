@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.flags import classes, parse
-from minidist.trainer.foreign.names import DEEPSPEED, Row
-from minidist.trainer.foreign.options import read_deepspeed
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.flags import classes, parse
+from minidist.full.trainer.foreign.names import DEEPSPEED, Row
+from minidist.full.trainer.foreign.options import read_deepspeed
 
 Write = Callable[[Any], Path]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.flags import HelpAsked, build_parser, parse, parse_with_notes
-from minidist.trainer.foreign.names import MEGATRON
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.flags import HelpAsked, build_parser, parse, parse_with_notes
+from minidist.full.trainer.foreign.names import MEGATRON
 
 SCRIPT = """
     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 8

@@ -1,0 +1,64 @@
+"""Floor 2: collectives, each built from sends and receives.
+
+    family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
+    central             x                                       x         x       x       x
+    ring                x             x             x
+    recursive           x             x             x                                             (doubling, halving)
+    tree                x                                       x         x       x       x
+    pairwise                          x             x                                                 x
+    hierarchical        x
+    shared              x             x             x           x
+    native              x             x             x           x         x       x       x           x
+
+A family is a file of that name; `native` is the wire's engine itself: MPI, gloo or NCCL. Read
+`ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments, with the memory of
+`fast.py`. Users call `operations.py`. `choose.py` has the rule behind `algorithm="auto"`:
+`explain("all_reduce", bytes, comm)` says what it takes and why, and `LEAST` counts what a rank must
+send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers
+have no mean, and `native` refuses a reduction that its engine cannot compute.
+
+What is called often, on the same memory, need not be checked and chosen each time (`prepared/`):
+
+    handle = prepare("all_reduce", buffer, comm)     once
+    handle()                                         the same bits and messages, whatever `buffer` holds
+
+A new algorithm is a function in its family's file, and a line in `TABLE` (`choose.py`). `explain`
+says when `auto` takes it, `find` which ranks cannot run it; the table above names it, and so does
+the docstring of the operation.
+"""
+
+from minidist.full.collectives.choose import COLLECTIVES, algorithms, explain
+from minidist.full.collectives.operations import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from minidist.full.collectives.prepared.handle import Prepared, PreparedLater, prepare
+from minidist.full.collectives.prepared.on_meta import PreparedOnMeta
+from minidist.full.collectives.reduction import REDUCTIONS
+from minidist.full.comm.buffers import DTYPES
+
+__all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "REDUCTIONS",
+    "Prepared",
+    "PreparedLater",
+    "PreparedOnMeta",
+    "algorithms",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "explain",
+    "gather",
+    "prepare",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]

@@ -1,0 +1,47 @@
+"""Rings: every rank sends to its right and receives from its left, all at the same time.
+
+    reduce-scatter, 3 ranks       step 1                 step 2
+    rank 0 sends to rank 1        c2 (own)               c1 (of ranks 2, 0)
+    rank 1 sends to rank 2        c0 (own)               c2 (of ranks 0, 1)
+    rank 2 sends to rank 0        c1 (own)               c0 (of ranks 1, 2)
+    then rank r adds its own part to c_r, which is complete.
+
+An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two
+sends (P - 1)/P n bytes in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each
+of the P - 1 chunks that other ranks own. All links carry equally much. Small buffers are slow:
+2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+"""
+
+from minidist.full.collectives.fast import cut, empty_like
+from minidist.full.collectives.reduction import Combine
+from minidist.full.comm.buffers import Array, Chunks
+from minidist.full.comm.communicator import Communicator
+
+
+def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
+    """Leave the sum of all ranks' arrays in every rank's `array`."""
+    chunks = Chunks(array, cut(len(array), comm.size))
+    chunks[comm.rank][:] = ring_reduce_scatter(chunks, comm, reduce)
+    ring_all_gather(chunks, comm)
+
+
+def ring_reduce_scatter(chunks: list[Array], comm: Communicator, reduce: Combine) -> Array:
+    """Return the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    leaving = chunks[left]  # holds this rank's own part only
+    for step in range(1, comm.size):
+        own = chunks[(comm.rank - step - 1) % comm.size]
+        arriving = empty_like(own)
+        comm.exchange(leaving, right, arriving, left)
+        reduce(arriving, own, arriving)
+        leaving = arriving  # now holds the parts of step + 1 ranks: this one and those to its left
+    return leaving
+
+
+def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
+    """Fill in every chunk from its owner: rank r owns chunk r."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for step in range(comm.size - 1):
+        leaving = chunks[(comm.rank - step) % comm.size]  # complete: its own, or the last to come
+        arriving = chunks[(comm.rank - step - 1) % comm.size]  # not complete yet
+        comm.exchange(leaving, right, arriving, left)

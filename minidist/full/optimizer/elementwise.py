@@ -1,0 +1,99 @@
+"""Which optimizers may update slices: those that treat each element of a parameter separately.
+
+A slice is some neighbouring elements of a parameter. AdamW updates them as it would in the whole
+parameter. Others look at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices
+they would compute something else.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, optim
+
+from minidist.full.optimizer.muon import SlicedMuon
+from minidist.full.optimizer.state import share_out
+from minidist.full.placement import placement_of
+from minidist.full.precision.masters import MasterWeights
+
+KNOWN = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+KNOWN |= {optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop}
+
+
+def build_over_slices(
+    kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]
+) -> Any:
+    """Return an optimizer of a `kind` over slices, which saves and loads the state of an unsharded
+    one.
+
+    Raises
+    ------
+    ValueError
+        If it is not known to treat each element separately, and `elementwise` does not say so.
+    """
+    made = partial(kind, **options)  # of a partial its function, with the arguments of both
+    if made.func is optim.Muon:
+        return SlicedMuon(groups, *made.args, **made.keywords)
+    if isinstance(kind, type):
+        _check(kind, elementwise)  # before it complains about the shapes of slices
+    optimizer = kind(groups, **options)
+    check_elementwise(optimizer, elementwise)
+    share_out(optimizer)
+    return optimizer
+
+
+def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
+    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately.
+
+    What is said is noted, for `is_elementwise`.
+    """
+    for kind in _kinds(optimizer):
+        _check(kind, said)
+    if said:
+        optimizer.elementwise = True  # type: ignore[attr-defined]
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Tell whether an optimizer is known, or was said, to treat each element separately."""
+    return bool(vars(optimizer).get("elementwise")) or all(map(_known, _kinds(optimizer)))
+
+
+def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by
+    hand.
+
+    Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
+    """
+    for parameter in parameters:
+        placement = placement_of(parameter)
+        block = placement.block
+        if block is not None and block.dim is not None and placement.slice is None:
+            raise ValueError(
+                f"{kind.__name__} is not known to treat each element for itself, and this rank "
+                f"has only a block of {block.name} {list(block.shape)}, so its step would differ "
+                f"from that of the whole: use {_names()}, or say {kind.__name__}.elementwise = "
+                "True if it does so"
+            )
+
+
+def _kinds(optimizer: optim.Optimizer) -> list[type]:
+    """Return the class of an optimizer, and that of the one inside it."""
+    inside = [optimizer.inner] if isinstance(optimizer, MasterWeights) else []
+    return [type(optimizer), *inside]
+
+
+def _known(kind: type) -> bool:
+    return kind in KNOWN or bool(vars(kind).get("elementwise"))
+
+
+def _names() -> str:
+    return ", ".join(sorted(kind.__name__ for kind in KNOWN))
+
+
+def _check(kind: type, said: bool) -> None:
+    if not said and not _known(kind):
+        fault = (
+            f"{kind.__name__} is not known to treat each element for itself, and a rank has parts "
+            "of parameters"
+        )
+        raise ValueError(f"{fault}: use {_names()} or Muon (ZeRO), or pass elementwise=True")

@@ -1,0 +1,1 @@
+"""Strategies that few people need: `stale/` has pipelines and servers that use old weights."""
