@@ -23,7 +23,9 @@ def alone(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "minidist").mkdir()
     for page in PAGES:
         shutil.copy(page, tmp_path / "minidist")
-    return {**os.environ, "PYTHONPATH": str(tmp_path), "PWD": str(tmp_path)}
+    # Otherwise torch looks in these pages for the backend of the package that is installed.
+    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return {**os.environ, **off, "PYTHONPATH": str(tmp_path), "PWD": str(tmp_path)}
 
 
 def python(alone: dict[str, str], *command: str) -> str:
