@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.full.clip import clip_by_global_norm
-from minidist.full.fsdp import PlainUnit, zero
+from minidist.full.fsdp import PlainUnit
+from minidist.full.zero import zero
 from minidist.plan import equation
 
 EACH = {

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from minidist.full.memory import recompute
+from minidist.full import recompute
 from minidist.full.recompute import plain
 
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"

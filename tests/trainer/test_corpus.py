@@ -18,10 +18,10 @@ import pytest
 from training import losses, train_on
 
 from minidist.full.data import sources, token_file
+from minidist.full.data.options import DataOptions
 from minidist.full.data.sources import TextError, read_pieces
 from minidist.full.data.text import load_text, paragraphs, read_corpus
 from minidist.full.data.token_file import TokenFile
-from minidist.full.trainer.options import DataOptions
 
 DOCUMENTS = ["One.", "Zwei größere\nZeilen.", "", "3 " * 50, "\u2028vier\u0085 fünf"]
 

@@ -12,9 +12,9 @@ import torch
 from training import metrics, same_bits, short_text, tensors, train_on
 
 from minidist.full.checkpoint.restore import read_state
+from minidist.full.data.options import DataOptions
 from minidist.full.data.text import read_corpus
 from minidist.full.model import GPT, GPTConfig
-from minidist.full.trainer.options import DataOptions
 
 RUN = (
     "--layers 4 --dropout 0.2 --steps 4 --eval-every 3 --precision float64 --lr 0.01 --batch "

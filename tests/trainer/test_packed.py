@@ -15,6 +15,7 @@ from torch import Tensor
 from training import metrics, same_bits, short_text, train_on
 
 from minidist.full.context.order import positions
+from minidist.full.data.options import DataOptions
 from minidist.full.data.packed import Packed, pack
 from minidist.full.data.text import TextError, documents, read_corpus
 from minidist.full.ddp.sampler import DistributedSampler
@@ -22,7 +23,6 @@ from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.trainer.batches import IGNORED, Batch, Batches
 from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.flags import parse
-from minidist.full.trainer.options import DataOptions
 
 WIDTH = 16
 CONFIG = GPTConfig(vocabulary=50, layers=2, hidden=32, heads=4, sequence=WIDTH)

@@ -15,10 +15,10 @@ from training import metrics, same_bits, short_text, tensors, train_on
 from minidist.cli.export import export
 from minidist.full.checkpoint.restore import read_state
 from minidist.full.checkpoint.store import complete
+from minidist.full.data.options import DataOptions
 from minidist.full.data.text import read_corpus
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.trainer.foreign import load_llama
-from minidist.full.trainer.options import DataOptions
 
 RUN = (
     "--layers 2 --dropout 0.2 --steps 3 --eval-every 3 --precision float64 --lr 0.01 --batch 6 "
