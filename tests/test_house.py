@@ -23,6 +23,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
+BOOK = sorted({*PACKAGE.glob("*.py")} - {PACKAGE / "__init__.py", PACKAGE / "__main__.py"})
+PAGES = {file.stem for file in BOOK}
+# Tokens, lines of all pages and of one; files and lines that a page imports in the end, itself too.
+MOST_OF_THE_BOOK = {"tokens": 24_000, "lines": 3_600, "page": 300}
+CLOSURES = {"ddp": (5, 1_000), "ring": (3, 450), "train": (24, 3_700)}
 INSTRUMENTS = {"bench", "course"}  # they measure and teach the package; they are not the package
 # Tokens of code, a string counts once: floors 0 to 4, and the package without its instruments.
 # Packing saves none.
@@ -50,6 +55,7 @@ JOINED = (  # the files that strategies share, and those that join them
     *("placement", "recipe", "replica", "strategy"),
 )
 FLOORS = {
+    "book": -1,
     "full/options": 0,
     "full/trace": 0,
     "full/comm": 1,
@@ -93,6 +99,8 @@ def place(file: Path) -> str:
 
 def placed(parts: tuple[str, ...]) -> str:
     """Return the place of a path: in `full/`, each folder and each file is one."""
+    if len(parts) == 1 and parts[0] in PAGES:
+        return "book"
     inside = parts[0] == "full"
     return "/".join(parts[:2]) if inside and len(parts) > 1 else parts[0]
 
@@ -120,7 +128,8 @@ def imported(file: Path) -> Iterator[tuple[str, int]]:
         for name in names:
             first, *rest = name.split(".")
             if first == "minidist":
-                target = placed(tuple(rest)) if rest else "__init__"
+                page = rest[:1] if rest and rest[0] in PAGES else rest
+                target = placed(tuple(page)) if page else "__init__"
                 front = "full/__init__" if rest[:1] == ["full"] else "__init__"
                 yield (target if target in FLOORS else front), node.lineno
 
@@ -211,7 +220,8 @@ def test_a_file_fits_in_a_sitting_and_a_function_on_a_screen() -> None:
 
 
 def test_a_folder_is_one_subject() -> None:
-    folders = Counter(name_of(file.parent) for file in FILES if file.stem != "__init__")
+    house = [file for file in FILES if file.parent != PACKAGE and file.stem != "__init__"]
+    folders = Counter(name_of(file.parent) for file in house)
     assert {folder: files for folder, files in folders.items() if files > 12} == {}, (
         "at most a dozen files"
     )
@@ -258,6 +268,27 @@ def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
         assert order[:1] == ["plain.py"], (
             f"the docstring of {name_of(page.parent)} names plain.py first"
         )
+
+
+def test_the_book_stays_small() -> None:
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in BOOK}
+    assert {file.name for file in BOOK if lines[file] > MOST_OF_THE_BOOK["page"]} == set()
+    assert sum(lines.values()) <= MOST_OF_THE_BOOK["lines"]
+    assert sum(len(code(file)) for file in BOOK) <= MOST_OF_THE_BOOK["tokens"]
+    for page, (files, most) in CLOSURES.items():
+        closed = closure(PACKAGE / f"{page}.py")
+        assert len(closed) <= files and sum(lines[file] for file in closed) <= most, closed
+
+
+def closure(file: Path) -> set[Path]:
+    """Return a page with all pages that it imports in the end."""
+    found, left = set[Path](), [file]
+    while left:
+        page = left.pop()
+        if page not in found:
+            found.add(page)
+            left += [target for target in files_imported(page) if target in BOOK]
+    return found
 
 
 def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,7 +443,7 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
     wrong = [
         f"{name_of(file)}:{node.lineno}"
         for file in FILES
-        if place(file) not in ("full/comm", "full/launch", "cli", "course", "bench")
+        if place(file) not in ("book", "full/comm", "full/launch", "cli", "course", "bench")
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
