@@ -5,56 +5,38 @@
 
 A message of n bytes takes its sender's out port for n/bandwidth seconds, its first byte arrives one
 latency later, and takes the receiver's in port as long. A port serves one message at a time, in the
-order in which its rank sends or waits. Therefore the threads that stand for ranks may run in any
-order: the virtual times are always the same.
+order in which its rank sends or waits. Therefore the virtual times are always the same, in whatever
+order the threads run. (Hockney 1994, with one port in each direction, as in Chan et al. 2007.)
 
 A ring all-reduce of n bytes on P equal links takes 2 (P - 1) (latency + n/(P bandwidth)), to the
 last digit. Tensors on the device `meta` travel too, so 64 GPUs fit into a laptop.
-
-(The model is that of Hockney 1994, with one port in each direction, as in Chan et al. 2007.)
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of `ranks_per_node` ranks, with fast links inside a node and slow ones between nodes.
+    """Nodes of `ranks_per_node` ranks, with a link between any two. By default it costs no time."""
 
-    Attributes
-    ----------
-    bandwidth, node_bandwidth : float
-        Bytes/s of a port, across nodes and inside a node.
-    latency, node_latency : float
-        Seconds from one rank to another, across nodes and inside a node.
-    ranks_per_node : int
-        Ranks 0 to ranks_per_node - 1 are on the first node, and so on.
-    flops : float
-        Operations/s that a rank computes at; `advance(operations/flops)` lets them pass.
-    """
-
-    bandwidth: float
-    latency: float
-    node_bandwidth: float
-    node_latency: float
+    bandwidth: float = inf  # of a link between nodes [bytes/s]
+    latency: float = 0.0  # [s]
+    node_bandwidth: float = inf  # the same inside a node, where links are faster
+    node_latency: float = 0.0
     ranks_per_node: int = 1
-    flops: float = 1e12
 
     @classmethod
-    def equal(cls, bandwidth: float, latency: float, flops: float = 1e12) -> Cluster:
-        """Return a cluster on which all links are equal."""
-        return cls(bandwidth, latency, bandwidth, latency, 1, flops)
+    def equal(cls, bandwidth: float, latency: float) -> Cluster:
+        return cls(bandwidth, latency, bandwidth, latency)
 
     @classmethod
     def h100(cls) -> Cluster:
-        """Return nodes of eight H100: NVLink inside (450 GB/s), 400 Gb/s InfiniBand for each GPU.
-
-        The rate is the 989 TFLOP/s of the data sheet (bf16, dense) at 45 %, which large products
-        reach in training.
-        """
-        return cls(50e9, 10e-6, 450e9, 3e-6, 8, 0.45 * 989e12)
+        """Return nodes of eight H100: NVLink inside (450 GB/s), 400 Gb/s InfiniBand for each GPU."""
+        return cls(50e9, 10e-6, 450e9, 3e-6, ranks_per_node=8)
 
     def link(self, sender: int, receiver: int) -> tuple[float, float]:
         """Return latency [s] and bandwidth [bytes/s] between two ranks."""
@@ -63,17 +45,22 @@ class Cluster:
         return self.latency, self.bandwidth
 
 
+class Clock(threading.local):
+    now = 0.0  # the virtual time of the thread that asks: a rank's, or its stream's
+
+
 class Ports:
-    """Until when each rank's two ports are taken."""
+    """The times at which each rank's two ports will be free, and the clock of who asks."""
 
     def __init__(self, cluster: Cluster, ranks: int) -> None:
-        self.cluster = cluster
-        self.out_free, self.in_free = [0.0] * ranks, [0.0] * ranks
+        self.cluster, self.clock = cluster, Clock()
+        self.out_free = [0.0] * ranks
+        self.in_free = [0.0] * ranks
 
-    def leave(self, sender: int, receiver: int, size: int, now: float) -> tuple[float, float]:
+    def leave(self, sender: int, receiver: int, size: int) -> tuple[float, float]:
         """Take the out port for a message of `size` bytes; return when it begins and has left."""
         _, bandwidth = self.cluster.link(sender, receiver)
-        begin = max(now, self.out_free[sender])
+        begin = max(self.clock.now, self.out_free[sender])
         self.out_free[sender] = begin + size / bandwidth
         return begin, self.out_free[sender]
 

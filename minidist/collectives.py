@@ -13,10 +13,10 @@
     tree           broadcast, reduce, all_reduce    log2 P       at most log2(P) n, by the root
     naive          all_reduce                       2 (P - 1)    (P - 1) n by rank 0, n by the others
     pairwise       all_to_all                       P - 1        (P - 1)/P n
-    hierarchical   all_reduce                       see there    across nodes 2 (N - 1)/N n/L
+    hierarchical   all_reduce, L ranks a node       2 (L+N - 2)  across N nodes 2 (N - 1)/N n/L
 
-A ring suits large buffers, the logarithms suit small ones. Any number of ranks and any size may
-come, and every rank ends with the same bits. (Thakur, Rabenseifner & Gropp 2005; Chan et al. 2007.)
+A ring suits large buffers, the logarithms suit small ones. Every rank ends with the same bits. If P
+is not a power of two, recursive is a ring. (Thakur, Rabenseifner & Gropp 2005; Chan et al. 2007.)
 """
 
 from __future__ import annotations
@@ -25,30 +25,25 @@ import operator
 import pickle
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from minidist.comm import Communicator, empty_like
+from minidist.comm import Communicator, copy, empty_like, flat
 from minidist.ring import Reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
 def all_reduce(buffer: Any, comm: Communicator, op: str = "sum", algorithm: str = "ring") -> None:
-    """Replace every rank's `buffer` by the sum of all of them, element by element.
-
-    `op` is "sum", "mean" (the sum over P), "max" or "min"; `algorithm` is one of the table, but for
-    `hierarchical_all_reduce`, which takes two communicators.
-    """
-    add = reduction(op)
-    if algorithm == "ring":
-        ring_all_reduce(split(buffer, comm.size), comm, add)
-    elif algorithm == "recursive":
+    """Replace every rank's `buffer` by the sum (mean, max, min) of all, element by element."""
+    add, power_of_two = reduction(op), comm.size.bit_count() == 1
+    if algorithm in ("tree", "naive"):
+        tree = binomial_tree(comm, 0) if algorithm == "tree" else star(comm)
+        sum_up(buffer, comm, tree, add)
+        send_down(buffer, comm, tree)
+    elif algorithm == "recursive" and power_of_two:
         doubling_all_reduce(buffer, comm, add)
-    elif algorithm == "tree":
-        tree_reduce(buffer, comm, 0, add)
-        broadcast(buffer, comm)
-    elif algorithm == "naive":
-        naive_all_reduce(buffer, comm, add)
+    elif algorithm in ("ring", "recursive"):
+        ring_all_reduce(split(buffer, comm.size), comm, add)
     else:
         raise ValueError(f"algorithm={algorithm!r}: use ring, recursive, tree or naive")
     if op == "mean":
@@ -59,64 +54,54 @@ def reduce_scatter(
     buffer: Any, comm: Communicator, op: str = "sum", algorithm: str = "ring"
 ) -> Any:
     """Return chunk number `comm.rank` of the sum of all buffers, flat; `split` says which it is."""
-    power_of_two = comm.size & (comm.size - 1) == 0
-    if algorithm == "recursive" and power_of_two:
-        shard = halving_reduce_scatter(flat(buffer), comm, reduction(op))
-    else:
-        shard = ring_reduce_scatter(split(buffer, comm.size), comm, reduction(op))
+    add, power_of_two = reduction(op), comm.size.bit_count() == 1
     if comm.size == 1:
-        shard = copy(shard)  # never a view of the caller's buffer
+        shard = copy(flat(buffer))
+    elif algorithm == "recursive" and power_of_two:
+        shard = halving_reduce_scatter(buffer, comm, add)
+    elif algorithm in ("ring", "recursive"):
+        shard = ring_reduce_scatter(split(buffer, comm.size), comm, add)
+    else:
+        raise ValueError(f"algorithm={algorithm!r}: use ring or recursive")
     if op == "mean":
         shard /= comm.size
     return shard
 
 
 def all_gather(shard: Any, comm: Communicator, out: Any = None) -> Any:
-    """Return all ranks' shards one after the other, flat [n]; by a ring.
-
-    Shards of different lengths need an `out`, in which rank r's shard is chunk r of `split`.
-    """
+    """Return all ranks' shards, flat, by a ring; unequal ones need an `out`, cut as by `split`."""
+    own = flat(shard)
     if out is None:
-        out = empty(comm.size * len(flat(shard)), like=shard)
+        out = empty_like(own, comm.size * len(own))
     chunks = split(out, comm.size)
-    chunks[comm.rank][:] = flat(shard)
+    chunks[comm.rank][:] = own
     ring_all_gather(chunks, comm)
     return out
 
 
 def broadcast(buffer: Any, comm: Communicator, root: int = 0) -> None:
-    """Replace every rank's `buffer` by that of `root`, along a binomial tree.
-
-    8 ranks    step 1    0 ─▶ 4         step 2    0 ─▶ 2, 4 ─▶ 6         step 3    0 ─▶ 1, 2 ─▶ 3, ...
-    """
-    place = (comm.rank - root) % comm.size  # the root stands at place 0
-    for distance in reversed(powers_of_two(comm.size)):
-        if place % (2 * distance) == 0 and place + distance < comm.size:
-            comm.send(buffer, (comm.rank + distance) % comm.size)
-        elif place % (2 * distance) == distance:
-            comm.recv(buffer, (comm.rank - distance) % comm.size)
+    """Replace every rank's `buffer` by that of `root`, along a binomial tree."""
+    send_down(buffer, comm, binomial_tree(comm, root))
 
 
 def reduce(buffer: Any, comm: Communicator, root: int = 0, op: str = "sum") -> None:
-    """Replace the buffer of `root` by the sum of all, along the tree of `broadcast` backwards.
-
-    The other ranks' buffers hold partial sums afterwards.
-    """
-    tree_reduce(buffer, comm, root, reduction(op))
+    """Replace the buffer of `root` by the sum of all; the others hold partial sums afterwards."""
+    sum_up(buffer, comm, binomial_tree(comm, root), reduction(op))
     if op == "mean" and comm.rank == root:
         buffer /= comm.size
 
 
 def gather(shard: Any, comm: Communicator, root: int = 0, out: Any = None) -> Any:
     """Return on `root` what `all_gather` returns everywhere, and None elsewhere: P - 1 messages."""
+    own = flat(shard)
     if comm.rank != root:
-        comm.send(shard, root)
+        comm.send(own, root)
         return None
     if out is None:
-        out = empty(comm.size * len(flat(shard)), like=shard)
+        out = empty_like(own, comm.size * len(own))
     for rank, chunk in enumerate(split(out, comm.size)):
         if rank == root:
-            chunk[:] = flat(shard)
+            chunk[:] = own
         else:
             comm.recv(chunk, rank)
     return out
@@ -142,17 +127,16 @@ def all_to_all(
 ) -> Any:
     """Send chunk j to rank j; return what all ranks have sent here, by sender, flat.
 
-    In step s a rank sends to the rank s after it and receives from the rank s before it, so each
-    link carries one message at a time. `leaving` and `arriving` are elements for each rank, and
-    from each; by default all are n/P.
+    `leaving` and `arriving` are elements to and from each rank, by default as `split` cuts.
     """
-    even = [len(flat(buffer)) // comm.size] * comm.size
-    leaving, arriving = leaving or even, arriving or even
-    received = empty(sum(arriving), like=buffer)
-    chunks, places = cut(flat(buffer), leaving), cut(received, arriving)
-    places[comm.rank][:] = chunks[comm.rank]
-    for step in range(1, comm.size):
-        to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+    rank, size = comm.rank, comm.size
+    chunks = cut(flat(buffer), leaving) if leaving else split(buffer, size)
+    lengths = arriving or [len(chunks[rank])] * size
+    received = empty_like(buffer, sum(lengths))
+    places = cut(received, lengths)
+    places[rank][:] = chunks[rank]
+    for step in range(1, size):  # In each, a link carries one message.
+        to, source = (rank + step) % size, (rank - step) % size
         comm.exchange(chunks[to], to, places[source], source)
     return received
 
@@ -169,124 +153,103 @@ def all_gather_object(value: Any, comm: Communicator) -> list[Any]:
 
 # ---------------------------------------------------------------- other shapes than the ring
 
+Tree: TypeAlias = tuple[int | None, list[int]]  # of each rank: its parent, if any, and children
 
-def naive_all_reduce(buffer: Any, comm: Communicator, add: Reduce) -> None:
-    """Send everything to rank 0, which sends the sum back: its link carries all of it."""
-    if comm.rank:
-        comm.send(buffer, 0)
-        comm.recv(buffer, 0)
-        return
+
+def star(comm: Communicator) -> Tree:
+    """Return the tree in which rank 0 is everyone's parent: its link carries everything."""
+    return (0, []) if comm.rank else (None, list(range(1, comm.size)))
+
+
+def binomial_tree(comm: Communicator, root: int) -> Tree:
+    """Return the tree in which, step by step, every rank that has the data sends it to one more.
+
+    8 ranks    step 1    0 ─▶ 4         step 2    0 ─▶ 2, 4 ─▶ 6         step 3    0 ─▶ 1, 2 ─▶ 3, ...
+    """
+    rank, size = comm.rank, comm.size
+    place = (rank - root) % size  # the root stands at place 0
+    lowest_bit = place & -place or size  # The parent is at the place without it: 111, 110, 100, 0.
+    parent = (rank - lowest_bit) % size if place else None
+    children_at = powers_of_two(min(lowest_bit, size - place))
+    return parent, [(rank + distance) % size for distance in children_at]
+
+
+def sum_up(buffer: Any, comm: Communicator, tree: Tree, add: Reduce) -> None:
+    """Sum from the leaves to the root: a rank adds what its children send, then sends the sum."""
+    parent, children = tree
     arriving = empty_like(buffer)
-    for rank in range(1, comm.size):
-        comm.recv(arriving, rank)
+    for child in children:
+        comm.recv(arriving, child)
         add(buffer, arriving)
-    for rank in range(1, comm.size):
-        comm.send(buffer, rank)
+    if parent is not None:
+        comm.send(buffer, parent)
 
 
-def tree_reduce(buffer: Any, comm: Communicator, root: int, add: Reduce) -> None:
-    """Sum along a binomial tree, from the leaves to the root: log2 P steps."""
-    arriving, place = empty_like(buffer), (comm.rank - root) % comm.size
-    for distance in powers_of_two(comm.size):
-        if place % (2 * distance) == distance:
-            comm.send(buffer, (comm.rank - distance) % comm.size)
-        elif place % (2 * distance) == 0 and place + distance < comm.size:
-            comm.recv(arriving, (comm.rank + distance) % comm.size)
-            add(buffer, arriving)
+def send_down(buffer: Any, comm: Communicator, tree: Tree) -> None:
+    """Copy from the root to the leaves, into the largest subtree first."""
+    parent, children = tree
+    if parent is not None:
+        comm.recv(buffer, parent)
+    for child in reversed(children):
+        comm.send(buffer, child)
 
 
 def doubling_all_reduce(buffer: Any, comm: Communicator, add: Reduce) -> None:
-    """Exchange sums with the rank that differs in one bit, bit after bit: log2 P steps.
+    """Exchange sums with the rank that differs in one bit. After step k, 2^k ranks have the same.
 
-        4 ranks    step 1    0 ◀─▶ 1, 2 ◀─▶ 3         step 2    0 ◀─▶ 2, 1 ◀─▶ 3
-
-    After step k, 2^k ranks hold the same sum. The same bits, too: a + b = b + a. Ranks beyond the
-    largest power of two hand their buffer to a partner first, and are given the result.
+    4 ranks    step 1    0 ◀─▶ 1, 2 ◀─▶ 3         step 2    0 ◀─▶ 2, 1 ◀─▶ 3
     """
-    inner = powers_of_two(comm.size + 1)[-1]
-    arriving, extra = empty_like(buffer), comm.size - inner
-    if comm.rank >= inner:
-        comm.send(buffer, comm.rank - inner)
-        comm.recv(buffer, comm.rank - inner)
-        return
-    if comm.rank < extra:
-        comm.recv(arriving, comm.rank + inner)
-        add(buffer, arriving)
-    for distance in powers_of_two(inner):
+    arriving = empty_like(buffer)
+    for distance in powers_of_two(comm.size):
         partner = comm.rank ^ distance
         comm.exchange(buffer, partner, arriving, partner)
-        add(buffer, arriving)
-    if comm.rank < extra:
-        comm.send(buffer, comm.rank + inner)
+        add(buffer, arriving)  # the same bits on both: a + b = b + a
 
 
-def halving_reduce_scatter(array: Any, comm: Communicator, add: Reduce) -> Any:
-    """Send half of the chunks to a partner, then half of that half, and so on; P is a power of two.
+def halving_reduce_scatter(buffer: Any, comm: Communicator, add: Reduce) -> Any:
+    """Send half of the chunks to a partner, then half of that half, and so on: log2 P steps.
 
     8 ranks    0 keeps 0-3 and sends 4-7 to 4;  keeps 0-1, sends 2-3 to 2;  keeps 0, sends 1 to 1
     """
-    sums = copy(array)
-    starts = [0, *accumulate(len(chunk) for chunk in split(array, comm.size))]
-    first, last = 0, comm.size  # the chunks that are left
-    while last - first > 1:
-        middle = (first + last) // 2
-        lower, upper = (first, middle), (middle, last)
-        in_lower = comm.rank < middle
-        kept, given = (lower, upper) if in_lower else (upper, lower)
-        partner = comm.rank + (middle - first if in_lower else first - middle)
-        into = sums[starts[kept[0]] : starts[kept[1]]]
-        arriving = empty_like(into)
-        comm.exchange(sums[starts[given[0]] : starts[given[1]]], partner, arriving, partner)
-        add(into, arriving)
-        first, last = kept
-    return copy(sums[starts[first] : starts[last]])
+    sums = copy(flat(buffer))
+    starts = [0, *accumulate(len(chunk) for chunk in split(sums, comm.size))]
+
+    def block(rank: int, count: int) -> Any:
+        first = rank // count * count  # of the `count` chunks with that of `rank` among them
+        return sums[starts[first] : starts[first + count]]
+
+    for distance in reversed(powers_of_two(comm.size)):
+        partner = comm.rank ^ distance
+        kept, given = block(comm.rank, distance), block(partner, distance)
+        arriving = empty_like(kept)
+        comm.exchange(given, partner, arriving, partner)
+        add(kept, arriving)
+    return copy(block(comm.rank, 1))
 
 
 def hierarchical_all_reduce(
     buffer: Any, inside: Communicator, across: Communicator, op: str = "sum"
 ) -> None:
-    """All-reduce so that little crosses the slow links between nodes.
-
-        reduce-scatter inside the node ─▶ all-reduce of my chunk across ─▶ all-gather inside
+    """All-reduce so that a rank sends 2 (N - 1)/N n/L bytes across nodes; a ring sends nearly 2 n.
 
     `inside` are the L ranks of this node, and `across` the ranks at this one's place on all N nodes.
-    Each rank sends 2 (N - 1)/N n/L bytes across nodes, where a ring of all sends nearly 2 n.
     """
     shard = reduce_scatter(buffer, inside, op)
     all_reduce(shard, across, op)
     all_gather(shard, inside, out=buffer)
 
 
-# ---------------------------------------------------------------- buffers of either library
-
-
-def flat(buffer: Any) -> Any:
-    """View a buffer as one dimension."""
-    return buffer.reshape(-1)
-
-
 def split(buffer: Any, parts: int) -> list[Any]:
     """View a buffer as `parts` flat chunks; the first n % parts have one element more."""
     array = flat(buffer)
-    cut_evenly = np.array_split if isinstance(array, np.ndarray) else type(array).tensor_split
-    return list(cut_evenly(array, parts))
+    length, extra = divmod(len(array), parts)
+    return cut(array, [length + (part < extra) for part in range(parts)])
 
 
 def cut(array: Any, lengths: Sequence[int]) -> list[Any]:
     """View a flat buffer as chunks of these lengths."""
-    ends = list(accumulate(lengths))
+    ends = accumulate(lengths)
     return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def copy(array: Any) -> Any:
-    """Return a copy in memory of its own."""
-    return array.copy() if isinstance(array, np.ndarray) else array.clone()
-
-
-def empty(length: int, like: Any) -> Any:
-    """Return a flat buffer of the same library, dtype and device."""
-    numpy = isinstance(like, np.ndarray)
-    return np.empty(length, like.dtype) if numpy else like.new_empty(length)
 
 
 def reduction(op: str) -> Reduce:
@@ -297,8 +260,8 @@ def reduction(op: str) -> Reduce:
         raise ValueError(f"op={op!r} is not known: use sum, mean, max or min")
 
     def keep(into: Any, other: Any) -> None:
-        larger = other > into if op == "max" else other < into
-        into[larger] = other[larger]
+        better = other > into if op == "max" else other < into
+        into[better] = other[better]
 
     return keep
 

@@ -2,43 +2,37 @@
 
     rank 0 ── send(buffer, to=1, tag=7) ───────▶ rank 1: recv(buffer, source=0, tag=7)
 
-A message needs both ends. The receiver names its sender and the tag, and brings a buffer of exactly
-the message's bytes. Messages of one tag between two ranks arrive in the order they were sent.
-There is no receive from any source, so what a program does never depends on who was faster.
+A buffer is a contiguous numpy array or torch tensor. The receiver names its sender and the tag, and
+brings a buffer of exactly the message's bytes. Messages of one tag between two ranks arrive in the
+order they were sent. Nobody receives from any source, so no result depends on who was faster.
 
     Communicator        checks and counts; the same for all kinds of ranks
       └─ Transport      carries bytes: between threads (threads.py), or processes (processes.py)
-
-A buffer is a contiguous numpy array or torch tensor. Nothing here imports torch until a tensor
-comes, so a program on numpy arrays starts in a fifth of a second.
 """
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
-Array: TypeAlias = np.ndarray[Any, Any]
-Buffer: TypeAlias = "Array | torch.Tensor"
-SomeBuffer = TypeVar("SomeBuffer", bound=Buffer)
-
-TAGS = 1 << 16  # tags of users are below; `barrier` and `split` use the tag TAGS itself
+Buffer: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
+TAGS = 1 << 16  # Tags of users are below; `barrier` and `split` use the tag TAGS itself.
 
 
 class Request(Protocol):
-    """A message under way. Keep it until it has been waited for."""
+    """A message under way. After `wait` its buffer may be read (receive) or changed (send)."""
 
-    def wait(self) -> object:
-        """Block until the buffer may be read (receive) or changed (send) again."""
+    def wait(self) -> object: ...
 
 
 class Transport(Protocol):
@@ -49,17 +43,27 @@ class Transport(Protocol):
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request: ...
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request: ...
-    def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None: ...
-    def group(self, members: list[int]) -> Transport: ...  # these ranks alone, which all call it
-    def clock(self) -> float: ...
-    def advance(self, seconds: float) -> None: ...
+    def group(self, members: list[int]) -> Transport: ...  # These ranks alone, which all call it.
+
+    def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None:
+        receive = self.irecv(into, source, tag)
+        send = self.isend(out, to, tag)
+        receive.wait()
+        send.wait()
+
+    def event(self) -> Any:
+        return threading.Event()  # A thread of this rank will `wait` for what another will `set`.
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def advance(self, seconds: float) -> None:
+        return  # Only virtual time can be moved.
 
 
 @dataclass
 class Traffic:
-    """Messages and bytes that this rank has sent."""
-
-    messages: int = 0
+    messages: int = 0  # that this rank has sent
     bytes: int = 0
 
 
@@ -67,26 +71,27 @@ class Communicator:
     """A group of ranks that can send to each other; this one is number `rank` of `size`."""
 
     def __init__(self, transport: Transport) -> None:
-        self.transport, self.rank, self.size = transport, transport.rank, transport.size
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
         self.traffic = Traffic()
+        # Seconds: of the machine, or of virtual time (cluster.py), which `advance` lets pass.
+        self.clock = transport.clock
+        self.advance = transport.advance
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
-        """Start sending; leave the buffer unchanged until the request has been waited for."""
+        """Start sending; leave the buffer unchanged until you have waited for the request."""
         self._check("to", to)
         self._count(buffer)
         return self.transport.isend(buffer, to, tag)
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
-        """Start receiving; the buffer holds the message once the request has been waited for."""
+        """Start receiving; the buffer holds the message once you have waited for the request."""
         self._check("source", source)
         return self.transport.irecv(buffer, source, tag)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send, and return when the buffer may be changed.
-
-        It may wait for the receiver or not, depending on the transport and the size. A program that
-        needs one of the two is wrong: two ranks that both send first may wait for ever.
-        """
+        """Send; this may wait for the receiver, so two ranks that both send first may deadlock."""
         self.isend(buffer, to, tag).wait()
 
     def recv(self, buffer: Buffer, source: int, tag: int = 0) -> None:
@@ -94,62 +99,43 @@ class Communicator:
         self.irecv(buffer, source, tag).wait()
 
     def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int = 0) -> None:
-        """Send `out` to one rank and receive `into` from one.
-
-        Both are started before either is waited for. Therefore a ring in which every rank exchanges
-        cannot deadlock; one in which every rank sends and then receives can.
-        """
+        """Send `out` and receive `into` at once, so that a ring of exchanges cannot deadlock."""
         self._check("to", to)
         self._check("source", source)
         self._count(out)
         self.transport.exchange(out, to, into, source, tag)
 
     def barrier(self) -> None:
-        """Return once every rank has called it.
-
-        In round k a rank hears from the rank 2^k before it, and so from the 2^k ranks that this one
-        has heard from: ceil(log2 P) messages of one byte. (Hensgen, Finkel & Manber 1988.)
-        """
-        distance, word = 1, np.zeros((2, 1), np.uint8)
-        while distance < self.size:
-            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            self.transport.exchange(word[0], to, word[1], source, TAGS)
-            distance *= 2
+        """Return once every rank has called it."""
+        self._rows_of_all([0])
 
     def split(self, color: int, key: int | None = None) -> Communicator:
-        """Divide the ranks into one communicator for each color. Collective.
-
-        In a group, ranks are ordered by `key`, by default their rank here. Cost: P - 1 messages of
-        16 bytes.
-        """
-        answers = np.zeros((self.size, 2), np.int64)
-        answers[self.rank] = color, self.rank if key is None else key
-        # An all-gather around a ring: in each step, hand on the row that came last.
-        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        for step in range(self.size - 1):
-            leaving, arriving = (self.rank - step) % self.size, (left - step) % self.size
-            self.transport.exchange(answers[leaving], right, answers[arriving], left, TAGS)
-        members = [rank for rank in range(self.size) if answers[rank, 0] == color]
-        members.sort(key=lambda rank: (answers[rank, 1], rank))
+        """Return the communicator of the ranks that give this color, ordered by key. Collective."""
+        answers = self._rows_of_all([color, self.rank if key is None else key])
+        members = [rank for rank in range(self.size) if answers[rank][0] == color]
+        members.sort(key=lambda rank: answers[rank][1])
         return Communicator(self.transport.group(members))
 
     def fork(self) -> Communicator:
-        """Return a communicator of the same ranks for another thread of this rank. Collective.
-
-        Its messages never meet those of this one, so the two threads need no common order. They are
-        counted together.
-        """
+        """Return a communicator of the same ranks whose messages never meet these. Collective."""
         twin = Communicator(self.transport.group(list(range(self.size))))
         twin.traffic = self.traffic
         return twin
 
-    def clock(self) -> float:
-        """Return seconds: the machine's, or on a modelled cluster the virtual time of this rank."""
-        return self.transport.clock()
+    def _rows_of_all(self, row: list[int]) -> Any:
+        """Return every rank's row, in ceil(log2 P) uncounted messages. (Bruck et al. 1997.)
 
-    def advance(self, seconds: float) -> None:
-        """Let virtual time pass, as if this rank computed. Real ranks compute by themselves."""
-        self.transport.advance(seconds)
+        A rank that knows k rows, its own and the next ones, gets k more from the rank after those.
+        """
+        rows = np.array([row])
+        while (known := len(rows)) < self.size:
+            to, source = (self.rank - known) % self.size, (self.rank + known) % self.size
+            leaving = rows[: self.size - known]
+            arriving = np.empty_like(leaving)
+            self.transport.exchange(leaving, to, arriving, source, TAGS)
+            rows = np.concatenate([rows, arriving])
+        # Now the first row is this rank's. Therefore all move on by `rank` places.
+        return np.roll(rows, self.rank, axis=0).tolist()
 
     def _check(self, role: str, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:
@@ -170,63 +156,59 @@ class Stream:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.caller, self.comm = comm, comm.fork()
-        self.jobs: queue.SimpleQueue[tuple[float, Callable[..., object], tuple[Any, ...]]]
-        self.jobs, self.done = queue.SimpleQueue(), queue.SimpleQueue[BaseException | None]()
-        self.open = 0
-        # A daemon: a job that waits for ever must not keep a failed program alive.
-        threading.Thread(target=self._run, daemon=True).start()
+        self.comm = comm.fork()
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.open: list[tuple[Any, Future[float]]] = []
 
     def launch(self, job: Callable[..., object], *arguments: object) -> None:
         """Have `job(*arguments)` run after all that was launched before."""
-        self.open += 1
-        self.jobs.put((self.caller.clock(), job, arguments))
+        launched = self.comm.clock()
+        event = self.comm.transport.event()
+
+        def run() -> float:
+            try:
+                # On a modelled cluster a job begins when it was launched, or the last one ended.
+                self.comm.advance(max(0.0, launched - self.comm.clock()))
+                job(*arguments)
+                return self.comm.clock()
+            finally:
+                event.set()
+
+        self.open.append((event, self.thread.submit(run)))
 
     def wait(self) -> None:
         """Return once every job has run; raise what one of them raised."""
         while self.open:
-            self.open -= 1
-            if (error := self.done.get()) is not None:
-                raise error
-        self.caller.advance(max(0.0, self.comm.clock() - self.caller.clock()))
-
-    def _run(self) -> None:
-        while True:
-            launched, job, arguments = self.jobs.get()
-            try:
-                # On a modelled cluster a job begins when it was launched, or when the last ended.
-                self.comm.advance(max(0.0, launched - self.comm.clock()))
-                job(*arguments)
-                self.done.put(None)
-            except BaseException as error:
-                self.done.put(error)
+            event, result = self.open.pop(0)
+            event.wait()
+            ended = result.result()
+            self.comm.advance(max(0.0, ended - self.comm.clock()))
 
 
-# ---------------------------------------------------------------- buffers
+def flat(buffer: Any) -> Any:
+    """View a buffer as one dimension. What is not contiguous has no such view, only a copy."""
+    numpy = isinstance(buffer, np.ndarray)
+    contiguous = buffer.flags.c_contiguous if numpy else buffer.is_contiguous()
+    if not contiguous:
+        fix = "use x.copy() of an array, x.contiguous() of a tensor"
+        raise ValueError(f"a buffer of shape {tuple(buffer.shape)} is not contiguous: {fix}")
+    return buffer.reshape(-1)
 
 
 def bytes_of(buffer: Any) -> Any:
-    """View a contiguous array or tensor as its bytes, uint8 [nbytes], without a copy."""
+    """View a buffer as its bytes, uint8 [nbytes]."""
     if isinstance(buffer, np.ndarray):
-        if not buffer.flags.c_contiguous:
-            raise ValueError(f"an array {buffer.shape} is not contiguous: use x.copy()")
-        return buffer.reshape(-1).view(np.uint8)
+        return flat(buffer).view(np.uint8)
     # Not by `numpy()`: after that, torch would refuse to free the memory of a sharded parameter.
-    if not buffer.is_contiguous():
-        raise ValueError(f"a tensor {list(buffer.shape)} is not contiguous: use x.contiguous()")
-    elements = buffer.detach().as_strided((buffer.numel(),), (1,))
-    return elements.view(sys.modules["torch"].uint8)
+    return flat(buffer.detach()).view(sys.modules["torch"].uint8)
 
 
-def tensor_of(buffer: Any) -> Any:
-    """View a buffer of either library as a tensor of its bytes."""
-    import torch
+def empty_like(buffer: Any, length: int | None = None) -> Any:
+    """Return a new buffer of the same library, dtype and device, and the same shape or [length]."""
+    shape = buffer.shape if length is None else (length,)
+    numpy = isinstance(buffer, np.ndarray)
+    return np.empty(shape, buffer.dtype) if numpy else buffer.new_empty(shape)
 
-    return torch.as_tensor(bytes_of(buffer))
 
-
-def empty_like(buffer: SomeBuffer) -> SomeBuffer:
-    """Return a new buffer of the same shape, dtype and device."""
-    if isinstance(buffer, np.ndarray):
-        return np.empty_like(buffer)
-    return buffer.new_empty(buffer.shape)  # type: ignore[return-value]
+def copy(buffer: Any) -> Any:
+    return buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone()

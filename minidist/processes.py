@@ -1,139 +1,118 @@
 """Ranks that are processes: under `mpirun` over MPI, under `torchrun` over gloo or NCCL.
 
-    mpirun -n 4 python program.py                    comm = init()
-    torchrun --nproc-per-node 4 program.py           comm = init(), the same program
-
-Both transports carry bytes, so every dtype travels. What a message costs on two cores: 1 µs by MPI
-in shared memory, 80 µs by gloo.
+mpirun -n 4 python program.py                    comm = init()
+torchrun --nproc-per-node 4 program.py           comm = init(), the same program
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
+import textwrap
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minidist.comm import Buffer, Communicator, Request, bytes_of, tensor_of
+from minidist.comm import Buffer, Communicator, Transport, bytes_of
 
 if TYPE_CHECKING:
     import torch
 
 
 def init() -> Communicator:
-    """Return the communicator of all ranks that `mpirun`, `torchrun` or `srun` has started.
-
-    A program that is started alone is one rank. An exception on any rank ends the whole job.
-
-    Raises
-    ------
-    RuntimeError
-        If a launcher started several ranks, but this Python's MPI sees one: it belongs to another
-        MPI than the launcher, and each rank would train alone.
-    """
+    """Return the communicator of all ranks that `mpirun`, `torchrun` or `srun` has started."""
     if "MASTER_ADDR" in os.environ and "RANK" in os.environ:
-        return Communicator(TorchTransport.of_job())
+        return Communicator(torch_transport())
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    rank, size = world.Get_rank(), world.Get_size()
     launched = os.environ.get("PMI_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
-    if world.Get_size() == 1 and launched != "1":
+    if size == 1 and launched != "1":
         fix = "use the mpirun that was installed with it (python -m pip install mpich)"
-        raise RuntimeError(f"{launched} ranks were started, but mpi4py sees one: {fix}")
-    end_job_on_error(world.Get_rank(), lambda: world.Abort(1))
+        words = f"{launched} ranks were started, but mpi4py sees one, so each would train alone"
+        raise RuntimeError(f"{words}: {fix}")
+    end_job_on_error(rank, lambda: world.Abort(1))
     return Communicator(MPITransport(world))
 
 
-def end_job_on_error(rank: int, end: Callable[[], object]) -> None:
-    """Have an uncaught exception print its traceback, marked with the rank, and `end` the job.
+def torch_transport() -> TorchTransport:
+    """Join the ranks of `torchrun`: NCCL carries between GPUs, gloo between main memories."""
+    import torch
+    import torch.distributed as dist
 
-    Without this the other ranks would wait for ever for one that is gone.
-    """
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    end_job_on_error(dist.get_rank(), lambda: os._exit(1))
+    return TorchTransport(dist.group.WORLD, list(range(dist.get_world_size())), device)
+
+
+def end_job_on_error(rank: int, end: Callable[[], object]) -> None:
+    """Have an exception on any rank end the whole job: the others would wait for ever for it."""
 
     def hook(*error: Any) -> None:
-        lines = "".join(traceback.format_exception(*error)).splitlines()
-        print("".join(f"[rank {rank}] {line}\n" for line in lines), file=sys.stderr, end="")
-        sys.stderr.flush()
+        text = "".join(traceback.format_exception(*error))
+        print(textwrap.indent(text, f"[rank {rank}] "), file=sys.stderr, flush=True)
         end()
 
     sys.excepthook = hook
 
 
-class MPITransport:
+class MPITransport(Transport):
     """Messages by MPI; `comm` is mpi4py's communicator."""
 
     def __init__(self, comm: Any) -> None:
-        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+        self.comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
 
-    def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
-        request: Request = self.comm.Isend(bytes_of(buffer), to, tag)
-        return request
+    def isend(self, buffer: Buffer, to: int, tag: int) -> Any:
+        return self.comm.Isend(bytes_of(buffer), to, tag)
 
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        request: Request = self.comm.Irecv(bytes_of(buffer), source, tag)
-        return request
-
-    def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None:
-        self.comm.Sendrecv(bytes_of(out), to, tag, bytes_of(into), source, tag)
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Any:
+        return self.comm.Irecv(bytes_of(buffer), source, tag)
 
     def group(self, members: list[int]) -> MPITransport:
-        return MPITransport(self.comm.Create_group(self.comm.Get_group().Incl(members)))
-
-    clock = staticmethod(time.perf_counter)
-
-    def advance(self, seconds: float) -> None:
-        pass
+        group = self.comm.Get_group().Incl(members)
+        return MPITransport(self.comm.Create_group(group))
 
 
-class TorchTransport:
-    """Messages by torch.distributed, in one of its process groups.
-
-    Over NCCL bytes travel from GPU to GPU; a buffer in main memory takes a copy at either end.
-    """
+class TorchTransport(Transport):
+    """Messages by torch.distributed; `members` are the ranks of `group`, as numbers in the job."""
 
     def __init__(self, group: Any, members: list[int], device: torch.device) -> None:
         import torch.distributed as dist
 
-        self.dist, self.process_group, self.members, self.device = dist, group, members, device
-        self.rank, self.size = members.index(dist.get_rank()), len(members)
+        self.dist = dist
+        self.process_group = group
+        self.members = members
+        self.device = device
+        self.rank = members.index(dist.get_rank())
+        self.size = len(members)
 
-    @classmethod
-    def of_job(cls) -> TorchTransport:
-        """Join the other ranks of the job."""
-        import torch
-        import torch.distributed as dist
+    def isend(self, buffer: Buffer, to: int, tag: int) -> Any:
+        leaving = tensor_of(buffer)
+        return self.dist.isend(leaving, self.members[to], self.process_group, tag)
 
-        device = torch.device("cpu")
-        if torch.cuda.is_available():
-            local = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
-            device = torch.device("cuda", local)
-            torch.cuda.set_device(device)
-            dist.init_process_group("nccl", device_id=device)
-        else:
-            dist.init_process_group("gloo")
-        end_job_on_error(dist.get_rank(), lambda: os._exit(1))
-        return cls(dist.group.WORLD, list(range(dist.get_world_size())), device)
-
-    def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
-        leaving = tensor_of(buffer).to(self.device)
-        return Transfer([self.dist.isend(leaving, self.members[to], self.process_group, tag)])
-
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        into = tensor_of(buffer)
-        arriving = into.to(self.device)  # the same tensor, if it is there already
-        request = self.dist.irecv(arriving, self.members[source], self.process_group, tag)
-        return Transfer([request], arriving, into)
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Any:
+        arriving = tensor_of(buffer)
+        return self.dist.irecv(arriving, self.members[source], self.process_group, tag)
 
     def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None:
         # One batch: NCCL starts a send and a receive together only if it is told to.
-        leaving, target = tensor_of(out).to(self.device), tensor_of(into)
-        arriving, dist, group = target.to(self.device), self.dist, self.process_group
-        send = dist.P2POp(dist.isend, leaving, self.members[to], group, tag)
-        receive = dist.P2POp(dist.irecv, arriving, self.members[source], group, tag)
-        Transfer(dist.batch_isend_irecv([send, receive]), arriving, target).wait()
+        dist, group = self.dist, self.process_group
+        right = self.members[to]
+        left = self.members[source]
+        send = dist.P2POp(dist.isend, tensor_of(out), right, group, tag)
+        receive = dist.P2POp(dist.irecv, tensor_of(into), left, group, tag)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
 
     def group(self, members: list[int]) -> TorchTransport:
         ranks = [self.members[member] for member in members]
@@ -141,22 +120,9 @@ class TorchTransport:
         made = self.dist.new_group(ranks, use_local_synchronization=True)
         return TorchTransport(made, ranks, self.device)
 
-    clock = staticmethod(time.perf_counter)
 
-    def advance(self, seconds: float) -> None:
-        pass
+def tensor_of(buffer: Buffer) -> torch.Tensor:
+    """View a buffer as a tensor of its bytes."""
+    import torch
 
-
-@dataclass
-class Transfer:
-    """Requests of torch; what has arrived is then copied from the GPU to the buffer."""
-
-    requests: list[Any]
-    arriving: torch.Tensor | None = None
-    into: torch.Tensor | None = None
-
-    def wait(self) -> None:
-        for request in self.requests:
-            request.wait()
-        if self.into is not None and self.arriving is not None and self.arriving is not self.into:
-            self.into.copy_(self.arriving)
+    return torch.as_tensor(bytes_of(buffer))

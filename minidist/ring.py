@@ -6,10 +6,10 @@
     rank 2 sends to rank 0        c1 (own)               c0 (of ranks 1, 2)
     then rank r adds its own part to c_r, which is complete.
 
-An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two
-sends (P - 1)/P n bytes in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each
-of the P - 1 chunks that other ranks own. All links carry equally much. Small buffers are slow:
-2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+An all-reduce is a reduce-scatter and an all-gather. For n bytes each of the two sends (P - 1)/P n
+bytes from each rank, in P - 1 messages. No algorithm sends fewer: a rank has data for each of the
+P - 1 chunks that others own. But 2(P - 1) latencies are slow for small buffers.
+(Patarasuk & Yuan 2009, section 3.)
 """
 
 from collections.abc import Callable, Sequence
@@ -18,22 +18,24 @@ from typing import Any, TypeAlias
 from minidist.comm import Communicator, empty_like
 
 Chunk: TypeAlias = Any  # a flat array or tensor, often a view
-Reduce: TypeAlias = Callable[[Chunk, Chunk], object]
-"""Adds its second argument to its first, in place; or keeps the larger of the two, and so on."""
+Reduce: TypeAlias = Callable[[Chunk, Chunk], object]  # adds its second argument to its first
 
 
 def ring_all_reduce(chunks: Sequence[Chunk], comm: Communicator, reduce: Reduce) -> None:
     """Leave the sum over all ranks in every chunk of every rank."""
-    chunks[comm.rank][:] = ring_reduce_scatter(chunks, comm, reduce)
+    own = ring_reduce_scatter(chunks, comm, reduce)
+    chunks[comm.rank][:] = own
     ring_all_gather(chunks, comm)
 
 
 def ring_reduce_scatter(chunks: Sequence[Chunk], comm: Communicator, reduce: Reduce) -> Chunk:
     """Return the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right = (comm.rank + 1) % comm.size
+    left = (comm.rank - 1) % comm.size
     leaving = chunks[left]  # this rank's own part only
     for step in range(1, comm.size):
-        own = chunks[(comm.rank - step - 1) % comm.size]
+        number = comm.rank - step - 1  # Below 0 it counts from the end, as in a ring.
+        own = chunks[number]
         arriving = empty_like(own)
         comm.exchange(leaving, right, arriving, left)
         reduce(arriving, own)
@@ -43,8 +45,9 @@ def ring_reduce_scatter(chunks: Sequence[Chunk], comm: Communicator, reduce: Red
 
 def ring_all_gather(chunks: Sequence[Chunk], comm: Communicator) -> None:
     """Fill in every chunk from its owner: rank r owns chunk r."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right = (comm.rank + 1) % comm.size
+    left = (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
-        leaving = chunks[(comm.rank - step) % comm.size]  # complete: its own, or the last to come
-        arriving = chunks[(comm.rank - step - 1) % comm.size]  # not complete yet
+        leaving = chunks[comm.rank - step]  # complete: its own, or the last to come
+        arriving = chunks[comm.rank - step - 1]  # not complete yet
         comm.exchange(leaving, right, arriving, left)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minidist import collectives as C
-from minidist.comm import Communicator
+from minidist.comm import Communicator, copy, empty_like
 from minidist.threads import run
 
 ALGORITHMS = ("ring", "recursive", "tree", "naive")
@@ -30,22 +30,22 @@ def test_values_and_bits(ranks: int, elements: int, tensor: bool) -> None:
         chunks = np.array_split(wanted["sum"], ranks)
         for algorithm in ALGORITHMS:
             for op in ("sum", "mean", "max", "min"):
-                buffer = C.copy(own)
+                buffer = copy(own)
                 C.all_reduce(buffer, comm, op, algorithm)
                 np.testing.assert_allclose(np.asarray(buffer), wanted[op])
                 ends.append(np.asarray(buffer).tobytes())
         for algorithm in ("ring", "recursive"):
             shard = C.reduce_scatter(own, comm, "sum", algorithm)
             np.testing.assert_allclose(np.asarray(shard), chunks[comm.rank])
-        whole = C.all_gather(shard, comm, out=C.empty(elements, like=own))
+        whole = C.all_gather(shard, comm, out=empty_like(own, elements))
         np.testing.assert_allclose(np.asarray(whole), wanted["sum"])
         for root in range(ranks):
-            buffer = C.copy(own)
+            buffer = copy(own)
             C.broadcast(buffer, comm, root)
             assert np.array_equal(np.asarray(buffer), everyones[root])
-            C.reduce(total := C.copy(own), comm, root)
-            found = C.gather(shard, comm, root, out=C.empty(elements, like=own))
-            C.scatter(place := C.copy(shard), comm, root, buffer=own)
+            C.reduce(total := copy(own), comm, root)
+            found = C.gather(shard, comm, root, out=empty_like(own, elements))
+            C.scatter(place := copy(shard), comm, root, buffer=own)
             assert np.array_equal(place, np.array_split(everyones[root], ranks)[comm.rank])
             assert (found is None) == (comm.rank != root)
             if comm.rank == root:
@@ -69,6 +69,29 @@ def test_all_to_all_of_uneven_parts(ranks: int) -> None:
         assert np.array_equal(found, np.concatenate(wanted))
 
     run(program, ranks)
+
+
+def test_all_to_all_of_a_length_that_ranks_do_not_divide() -> None:
+    def program(comm: Communicator) -> list[int]:
+        found: list[int] = C.all_to_all(10 * comm.rank + np.arange(5), comm).tolist()
+        return found
+
+    assert run(program, 3) == [[0, 1, 10, 11, 20, 21], [2, 3, 12, 13, 22, 23], [4, 14, 24]]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm: C.all_reduce(np.zeros((4, 4))[:, 0], comm), "not contiguous"),
+        (lambda comm: C.all_reduce(torch.zeros(4, 4).T[:2], comm), "not contiguous"),
+        (lambda comm: C.all_reduce(np.zeros(4), comm, algorithm="rings"), "use ring"),
+        (lambda comm: C.reduce_scatter(np.zeros(4), comm, algorithm="tree"), "use ring"),
+        (lambda comm: C.all_reduce(np.zeros(4), comm, "product"), "use sum"),
+    ],
+)
+def test_a_wrong_call_is_named(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(call, 2)
 
 
 def test_bytes_and_messages_are_those_of_the_table() -> None:

@@ -52,6 +52,50 @@ def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
         run(program, 3)
 
 
+def test_a_deadlock_of_streams_is_proved_while_their_ranks_wait_for_them() -> None:
+    def program(comm: Communicator) -> None:
+        stream = Stream(comm)
+        stream.launch(stream.comm.barrier)  # This one ends.
+        stream.launch(stream.comm.recv, np.zeros(1), 1 - comm.rank)
+        stream.wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        run(program, 2)
+    text = str(caught.value)
+    assert "rank 0 waits: end of a job on its stream at test_ranks.py:" in text
+    assert "rank 1 waits: receive from rank 0 (tag 0, 8 bytes)" in text
+    assert "0 -> 1 -> 0" in text
+
+
+def test_streams_that_go_on_are_no_deadlock() -> None:
+    def program(comm: Communicator) -> float:
+        streams, total = [Stream(comm), Stream(comm)], np.ones(3)
+        for step in range(50):
+            for stream in streams:
+                other = np.ones(3)
+                chunks = np.array_split(other, comm.size)
+                stream.launch(ring_all_reduce, chunks, stream.comm, operator.iadd)
+            if step % 7 == comm.rank:
+                streams[0].wait()
+            ring_all_reduce(np.array_split(total, comm.size), comm, operator.iadd)
+            total /= comm.size
+        for stream in streams:
+            stream.wait()
+        return float(total.sum() + other.sum())
+
+    assert run(program, 3) == [3 + 9] * 3
+
+
+def test_an_error_on_a_stream_is_raised_by_wait_and_ends_all() -> None:
+    def program(comm: Communicator) -> None:
+        stream = Stream(comm)
+        stream.launch(stream.comm.send, np.zeros(1), comm.rank)  # to itself
+        stream.wait()
+
+    with pytest.raises(ValueError, match="use another rank"):
+        run(program, 2)
+
+
 def test_a_send_waits_for_its_receive_unless_it_is_small_enough() -> None:
     def both_send_first(comm: Communicator) -> float:
         other, into = 1 - comm.rank, np.zeros(1)
@@ -119,6 +163,17 @@ def test_a_ring_takes_the_time_of_the_formula(ranks: int) -> None:
     times = run(program, ranks, cluster=Cluster.equal(bandwidth, latency))
     formula = 2 * (ranks - 1) * (latency + 4 * elements / (ranks * bandwidth))
     assert times == pytest.approx([formula] * ranks, rel=1e-12)
+
+
+def test_a_group_of_all_ranks_has_the_same_clock() -> None:
+    def program(comm: Communicator) -> float:
+        group = comm.split(0)
+        before = comm.clock()
+        group.exchange(np.zeros(1000), 1 - comm.rank, np.zeros(1000), 1 - comm.rank)
+        return comm.clock() - before
+
+    times = run(program, 2, cluster=Cluster.equal(bandwidth=1e9, latency=1e-6))
+    assert times == pytest.approx([9e-6] * 2)
 
 
 def test_a_stream_hides_messages_behind_computing() -> None:
