@@ -48,19 +48,18 @@ class Layout:
 
 
 def parameters(config: GPTConfig) -> int:
-    """Return N."""
-    head = 0 if config.tied else config.vocabulary * config.hidden
-    outside = config.vocabulary * config.hidden + head + config.hidden
-    return config.layers * (matrices(config) + 2 * config.hidden) + outside
+    """Return N: embedding, head unless it is tied, the layers, and a norm after them."""
+    words = config.vocabulary * config.hidden
+    tables = words if config.tied else 2 * words
+    layer = matrices(config) + 2 * config.hidden
+    return config.layers * layer + tables + config.hidden
 
 
 def matrices(config: GPTConfig) -> int:
     """Return the parameters of a layer's matrices."""
-    attention = 2 * config.hidden * (config.heads + config.key_value_heads) * config.head_dim
+    heads = config.heads + config.key_value_heads
+    attention = 2 * config.hidden * heads * config.head_dim
     return attention + 3 * config.hidden * config.intermediate
-
-
-# ---------------------------------------------------------------- bytes held
 
 
 def bytes_held(config: GPTConfig, layout: Layout) -> dict[str, float]:
@@ -73,73 +72,71 @@ def bytes_held(config: GPTConfig, layout: Layout) -> dict[str, float]:
     n = parameters(config) / (layout.tp * layout.pp)
     ranks = layout.dp * layout.cp
     one = layout.sequences * config.sequence / layout.cp * config.hidden  # numbers of a tensor
-    needed = one * (34 / layout.tp if layout.sp else 10 + 24 / layout.tp)
-    saved = 2 * one / (layout.tp if layout.sp else 1) if layout.recompute else needed
+    layer = one * (34 / layout.tp if layout.sp else 10 + 24 / layout.tp)
+    kept = layer
+    if layout.recompute:
+        kept = 2 * one / (layout.tp if layout.sp else 1)
     in_flight = min(layout.pp, layout.microbatches)
+    layers = config.layers / layout.pp
     return {
         "parameters": 2 * n / (ranks if layout.zero >= 3 else 1),
         "gradients": 2 * n / (ranks if layout.zero >= 2 else 1),
         "optimizer": 12 * n / (ranks if layout.zero >= 1 else 1),
-        "activations": in_flight * config.layers / layout.pp * saved + needed - saved,
+        "activations": in_flight * layers * kept + layer - kept,
     }
 
 
-# ---------------------------------------------------------------- bytes sent
-
-
 def bytes_sent(config: GPTConfig, layout: Layout, itemsize: int) -> dict[str, float]:
-    """Return what a rank sends along each axis in a step, in the mean over all ranks.
+    """Return what a rank sends along each axis in a step, in the mean: what `train` counts, exactly.
 
-    `itemsize` are the bytes of a number; sums in float32 or wider take their own. This is what
-    `train` counts, to the byte.
+    `itemsize` are the bytes of a number; sums in float32 or wider take their own.
     """
-    p, m, wide = layout.pp, layout.microbatches, max(4, itemsize)
+    tp, pp, cp = layout.tp, layout.pp, layout.cp
+    m, layers, wide = layout.microbatches, config.layers, max(4, itemsize)
     tokens = layout.sequences * config.sequence  # of a microbatch
-    x = tokens * config.hidden * itemsize  # bytes of an activation
-    # Attention and MLP of each layer, f and g, forward or backward; then embedding and head.
-    all_reduced = ((6 if layout.recompute else 4) * config.layers + 2) * x
-    all_reduced += 3 * tokens * wide  # the loss: the largest logit, the denominator, the target's
+    x = tokens * config.hidden * itemsize  # an activation
+    words = config.vocabulary * config.hidden / tp
+
+    # Tensor: f and g of attention and MLP, forward and backward; once for embedding, for the head.
+    regions = 6 if layout.recompute else 4
+    reduced = (regions * layers + 2) * x
+    reduced += 3 * tokens * wide  # the loss: the largest logit, the denominator, the target's
     if layout.sp:
-        all_reduced += (2 * config.layers + 1) * config.hidden * itemsize  # gradients of the norms
-    passed_on = 2 * m * (p - 1) * x / (layout.tp if layout.sp else 1)
-    if config.tied and p > 1:
-        passed_on += 2 * config.vocabulary * config.hidden / layout.tp * itemsize
+        reduced += (2 * layers + 1) * config.hidden * itemsize  # gradients of the norms
+
+    # Pipeline: an output and a gradient for each microbatch.
+    passed_on = 2 * m * (pp - 1) * x / (tp if layout.sp else 1)
+    if config.tied and pp > 1:
+        passed_on += 2 * words * itemsize
+
+    # Context: keys and values go round in forward and in backward, and gradients all the way home.
+    rounds = 3 if layout.recompute else 2
+    hops = rounds * (cp - 1) * itemsize
+    if cp > 1:
+        hops += cp * wide
+    block = 2 * tokens / cp * config.key_value_heads * config.head_dim
+
+    # Data: with ZeRO-2 and 3 each microbatch is reduced. ZeRO-3 gathers the layers for forward and
+    # for backward, all else once.
+    inside = layers * (matrices(config) / tp + 2 * config.hidden)
+    tables = words if config.tied and pp == 1 else 2 * words
+    outside = tables + config.hidden
+    numbers = 2 * (inside + outside) / pp
+    if layout.zero == 2:
+        numbers = (m + 1) * (inside + outside)
+    elif layout.zero == 3:
+        numbers = m * (3 * inside + 2 * outside)
     return {
-        "dp": _data(config, layout) * itemsize,
-        "tp": ring(layout.tp) * m * all_reduced / p,
-        "pp": passed_on / p,
-        "cp": _context(config, layout, itemsize, wide),
+        "dp": ring(layout.dp * cp) / 2 * numbers * itemsize,
+        "tp": ring(tp) * m * reduced / pp,
+        "pp": passed_on / pp,
+        "cp": layers * m * block * hops,
     }
 
 
 def ring(ranks: int) -> float:
     """Return how many times its bytes a rank sends in a ring all-reduce: 2 (P - 1)/P."""
     return 2 * (ranks - 1) / ranks
-
-
-def _data(config: GPTConfig, layout: Layout) -> float:
-    """Return the numbers that a rank sends for gradients and parameters."""
-    copies = 2 if layout.pp > 1 or not config.tied else 1  # of a matrix of the vocabulary
-    inside = config.layers * (matrices(config) / layout.tp + 2 * config.hidden)
-    outside = copies * config.vocabulary * config.hidden / layout.tp + config.hidden
-    half, m = ring(layout.dp * layout.cp) / 2, layout.microbatches
-    if layout.zero <= 1:
-        return 2 * half * (inside + outside) / layout.pp
-    if layout.zero == 2:
-        return half * (m + 1) * (inside + outside)  # each microbatch is reduced
-    # The layers are gathered for forward and for backward, all else once; both are reduced.
-    return half * m * (3 * inside + 2 * outside)
-
-
-def _context(config: GPTConfig, layout: Layout, itemsize: int, wide: int) -> float:
-    """Return the bytes of keys and values that go round: forward, and backward with gradients."""
-    c, width = layout.cp, config.key_value_heads * config.head_dim
-    block = 2 * layout.sequences * config.sequence / c * width
-    rounds = (3 if layout.recompute else 2) * (c - 1) * itemsize + (c * wide if c > 1 else 0)
-    return config.layers * layout.microbatches * block * rounds
-
-
-# ---------------------------------------------------------------- seconds, money
 
 
 def step_seconds(
@@ -159,7 +156,8 @@ def step_seconds(
     sent = bytes_sent(config, layout, 2)
     seconds = {"computing": m * once, "recomputing": m * again, "tensor": sent["tp"] / inside}
     seconds["bubble"] = (layout.pp - 1) / m * sum(seconds.values())
-    seconds["data"] = max(0.0, sent["dp"] / across - 2 / 3 * once - again)
+    backward = 2 / 3 * once + again
+    seconds["data"] = max(0.0, sent["dp"] / across - backward)
     return seconds
 
 

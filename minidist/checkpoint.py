@@ -1,12 +1,11 @@
 """A sharded checkpoint: saved by some ranks, loaded by any number of others, on any layout.
 
-    rank 0   make .unfinished-00000100 ─┬─ write, flush its pieces ─┬─ index and state, flush, rename to step-00000100
+    rank 0   make .unfinished-00000100 ─┬─ write, flush its pieces ─┬─ state, flush, rename to step-00000100
     rank 1                              └─ write, flush its pieces ─┘
 
 A rename is one atomic act of the file system, so a kill at any moment leaves what was there before,
-or that and the new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on
-the disk before the name is: without that, a name may outlive a power failure and what it names may
-not.
+or that and the new checkpoint, never half of one. All is flushed (`fsync`) before the rename:
+otherwise a name may outlive a power failure, and what it names may not.
 
 A *piece* is what a rank holds of a tensor: some elements of a block of it, flattened.
 
@@ -18,8 +17,8 @@ A *piece* is what a rank holds of a tensor: some elements of a block of it, flat
       a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
       b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
 
-Cost: each rank writes what it alone holds, once; nothing is sent but the index. A rank that loads
-puts each tensor together from its pieces, and takes its own part of it.
+Cost: each piece is written once, by the first rank that holds it; only names are sent. A rank that
+loads puts each tensor together from its pieces, and takes its own part of it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,27 +40,37 @@ from minidist.tensor import Block
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `stop` - 1 of a block of the tensor `name`, flattened, held in `tensor`."""
+    """Elements from `start` on of a block of the tensor `name`, flattened, held in `tensor`."""
 
     name: str
     block: Block
     start: int
-    stop: int
     tensor: Tensor
 
 
-def put(values: Tensor, block: Block, start: int, whole: Tensor) -> None:
-    """Write elements of a block, flat, from `start` on, to their places in the whole tensor."""
-    part = whole.narrow(block.dim, block.first, block.last - block.first)
-    flat = part.flatten()
-    flat[start : start + len(values)] = values
-    part.copy_(flat.view(part.shape))
+def places_of(piece: Piece) -> Tensor:
+    """Return where the elements of a piece are in the whole tensor, flattened."""
+    shape, dim, first, last = piece.block
+    numbered = torch.arange(prod(shape)).view(shape)
+    block = numbered.narrow(dim, first, last - first).flatten()
+    return block[piece.start : piece.start + len(piece.tensor)]
 
 
-def take(block: Block, start: int, stop: int, whole: Tensor) -> Tensor:
-    """Return elements of a block of the whole tensor: flat [stop - start]."""
-    part = whole.narrow(block.dim, block.first, block.last - block.first)
-    return part.flatten()[start:stop]
+def assemble(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """Put whole tensors together from their pieces."""
+    whole: dict[str, Tensor] = {}
+    for piece in pieces:
+        empty = piece.tensor.new_empty(piece.block.shape)
+        flat = whole.setdefault(piece.name, empty).view(-1)
+        flat[places_of(piece)] = piece.tensor
+    return whole
+
+
+def without_copies(pieces: Sequence[Piece], comm: Communicator) -> list[Piece]:
+    """Return the pieces that no rank before this one holds, too. Collective."""
+    held = [(name, block, start, len(tensor)) for name, block, start, tensor in pieces]
+    before = set().union(*all_gather_object(held, comm)[: comm.rank])
+    return [piece for piece, place in zip(pieces, held, strict=True) if place not in before]
 
 
 def save(
@@ -68,36 +78,28 @@ def save(
 ) -> Path:
     """Save what the ranks hold, and `state`, which must fit into JSON; return the folder.
 
-    Collective. Together, the pieces of all ranks must be each element of each tensor exactly once.
-
-    Raises
-    ------
-    FileExistsError
-        On every rank, if there is a checkpoint of this step: it is never overwritten.
+    Collective. Raises FileExistsError if there is a checkpoint of this step.
     """
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
-    if all_gather_object(final.exists(), comm)[0]:
-        raise FileExistsError(f"{final} is there already: save to another folder")
     if comm.rank == 0:
+        if final.exists():
+            raise FileExistsError(f"{final} is there already: save to another folder")
         for remains in folder.glob(".unfinished*"):  # left by runs that were killed
             shutil.rmtree(remains)
         unfinished.mkdir(parents=True)
     comm.barrier()  # Now there is a folder to write to.
-    file = f"rank-{comm.rank:04d}.pt"
-    torch.save([piece.tensor.detach().flatten().clone() for piece in pieces], unfinished / file)
-    flush(unfinished / file)
-    entries = [
-        (name, *block, start, stop, file, place, str(tensor.dtype))
-        for place, (name, block, start, stop, tensor) in enumerate(pieces)
+    own = [
+        (name, tuple(block), start, tensor.clone())  # else torch would write all that it views
+        for name, block, start, tensor in without_copies(pieces, comm)
     ]
-    everyones = all_gather_object(entries, comm)  # Now all files are on the disk.
+    file = unfinished / f"rank-{comm.rank:04d}.pt"
+    torch.save(own, file)
+    flush(file)
+    comm.barrier()  # Now all pieces are on the disk.
     if comm.rank == 0:
-        index: dict[str, list[Any]] = {}
-        for name, *entry in (entry for of_rank in everyones for entry in of_rank):
-            index.setdefault(name, []).append(entry)
-        for name, content in (("index.json", index), ("state.json", {"step": step, **state})):
-            (unfinished / name).write_text(json.dumps(content))
-            flush(unfinished / name)
+        file = unfinished / "state.json"
+        file.write_text(json.dumps({"step": step, **state}))
+        flush(file)
         flush(unfinished)
         unfinished.rename(final)
         flush(folder)
@@ -105,37 +107,28 @@ def save(
     return final
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the checkpoint of the latest step in a folder, or None."""
-    return max(folder.glob("step-*"), default=None)
+def newest(folder: Path) -> Path:
+    """Return the checkpoint of the latest step in a folder."""
+    if not (found := list(folder.glob("step-*"))):
+        raise FileNotFoundError(f"there is no step-* in {folder}: nothing was saved there")
+    return max(found)
 
 
 def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
-    """Fill the wanted pieces in place, whichever ranks saved them; return the state. Sends nothing.
-
-    Raises
-    ------
-    KeyError
-        If the checkpoint does not have a tensor.
-    """
-    index = json.loads((path / "index.json").read_text())
-    files: dict[str, list[Tensor]] = {}
-    for name, block, start, stop, tensor in wanted:
-        if name not in index:
-            raise KeyError(f"{path} has no {name}: it was saved by another model or optimizer")
-        whole = torch.empty(block.shape, dtype=tensor.dtype)
-        for shape, dim, first, last, begin, _, file, place, _ in index[name]:
-            if tuple(shape) != block.shape:
-                raise ValueError(f"{name} is {shape} in {path}, and {list(block.shape)} here")
-            if file not in files:
-                files[file] = torch.load(path / file, mmap=True, weights_only=True)
-            put(
-                files[file][place].to(tensor.dtype),
-                Block(block.shape, dim, first, last),
-                begin,
-                whole,
-            )
-        tensor.detach().view(-1).copy_(take(block, start, stop, whole))
+    """Fill the wanted pieces in place, whichever ranks saved them; return the state. Sends nothing."""
+    saved = []
+    for file in path.glob("rank-*.pt"):
+        # Mapped into memory: only what is read below comes from the disk.
+        for name, block, start, tensor in torch.load(file, mmap=True, weights_only=True):
+            saved.append(Piece(name, Block(*block), start, tensor))
+    for piece in wanted:
+        found = assemble(each for each in saved if each.name == piece.name)
+        if not found:
+            raise KeyError(f"{path} has no {piece.name}: it was saved by another model")
+        whole, shape = found[piece.name], piece.block.shape
+        if whole.shape != shape:
+            raise ValueError(f"{piece.name} is {[*whole.shape]} in {path}, and {[*shape]} here")
+        piece.tensor.copy_(whole.view(-1)[places_of(piece)])
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
     return state
 
@@ -144,8 +137,6 @@ def flush(path: Path) -> None:
     """Wait until the disk holds what was written: a rename must not overtake the data it names."""
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no folder; its file system writes renames to a journal.
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

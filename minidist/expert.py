@@ -11,9 +11,8 @@ How many rows come from whom depends on what the routers chose, so each rank fir
 its counts: E integers, in an all-to-all of their own.
 
 Cost: M rows of D channels that are shared out evenly among P ranks send (P - 1)/P M D numbers each
-way, in P - 1 messages; backward does the same. With k experts a token, that is 2 k (P - 1)/P as
-much as the tokens themselves in forward. (Lepikhin et al. 2020, GShard, section 3.2; Fedus et al.
-2021.)
+way, in P - 1 messages; backward does the same. (Lepikhin et al. 2020, GShard, section 3.2; Fedus et
+al. 2021.)
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from minidist import collectives
+from minidist.collectives import all_to_all
 from minidist.comm import Communicator
 from minidist.moe import route
 from minidist.tensor import adjoint
@@ -40,12 +39,15 @@ def mixture_across(
     and so is its backward.
     """
     choice, weights = route(x, router, k)  # [N, K]
-    order = choice.flatten().argsort(stable=True)  # places of `choice`, by expert
-    counts = choice.flatten().bincount(minlength=len(router))
-    rows = x[order // k]  # [N K, D]: each token once for each of its experts
+    chosen = choice.flatten()
+    order = chosen.argsort(stable=True)  # places of `chosen`, by expert
+    counts = chosen.bincount(minlength=len(router))
+    token = order // k
+    rows = x[token]  # [N K, D]: each token once for each of its experts
     made = dispatch(rows, counts, experts, comm)
-    weighted = weights.flatten()[order, None] * made
-    return torch.zeros_like(x).index_add(0, order // k, weighted)
+    weight = weights.flatten()[order]
+    weighted = weight.unsqueeze(-1) * made
+    return torch.zeros_like(x).index_add(0, token, weighted)
 
 
 def dispatch(rows: Tensor, counts: Tensor, experts: Sequence[Expert], comm: Communicator) -> Tensor:
@@ -53,28 +55,30 @@ def dispatch(rows: Tensor, counts: Tensor, experts: Sequence[Expert], comm: Comm
 
     `counts` [E] says how many rows each expert is given; this rank has `experts`, of E/P each.
     """
-    each = len(experts)
-    leaving = counts.view(comm.size, each).sum(1).tolist()  # rows for each rank
-    by_sender = collectives.all_to_all(counts, comm).view(comm.size, each)
-    arriving = by_sender.sum(1).tolist()
+    leaving = counts.view(comm.size, -1)  # by rank, and of each by expert
+    arriving = all_to_all(counts, comm).view(comm.size, -1)  # by sender, and of each by expert
     received = travel(rows, leaving, arriving, comm)
-    parts = torch.split(received, by_sender.flatten().tolist())  # by sender, and of each by expert
-    made = torch.cat([experts[place % each](part) for place, part in enumerate(parts)])
-    return travel(made, arriving, leaving, comm)
+    parts = torch.split(received, arriving.flatten().tolist())
+    made = []
+    for place, part in enumerate(parts):
+        expert = experts[place % len(experts)]
+        made.append(expert(part))
+    return travel(torch.cat(made), arriving, leaving, comm)
 
 
-def travel(rows: Tensor, leaving: list[int], arriving: list[int], comm: Communicator) -> Tensor:
-    """Send some rows to each rank; backward sends their gradients back."""
-
-    def all_to_all(x: Tensor, out: list[int], into: list[int]) -> Tensor:
-        width = x.shape[1]
-        flat = collectives.all_to_all(
-            x.contiguous(), comm, [n * width for n in out], [n * width for n in into]
-        )
-        return flat.view(-1, width)  # type: ignore[no-any-return]
-
+def travel(rows: Tensor, leaving: Tensor, arriving: Tensor, comm: Communicator) -> Tensor:
+    """Send each rank its rows, and return those that arrive; backward sends gradients back."""
     return adjoint(
         rows,
-        lambda x: all_to_all(x, leaving, arriving),
-        lambda gradient: all_to_all(gradient, arriving, leaving),
+        lambda x: moved(x, leaving, arriving, comm),
+        lambda gradient: moved(gradient, arriving, leaving, comm),
     )
+
+
+def moved(rows: Tensor, leaving: Tensor, arriving: Tensor, comm: Communicator) -> Tensor:
+    """Exchange rows, of which `leaving` and `arriving` [P, E/P] are the numbers."""
+    width = rows.shape[1]
+    out = leaving.sum(1) * width
+    into = arriving.sum(1) * width
+    flat: Tensor = all_to_all(rows.contiguous(), comm, out.tolist(), into.tolist())
+    return flat.view(-1, width)

@@ -5,14 +5,14 @@
     rank 2          F0 F1    B0 F2 B1 F3 B2    B3
     rank 3             F0 B0 F1 B1 F2 B2 F3 B3
 
-Rank r has stage r of P. GPipe runs all forwards, then all backwards, and so holds the activations
-of all m microbatches. 1F1B begins with one forward for each rank behind this one; then a backward
-follows each forward, so a rank never holds more than P - r microbatches. Both leave a rank idle for
-(P - 1)/m of the time that it computes, the *bubble*. Cost: between two neighbours 2 messages for
-each microbatch, an output and a gradient.
+GPipe runs all forwards, then all backwards, and so holds the activations of all m microbatches.
+1F1B begins with one forward for each rank behind this one; then a backward follows each forward, so
+rank r of P never holds more than P - r. Both leave a rank idle for (P - 1)/m of the time that it
+computes, the *bubble*. Cost: between two neighbours 2 messages for each microbatch, an output and a
+gradient.
 
-This page has 1F1B by hand, as one rank does it; then schedules as data, which can be checked and
-drawn before anything runs, and one loop that runs them all. (Huang et al. 2019, "GPipe"; Narayanan
+This page has 1F1B by hand, then schedules as data, which can be checked and drawn before anything
+runs, and one loop that runs them all. (Huang et al. 2019, "GPipe"; Narayanan
 et al. 2019, "PipeDream", section 3.2; with a flush after each step: Narayanan et al. 2021.)
 """
 
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,195 +31,180 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator, Request
 from minidist.model import GPT, rotary_table
 
+Forward: TypeAlias = Callable[[Tensor, int], Tensor]
+"""Maps a microbatch's input and number to the next rank's input; on the last rank, to the loss."""
+
 # ---------------------------------------------------------------- the idea: 1F1B by hand
 
 
 def one_forward_one_backward(
-    stage: Callable[[Tensor], Tensor],
-    comm: Communicator,
-    inputs: Sequence[Tensor],
-    targets: Sequence[Any],
-    loss: Callable[[Tensor, Any], Tensor],
-    carried: Callable[[], Tensor],
-) -> float:
-    """Take one step; return the sum of the microbatches' losses on the last rank, else 0.
+    forward: Forward, inputs: Sequence[Tensor], like: Tensor, comm: Communicator
+) -> None:
+    """Add the gradients of all microbatches to `parameter.grad`. Collective.
 
-    Collective. Gradients are added to `parameter.grad`. Only the first rank reads `inputs`, only
-    the last one `targets`. `carried()` is an empty tensor of what goes from rank to rank.
+    Only the first rank reads `inputs`, one for each microbatch. What goes from rank to rank has the
+    shape and dtype of `like`.
 
-    Every send waits for its receive. Two neighbours may have something for each other at the same
-    time, one an output, the other a gradient. If both sent first, both would wait for ever:
-    therefore they exchange.
+    A send waits for its receive. Two neighbours may have something for each other at the same time,
+    one an output, the other a gradient. If both sent first, both would wait for ever: therefore
+    they exchange.
     """
-    count, first, last = len(inputs), comm.rank == 0, comm.rank == comm.size - 1
+    first, last = comm.rank == 0, comm.rank == comm.size - 1
     before, after = comm.rank - 1, comm.rank + 1
-    held: deque[tuple[Tensor, Tensor]] = deque()  # what waits for its backward
-    total = 0.0
+    count = len(inputs)
+    held: deque[tuple[Tensor, Tensor]] = deque()  # input and output until backward
 
-    def forward(microbatch: int, x: Tensor) -> Tensor:
-        nonlocal total
-        y = stage(x)
-        if last:
-            y = loss(y, targets[microbatch])
-            total += float(y.detach())
+    def run_forward(microbatch: int, x: Tensor) -> Tensor:
+        y = forward(x, microbatch)
         held.append((x, y))
-        return y.detach()
+        return y.detach().contiguous()
 
-    def backward(gradient: Tensor) -> Tensor:
+    def run_backward(gradient: Tensor | None) -> Tensor:
         x, y = held.popleft()
-        torch.autograd.backward(y, None if last else gradient)
+        torch.autograd.backward(y, gradient)
         return x if x.grad is None else x.grad  # tokens have none, and the first rank sends none
 
-    def receive(peer: int) -> Tensor:
-        room = carried()
-        comm.recv(room, peer)
-        return room
-
     def exchange(leaving: Tensor, peer: int) -> Tensor:
-        room = carried()
-        comm.exchange(leaving, peer, room, peer)
-        return room
+        arriving = torch.empty_like(like)
+        comm.exchange(leaving, peer, arriving, peer)
+        return arriving
 
-    def start(microbatch: int) -> Tensor:
-        return inputs[microbatch] if first else receive(before).requires_grad_()
+    def first_input(microbatch: int) -> Tensor:
+        return inputs[microbatch] if first else receive(like, comm, before).requires_grad_()
 
+    # Warm-up: the ranks behind need something to begin with.
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
-        y = forward(microbatch, start(microbatch))
-        comm.send(y, after)
-    x = start(warm_up) if warm_up < count else torch.empty(0)
+        comm.send(run_forward(microbatch, first_input(microbatch)), after)
+
+    # Steady state: one forward, one backward. Each message meets one that goes the other way.
+    if warm_up < count:
+        x = first_input(warm_up)
     for microbatch in range(warm_up, count):
-        y = forward(microbatch, x)
-        gradient = backward(y if last else exchange(y, after))
-        if microbatch + 1 == count:
-            if not first:
-                comm.send(gradient, before)
-        else:
+        y = run_forward(microbatch, x)
+        gradient = run_backward(None if last else exchange(y, after))
+        if microbatch + 1 < count:
             x = inputs[microbatch + 1] if first else exchange(gradient, before).requires_grad_()
+        elif not first:
+            comm.send(gradient, before)
+
+    # Cool-down: as many backwards are left as there were forwards in the warm-up.
     for _ in range(warm_up):
-        gradient = backward(receive(after))
+        gradient = run_backward(receive(like, comm, after))
         if not first:
             comm.send(gradient, before)
-    return total
+
+
+def receive(like: Tensor, comm: Communicator, peer: int) -> Tensor:
+    """Return what a neighbour sends, a tensor like `like`."""
+    arriving = torch.empty_like(like)
+    comm.recv(arriving, peer)
+    return arriving
 
 
 # ---------------------------------------------------------------- schedules as data
 
 
 class Action(NamedTuple):
-    """A forward ("F") or a backward ("B") of a microbatch."""
+    """A forward ("F") or a backward ("B") of a microbatch, drawn as F2."""
 
     kind: str
     microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}"
 
 
 Schedule: TypeAlias = list[list[Action]]
 """The actions of each rank, in order."""
 
-SECONDS = {"F": 1, "B": 2}  # of an action, in units of a forward
+TIME = {"F": 1, "B": 2}  # of an action, in units of a forward
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """All forwards, then all backwards."""
-    forwards = [Action("F", microbatch) for microbatch in range(microbatches)]
-    backwards = [Action("B", microbatch) for microbatch in range(microbatches)]
-    return [forwards + backwards for _ in range(ranks)]
+    """Return all forwards, then all backwards."""
+    actions = [Action(kind, microbatch) for kind in "FB" for microbatch in range(microbatches)]
+    return [actions] * ranks
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """A warm-up of one forward for each rank behind; then one backward after each forward."""
+    """Return a warm-up of one forward for each rank behind; then a backward after each forward."""
     schedule = []
     for rank in range(ranks):
         warm_up = min(ranks - 1 - rank, microbatches)
         actions = [Action("F", microbatch) for microbatch in range(warm_up)]
-        for microbatch in range(microbatches - warm_up):
-            actions += [Action("F", warm_up + microbatch), Action("B", microbatch)]
-        tail = range(microbatches - warm_up, microbatches)
-        schedule.append(actions + [Action("B", microbatch) for microbatch in tail])
+        for microbatch in range(microbatches):
+            if warm_up + microbatch < microbatches:
+                actions.append(Action("F", warm_up + microbatch))
+            actions.append(Action("B", microbatch))
+        schedule.append(actions)
     return schedule
 
 
 SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
-def check(schedule: Schedule) -> list[dict[Action, int]]:
-    """Return when each action begins, by rank, in units of a forward.
-
-    A forward needs the same microbatch's forward on the rank before; a backward needs its own
-    forward, and the backward on the rank behind.
-
-    Raises
-    ------
-    ValueError
-        If an action can never begin, or the ranks do not run the same actions.
-    """
-    if len({frozenset(actions) for actions in schedule}) > 1:
-        raise ValueError("all ranks must run the same microbatches, forward and backward")
-    begun: list[dict[Action, int]] = [{} for _ in schedule]
-    free = [0] * len(schedule)  # when each rank has finished what it has begun
-    waiting = {rank: deque(actions) for rank, actions in enumerate(schedule) if actions}
-    while waiting:
-        able = [
-            rank for rank in waiting if needs(schedule, rank, waiting[rank][0], begun) is not None
-        ]
+def check(schedule: Schedule) -> dict[tuple[int, Action], int]:
+    """Return when each rank's actions end, in units of a forward; raise if one can never begin."""
+    ranks = len(schedule)
+    (all_actions,) = gpipe(1, len(schedule[0]) // 2)
+    wanted = sorted(all_actions)
+    if any(sorted(actions) != wanted for actions in schedule):
+        raise ValueError("each rank must run every microbatch once, forward and backward")
+    left = [deque(actions) for actions in schedule]
+    ends: dict[tuple[int, Action], int] = {}
+    free = [0] * ranks  # when each rank has finished what it has begun
+    while any(left):
+        heads = {rank: actions[0] for rank, actions in enumerate(left) if actions}
+        able = [rank for rank in heads if needs(rank, heads[rank], ranks) <= ends.keys()]
         if not able:
-            stuck = [f"rank {rank} at {show(left[0])}" for rank, left in waiting.items()]
+            stuck = [f"rank {rank} at {action}" for rank, action in heads.items()]
             raise ValueError(f"the schedule cannot go on: {', '.join(stuck)}")
         for rank in able:
-            action = waiting[rank].popleft()
-            ready = needs(schedule, rank, action, begun) or 0
-            begun[rank][action] = max(free[rank], ready)
-            free[rank] = begun[rank][action] + SECONDS[action.kind]
-        waiting = {rank: left for rank, left in waiting.items() if left}
-    return begun
+            action = left[rank].popleft()
+            ready = [ends[needed] for needed in needs(rank, action, ranks)]
+            free[rank] = max([free[rank], *ready]) + TIME[action.kind]
+            ends[rank, action] = free[rank]
+    return ends
 
 
-def needs(
-    schedule: Schedule, rank: int, action: Action, begun: list[dict[Action, int]]
-) -> int | None:
-    """Return when all that an action needs is done; None if some of it has not even begun."""
-    forward = Action("F", action.microbatch)
-    wanted = [(rank - 1, forward)] if action.kind == "F" else [(rank, forward), (rank + 1, action)]
-    ready = 0
-    for where, what in wanted:
-        if 0 <= where < len(schedule):
-            if what not in begun[where]:
-                return None
-            ready = max(ready, begun[where][what] + SECONDS[what.kind])
-    return ready
-
-
-def show(action: Action) -> str:
-    """Return an action as it is drawn, such as F2."""
-    return f"{action.kind}{action.microbatch}"
+def needs(rank: int, action: Action, ranks: int) -> set[tuple[int, Action]]:
+    """Return the actions, each with its rank, whose results an action takes."""
+    if action.kind == "F":
+        needed = {(rank - 1, action)}
+    else:
+        forward = Action("F", action.microbatch)
+        needed = {(rank, forward), (rank + 1, action)}
+    return {(where, what) for where, what in needed if 0 <= where < ranks}
 
 
 def bubble(schedule: Schedule) -> float:
     """Return which share of the step a rank is idle, in the mean: (P - 1)/(m + P - 1) for 1F1B."""
-    begun = check(schedule)
-    end = max(start + SECONDS[action.kind] for rank in begun for action, start in rank.items())
-    busy = sum(SECONDS[action.kind] for rank in begun for action in rank)
-    return 1 - busy / (end * len(schedule))
+    step = max(check(schedule).values())
+    busy = sum(TIME[action.kind] for actions in schedule for action in actions)
+    return 1 - busy / (step * len(schedule))
 
 
 def in_flight(schedule: Schedule) -> list[int]:
     """Return for how many microbatches each rank holds activations at most."""
+    changes = {"F": 1, "B": -1}
     most = []
     for actions in schedule:
-        held = np.cumsum([1 if action.kind == "F" else -1 for action in actions])
-        most.append(int(held.max(initial=0)))
+        held = accumulate((changes[kind] for kind, _ in actions), initial=0)
+        most.append(max(held))
     return most
 
 
 def draw(schedule: Schedule) -> str:
     """Return a line for each rank, with three characters for a unit of time."""
     lines = []
-    for rank, begun in enumerate(check(schedule)):
-        line = f"rank {rank}    "
-        margin = len(line)
-        for action, start in begun.items():
-            line = line.ljust(margin + 3 * start) + show(action).ljust(3)
-        lines.append(line.rstrip())
+    ends = check(schedule)
+    for rank, actions in enumerate(schedule):
+        line = ""
+        for action in actions:
+            start = ends[rank, action] - TIME[action.kind]
+            line = line.ljust(3 * start) + str(action)
+        lines.append(f"rank {rank}    {line}")
     return "\n".join(lines)
 
 
@@ -226,7 +212,7 @@ def draw(schedule: Schedule) -> str:
 
 
 class Stage(nn.Module):
-    """The layers of a GPT that this rank has, under the names that they have in the whole model.
+    """The layers of a GPT that this rank has, named as in the whole model.
 
     The first rank has the embedding, too, and the last one the norm and the head.
     """
@@ -237,34 +223,33 @@ class Stage(nn.Module):
         self.first, self.last = comm.rank == 0, comm.rank == comm.size - 1
         own = np.array_split(range(model.config.layers), comm.size)[comm.rank].tolist()
         self.layers = nn.ModuleDict({str(index): model.layers[index] for index in own})
-        self.embedding = model.embedding if self.first else None
-        self.norm = model.norm if self.last else None
-        self.head = model.head if self.last else None
+        nothing = nn.Identity()
         # A tied matrix is on two ranks, the first and the last: they have to sum its gradients.
-        self.ends = comm.split(0 if self.first or self.last else 1)
-        self.ends.traffic = comm.traffic
+        has_words = self.first or (self.last and model.config.tied)
+        self.embedding: nn.Module = model.embedding if has_words else nothing
+        self.norm: nn.Module = model.norm if self.last else nothing
+        self.head: nn.Module = model.head if self.last else nothing
+        self.with_words = comm.split(int(has_words))
+        self.with_words.traffic = comm.traffic
 
     def forward(self, x: Tensor, first: int, time: int) -> Tensor:
         """Map tokens, or what the rank before returned, to the next rank's input, or to logits.
 
         `first` is the position of the first of `time` tokens.
         """
-        if self.embedding is not None:
+        if self.first:
             x = self.embedding(x)
         rotary = rotary_table(self.config, first, time, x)
         for layer in self.layers.values():
             x = layer(x, rotary)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+        output: Tensor = self.head(self.norm(x))
+        return output
 
     def sum_tied_gradients(self) -> None:
         """Give both copies of a tied matrix the gradient of both, after backward. Collective."""
-        if self.config.tied and self.comm.size > 1 and (self.first or self.last):
-            name = "embedding.weight" if self.first else "head.weight"
-            gradient = self.get_parameter(name).grad
-            assert gradient is not None
-            all_reduce(gradient, self.ends)
+        for parameter in self.embedding.parameters():
+            if self.with_words.size > 1 and parameter.grad is not None:
+                all_reduce(parameter.grad, self.with_words)
 
 
 class Pipeline:
@@ -276,45 +261,29 @@ class Pipeline:
 
     def __init__(self, comm: Communicator) -> None:
         self.behind, self.ahead = comm, comm.fork()
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output until backward
 
     def run(
-        self,
-        actions: Sequence[Action],
-        stage: Callable[[Tensor], Tensor],
-        inputs: Sequence[Tensor],
-        targets: Sequence[Any],
-        loss: Callable[[Tensor, Any], Tensor],
-        carried: Callable[[], Tensor],
-    ) -> float:
-        """Take one step; parameters and result are those of `one_forward_one_backward`."""
+        self, actions: Sequence[Action], forward: Forward, inputs: Sequence[Tensor], like: Tensor
+    ) -> None:
+        """Run all actions of this rank, or some now and the others in a later call."""
         rank, last = self.behind.rank, self.behind.size - 1
-        held: dict[int, tuple[Tensor, Tensor]] = {}
-        sent: list[tuple[Request, Tensor]] = []  # with the tensor: it must live until it has left
-        total = 0.0
+        sent: list[Request] = []
         for kind, microbatch in actions:
             if kind == "F":
                 x = inputs[microbatch]
                 if rank > 0:
-                    x = carried()
-                    self.behind.recv(x, rank - 1)
-                    x.requires_grad_()
-                y = stage(x)
-                if rank == last:
-                    y = loss(y, targets[microbatch])
-                    total += float(y.detach())
-                else:
-                    output = y.detach().contiguous()
-                    sent.append((self.behind.isend(output, rank + 1), output))
-                held[microbatch] = x, y
-            else:
-                x, y = held.pop(microbatch)
-                gradient = None
+                    x = receive(like, self.behind, rank - 1).requires_grad_()
+                y = forward(x, microbatch)
                 if rank < last:
-                    gradient = carried()
-                    self.ahead.recv(gradient, rank + 1)
+                    output = y.detach().contiguous()
+                    sent.append(self.behind.isend(output, rank + 1))
+                self.held[microbatch] = x, y
+            else:
+                x, y = self.held.pop(microbatch)
+                gradient = receive(like, self.ahead, rank + 1) if rank < last else None
                 torch.autograd.backward(y, gradient)
                 if rank > 0 and x.grad is not None:
-                    sent.append((self.ahead.isend(x.grad, rank - 1), x.grad))
-        for request, _ in sent:
+                    sent.append(self.ahead.isend(x.grad, rank - 1))
+        for request in sent:
             request.wait()
-        return total

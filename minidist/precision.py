@@ -34,14 +34,8 @@ class MixedPrecision:
     (loss * mixed.scale).backward()
     mixed.step()                        False: it was skipped
 
-    Parameters
-    ----------
-    trained : sequence of nn.Parameter
-        What is updated: parameters, or shards of them.
-    make_optimizer : callable
-        Makes the optimizer of a list of tensors.
-    comm : Communicator
-        All ranks of the job: they skip a step together.
+    `trained` are parameters, or shards of them; `make_optimizer` makes the optimizer of a list of
+    tensors; `comm` are all ranks of the job, which skip a step together.
     """
 
     def __init__(
@@ -54,7 +48,8 @@ class MixedPrecision:
         self.masters = [as_master(each) for each in self.trained]
         self.optimizer = make_optimizer(self.masters)
         scaled = any(each.dtype == torch.float16 for each in self.trained)
-        self.scale, self.good_steps = (2.0**16 if scaled else 1.0), 0
+        self.scale = 2.0**16 if scaled else 1.0
+        self.good_steps = 0
 
     @torch.no_grad()
     def step(self) -> bool:
@@ -62,26 +57,21 @@ class MixedPrecision:
 
         Return False if some rank has a gradient that is not finite: nothing is updated then.
         """
+        finite = torch.ones(1)
         for weight, master in zip(self.trained, self.masters, strict=True):
             gradient, weight.grad = weight.grad, None
             if gradient is not None:
                 master.grad = gradient.to(master.dtype) / self.scale
-        found = [each.grad.isfinite().all() for each in self.masters if each.grad is not None]
-        finite = self.agree(all(found))
+                finite *= bool(master.grad.isfinite().all())
+        all_reduce(finite, self.comm, "min")
         if finite:
             self.optimizer.step()
             self.publish()
         elif self.scale == 1:
             raise FloatingPointError("a gradient is not finite: try a lower learning rate")
         self.optimizer.zero_grad()
-        self.adapt(finite)
-        return finite
-
-    def agree(self, finite: bool) -> bool:
-        """Return whether the gradients of all ranks are finite."""
-        votes = torch.tensor([float(finite)])
-        all_reduce(votes, self.comm, "min")
-        return bool(votes.item())
+        self.adapt(bool(finite))
+        return bool(finite)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -92,11 +82,13 @@ class MixedPrecision:
 
     def adapt(self, finite: bool) -> None:
         """Halve the scale after an overflow; double it after many good steps."""
-        self.good_steps = self.good_steps + 1 if finite else 0
+        self.good_steps += 1
         if self.scale > 1 and not finite:
             self.scale /= 2
+            self.good_steps = 0
         elif self.scale > 1 and self.good_steps == GROWTH_INTERVAL:
-            self.scale, self.good_steps = self.scale * 2, 0
+            self.scale *= 2
+            self.good_steps = 0
 
 
 def as_master(weight: nn.Parameter) -> nn.Parameter:

@@ -28,10 +28,12 @@ def checkpoint(
     """Return `function(x)`, and compute it again in backward.
 
     `parameters` are all parameters that the function uses: one that is missing here gets no
-    gradient. The function draws from `generator`, by default torch's own on the CPU. It draws the
-    same numbers again in backward, and the generator's later numbers do not change.
+    gradient. The function draws from `generator`, by default torch's own on the CPU, and draws the
+    same numbers again in backward.
     """
-    result: Tensor = Again.apply(function, generator or torch.default_generator, x, *parameters)  # type: ignore[no-untyped-call]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    draws = generator or torch.default_generator
+    result: Tensor = Again.apply(function, draws, x, *trained)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -40,26 +42,26 @@ class Again(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *parameters: Tensor
+        ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *trained: Tensor
     ) -> Tensor:
         """Run the function. Autograd records nothing in here, and so saves nothing."""
-        ctx.function, ctx.generator, ctx.state = function, generator, generator.get_state()
-        ctx.save_for_backward(x, *parameters)
+        ctx.function = function
+        ctx.generator, ctx.state = generator, generator.get_state()
+        ctx.save_for_backward(x, *trained)
         return function(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Run the function again, recorded, on a detached `x`; then go backward through this run."""
-        x, *parameters = ctx.saved_tensors
-        inputs = [x.detach().requires_grad_(x.requires_grad), *parameters]
+        x, *trained = ctx.saved_tensors
+        x = x.detach().requires_grad_()
         now = ctx.generator.get_state()
         ctx.generator.set_state(ctx.state)
         with torch.enable_grad():
-            y = ctx.function(inputs[0])
-        ctx.generator.set_state(now)
-        wanted = [each for each in inputs if each.requires_grad]
-        found = iter(torch.autograd.grad(y, wanted, gradient, allow_unused=True))
-        return None, None, *(next(found) if each.requires_grad else None for each in inputs)
+            y = ctx.function(x)
+        ctx.generator.set_state(now)  # later numbers are drawn as if this had not happened
+        gradients = torch.autograd.grad(y, [x, *trained], gradient, allow_unused=True)
+        return None, None, *gradients
 
 
 def recompute_layers(layers: Iterable[nn.Module]) -> None:

@@ -11,6 +11,7 @@ parallelism every H steps.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,11 +27,6 @@ from minidist.comm import Communicator
 @torch.no_grad()
 def sparse_all_reduce(gradient: Tensor, residual: Tensor, k: int, comm: Communicator) -> None:
     """Replace a flat gradient [n] by the sum of what all ranks send of it. Collective.
-
-        residual    += gradient
-        chosen       the k elements of `residual` that are largest in size
-        sent         their places and values; in `residual` they become 0
-        gradient     the sum of what all ranks have sent
 
     After t steps, summed over ranks: sent so far + residual = all gradients so far. An element that
     is never large enough alone is sent once enough of it has come together; without the residual it
@@ -56,10 +52,10 @@ class DiLoCo:
         site 0    x ─ step ─ step ─ ... ─ step ─▶ x0 ─┐  mean of x - x0, x - x1 ─▶ outer step ─▶ x, again
         site 1    x ─ step ─ step ─ ... ─ step ─▶ x1 ─┘
 
-    What a site has subtracted from the parameters in H steps, x - x0, is taken for a gradient. The
-    mean over sites goes to SGD with Nesterov momentum, which moves x. Inner optimizers keep their
-    own moments. With lr 1 and momentum 0, x becomes the mean of the sites (federated averaging).
-    Memory: x and the momentum. (Douillard et al. 2023, DiLoCo, algorithm 1; McMahan et al. 2017.)
+    A site's change in `every` steps, x - x0, is taken for a gradient. The mean over sites goes to SGD
+    with Nesterov momentum, which moves x; inner optimizers keep their own moments. With lr 1 and
+    momentum 0, x becomes the mean of the sites (federated averaging). Memory: x and the momentum.
+    (Douillard et al. 2023, DiLoCo, algorithm 1; McMahan et al. 2017.)
     """
 
     def __init__(
@@ -70,11 +66,10 @@ class DiLoCo:
         lr: float = 0.7,
         momentum: float = 0.9,
     ) -> None:
-        self.parameters, self.comm = list(parameters), comm
-        self.every, self.lr, self.momentum = every, lr, momentum
+        self.parameters, self.comm, self.every = list(parameters), comm, every
+        self.shared = [each.detach().clone() for each in self.parameters]
+        self.outer = torch.optim.SGD(self.shared, lr, momentum, nesterov=momentum > 0)
         self.steps = 0
-        self.shared = [parameter.detach().clone() for parameter in self.parameters]
-        self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     @torch.no_grad()
     def stepped(self) -> None:
@@ -82,12 +77,11 @@ class DiLoCo:
         self.steps += 1
         if self.steps % self.every:
             return
-        states = zip(self.parameters, self.shared, self.velocity, strict=True)
-        for parameter, shared, velocity in states:
-            change = shared - parameter  # what this site's steps have subtracted
-            all_reduce(change, self.comm, "mean")
-            velocity.mul_(self.momentum).add_(change)
-            shared -= self.lr * (change + self.momentum * velocity)  # Nesterov, as torch's SGD
+        for parameter, shared in zip(self.parameters, self.shared, strict=True):
+            shared.grad = shared - parameter
+            all_reduce(shared.grad, self.comm, "mean")
+        self.outer.step()
+        for parameter, shared in zip(self.parameters, self.shared, strict=True):
             parameter.copy_(shared)
 
 
@@ -108,30 +102,27 @@ def train_delayed(
         pipeline of p stages that never drains      PipeDream: d(s) = p - s for stage s; 2BW: d = 2
         parameter server, stale by s                d = s + 1
 
-    A small step forgives this: weights that changed little have nearly the same gradient. A large
-    one does not: on a parabola of curvature c, plain SGD diverges from lr c = 2 on, and with d = 2
-    from 1 on. (Narayanan et al. 2019, PipeDream, section 3.3; 2021, 2BW, section 3.1.)
-
-    Parameters
-    ----------
-    parts, delays, optimizers
-        Of each part: the module, d, and what updates it.
-    batches, loss_of
-        `loss_of(batch)` runs all parts, and returns a scalar.
+    Each part has its d in `delays`, and its optimizer. `loss_of(batch)` runs all parts. A small step
+    forgives this: weights that changed little have nearly the same gradient. A large one does not:
+    on a parabola of curvature c, plain SGD diverges from lr c = 2 on, and with d = 2 from 1 on.
+    (Narayanan et al. 2019, PipeDream, section 3.3; 2021, 2BW, section 3.1.)
     """
-    versions = [[values(part)] for part in parts]  # after 0, 1, 2 ... updates
+    versions = []  # the weights of the last d steps, oldest first
+    for part, delay in zip(parts, delays, strict=True):
+        versions.append(deque([values(part)], maxlen=delay))
     losses = []
-    for step, batch in enumerate(batches):
-        for part, delay, past in zip(parts, delays, versions, strict=True):
-            become(part, past[max(0, step - delay + 1)])
+    for batch in batches:
+        for part, past in zip(parts, versions, strict=True):
+            become(part, past[0])
         loss = loss_of(batch)
         torch.autograd.backward(loss)
+        # Now the gradients are those of old weights; the newest ones are updated.
         for part, past, optimizer in zip(parts, versions, optimizers, strict=True):
             become(part, past[-1])
             optimizer.step()
             optimizer.zero_grad()
             past.append(values(part))
-        losses.append(float(loss.detach()))
+        losses.append(loss.item())
     return losses
 
 

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from minidist import tensor
 from minidist.budget import Layout, bytes_sent, option
-from minidist.checkpoint import Piece, load, newest, put, save
+from minidist.checkpoint import Piece, assemble, load, newest, save, without_copies
 from minidist.collectives import all_gather_object, all_reduce
 from minidist.comm import Communicator
 from minidist.context import context_parallel
@@ -48,6 +48,8 @@ from minidist.zero import ZeRO
 
 # The largest difference from the serial run, as a share of the largest element of a parameter.
 BOUNDS = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+CHOICES = {"zero": range(4), "schedule": SCHEDULES, "precision": BOUNDS}
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,23 @@ class Options(Layout):
     save: str = option("", "a folder for checkpoints")
     save_every: int = option(0, "steps; 0: at the end alone")
     resume: str = option("", "a folder with checkpoints, of any layout")
+    ranks: int = option(0, "simulate this many ranks by threads; 0: use the processes started")
     verify: bool = option(False, "compare every parameter with a serial run")
 
     def on(self, ranks: int) -> Options:
         """Return the options with 0 replaced by numbers, or raise ValueError if they do not fit."""
-        zero, tokens = self.zero, self.sequence // self.cp
-        if zero >= 2 and self.pp > 1:
+        if self.zero >= 2 and self.pp > 1:
             why = "every microbatch would reduce, and gather, all layers anew"
-            raise ValueError(f"--zero {zero} with --pp {self.pp}: {why}; use --zero 1")
-        if self.sp and tokens % self.tp:
-            raise ValueError(f"--sp: {tokens} tokens do not divide by --tp {self.tp}")
+            raise ValueError(f"--zero {self.zero} with --pp {self.pp}: {why}; use --zero 1")
+        if self.sp and self.sequence % self.tp:
+            raise ValueError(f"--sp: {self.sequence} tokens do not divide by --tp {self.tp}")
         if self.cp > 1 and (self.tp > 1 or self.pp > 1):
             raise ValueError(f"--cp {self.cp} goes with --dp alone: leave out --tp and --pp")
         dp = self.dp or max(1, ranks // (self.cp * self.pp * self.tp))
-        return replace(self, dp=dp, microbatches=self.microbatches or self.pp)
+        # On one stage 1F1B is gradient accumulation, and GPipe would hold every microbatch.
+        schedule = self.schedule if self.pp > 1 else "1f1b"
+        microbatches = self.microbatches or self.pp
+        return replace(self, dp=dp, schedule=schedule, microbatches=microbatches)
 
 
 class Run:
@@ -92,13 +97,13 @@ class Run:
 
     def __init__(self, options: Options, comm: Communicator) -> None:
         self.options, self.comm = options, comm
-        axes = {"dp": options.dp, "cp": options.cp, "pp": options.pp, "tp": options.tp}
-        self.mesh = Mesh(comm, axes)
-        self.data_ranks = self.mesh.group("dp", "cp")
-        self.tp, self.pp, self.cp = self.mesh["tp"], self.mesh["pp"], self.mesh["cp"]
-        text, place = read_text(options.text), self.mesh.coordinates
+        dp, cp, pp, tp = options.dp, options.cp, options.pp, options.tp
+        mesh = Mesh(comm, {"dp": dp, "cp": cp, "pp": pp, "tp": tp})
+        self.axes = {axis: mesh[axis] for axis in ("cp", "pp", "tp")}
+        self.axes["dp"] = mesh.group("dp", "cp")  # they share out the tokens
+        text, place = read_text(options.text), mesh.coordinates
         self.batches = Batches(text, options.batch, options.sequence, options.seed)
-        self.share = Share(place["dp"], options.dp, place["cp"], options.cp, options.microbatches)
+        self.share = Share(place["dp"], dp, place["cp"], cp, options.microbatches)
         self.share.check(options.batch, options.sequence)
 
         # Now the model, then the strategies in their order.
@@ -114,157 +119,123 @@ class Run:
         self.device = getattr(comm.transport, "device", torch.device("cpu"))
         model = GPT(config, options.seed, self.dtype).to(self.device)
         start_equal(model, comm)
-        if options.tp > 1:
-            tensor.tensor_parallel(model, self.tp, options.sp)
-        self.stage = Stage(model, self.pp)
-        if options.cp > 1:
-            context_parallel(self.stage, self.cp)
+        self.loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
+        if tp > 1:
+            tensor.tensor_parallel(model, mesh["tp"], options.sp)
+            columns = tensor.block_of(model.get_parameter("head.weight"))
+            self.loss_of = partial(tensor.cross_entropy_sum, block=columns, comm=mesh["tp"])
+        self.stage = Stage(model, mesh["pp"])
+        if cp > 1:
+            context_parallel(self.stage, mesh["cp"])
+        blocks = list(self.stage.layers.values())
         if options.recompute:
-            recompute_layers(self.stage.layers.values())
-        self.data = self.data_parallel()
-        self.pipeline = Pipeline(self.pp)
-        self.actions = SCHEDULES[options.schedule](options.pp, options.microbatches)[self.pp.rank]
-        self.optimizer = MixedPrecision(
+            recompute_layers(blocks)
+        data_ranks = self.axes["dp"]
+        if options.zero == 0:
+            self.data: DDP | ZeRO = DDP(self.stage, data_ranks, op="sum")
+        elif options.zero == 3:
+            self.data = FSDP(self.stage, data_ranks, blocks)
+        else:
+            self.data = ZeRO(self.stage, data_ranks, options.zero, blocks)
+
+        # Now the order of forwards and backwards, and what updates the parameters.
+        self.pipeline = Pipeline(mesh["pp"])
+        self.actions = SCHEDULES[options.schedule](pp, options.microbatches)[place["pp"]]
+        self.mixed = MixedPrecision(
             self.data.trained, lambda weights: torch.optim.AdamW(weights, options.lr), comm
         )
-        self.axes = {"dp": self.data_ranks, "cp": self.cp, "pp": self.pp, "tp": self.tp}
-        self.steps_done = self.steps_here = 0
+        # AdamW makes its state at the first step. It is here now, so that --resume can fill it.
+        self.adam = self.mixed.optimizer.state
+        for master in self.mixed.masters:
+            moments = {key: torch.zeros_like(master) for key in MOMENTS}
+            self.adam[master] = {"step": torch.tensor(0.0), **moments}
+        self.steps_done = 0
         if options.resume:
             self.resume()
-        self.setup_bytes = {axis: group.traffic.bytes for axis, group in self.axes.items()}
-
-    def data_parallel(self) -> DDP | ZeRO:
-        """Wrap the stage in what its gradients need."""
-        blocks, zero = list(self.stage.layers.values()), self.options.zero
-        if zero == 0:
-            return DDP(self.stage, self.data_ranks, op="sum")
-        if zero == 3:
-            return FSDP(self.stage, self.data_ranks, blocks)
-        return ZeRO(self.stage, self.data_ranks, zero, blocks)
-
-    # ---------------------------------------------------------------- a step
+        self.first_step = self.steps_done
+        for group in self.axes.values():
+            group.traffic.bytes = 0  # from here on, those of steps
 
     def step(self) -> float:
         """Train on the next batch; return its loss in nats a token, on every rank."""
-        microbatches = self.share.of(self.batches.batch(self.steps_done).to(self.device))
-        total = self.pipelined(microbatches) if self.pp.size > 1 else self.in_turn(microbatches)
+        batch = self.batches.batch(self.steps_done).to(self.device)
+        inputs, targets = zip(*self.share.of(batch), strict=True)
+        rows, time = inputs[0].shape
+        first, tp = self.share.first_position(self.options.sequence), self.axes["tp"]
+        total = torch.zeros(1, dtype=torch.float64)
+
+        def forward(x: Tensor, microbatch: int) -> Tensor:
+            y: Tensor = self.data(x, first, time)
+            if self.stage.last:
+                # Its part of the mean over all tokens of the batch.
+                y = self.loss_of(y, targets[microbatch]) / self.batches.tokens_in_batch
+                total.add_(y.detach().cpu())
+                y = y * self.mixed.scale
+            return y
+
+        tokens = time // tp.size if self.options.sp else time
+        sizes = (rows, tokens, self.options.hidden)
+        like = torch.empty(sizes, dtype=self.dtype, device=self.device)
+        *others, last = self.actions
+        with self.data.no_sync():
+            self.pipeline.run(others, forward, inputs, like)
+        # Now one backward is left, during which gradients travel. But the gradients of the two
+        # copies of a tied matrix have to be added first.
+        tied_copies = self.options.tied and self.options.pp > 1
+        with self.data.no_sync() if tied_copies else nullcontext():
+            self.pipeline.run([last], forward, inputs, like)
         self.stage.sum_tied_gradients()
         self.data.finish()
-        if self.optimizer.step():
+        if self.mixed.step():
             self.data.publish()
         self.steps_done += 1
-        self.steps_here += 1
-        # Each loss stands on all tensor parallel ranks of a last stage: one of them counts it.
-        counts = self.stage.last and self.tp.rank == 0
-        losses = torch.tensor([total if counts else 0.0], dtype=torch.float64)
-        all_reduce(losses, self.comm)
-        return losses.item() / self.optimizer.scale
+        all_reduce(total, self.comm)
+        return total.item() / tp.size  # its ranks have all counted the same loss
 
-    def in_turn(self, microbatches: list[tuple[Tensor, Tensor]]) -> float:
-        """Run one microbatch after the other; gradients travel during the last backward."""
-        total = 0.0
-        for number, (inputs, targets) in enumerate(microbatches):
-            last = number + 1 == len(microbatches)
-            with nullcontext() if last else self.data.no_sync():
-                loss = self.loss(self.forward(inputs), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return total
-
-    def pipelined(self, microbatches: list[tuple[Tensor, Tensor]]) -> float:
-        """Run the schedule of this rank."""
-        inputs, targets = zip(*microbatches, strict=True)
-        rows, time = inputs[0].shape
-        tokens = time // self.tp.size if self.options.sp else time
-
-        def carried() -> Tensor:
-            sizes = (rows, tokens, self.options.hidden)
-            return torch.empty(sizes, dtype=self.dtype, device=self.device)
-
-        with self.data.no_sync():
-            return self.pipeline.run(
-                self.actions, self.forward, inputs, targets, self.loss, carried
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run this rank's layers, under its data strategy."""
-        time = self.options.sequence // self.options.cp
-        output: Tensor = self.data(x, self.share.first_position(self.options.sequence), time)
-        return output
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return this microbatch's part of the mean over all tokens of the batch, scaled."""
-        if self.tp.size > 1:
-            block = tensor.block_of(self.stage.get_parameter("head.weight"))
-            total = tensor.cross_entropy_sum(logits, targets, block, self.tp)
-        else:
-            total = cross_entropy_sum(logits, targets)
-        return total * (self.optimizer.scale / self.batches.tokens_in_batch)
-
-    # ---------------------------------------------------------------- checkpoints
-
-    def pieces(self, reading: bool = False) -> Iterator[Piece]:
-        """Yield the weights and the optimizer's state that this rank writes, or reads.
-
-        Of what several ranks hold, one writes: the first along an axis that holds copies. A tied
-        head is written as the embedding that it is.
-        """
+    def pieces(self) -> list[Piece]:
+        """Return the weights and the optimizer's state that this rank holds."""
         names = {parameter: name for name, parameter in self.stage.named_parameters()}
-        master_of = dict(zip(self.optimizer.trained, self.optimizer.masters, strict=True))
-        first_copy = self.options.zero > 0 or self.data_ranks.rank == 0
+        master_of = dict(zip(self.mixed.trained, self.mixed.masters, strict=True))
+        pieces = []
         for parameter, start, stop, trained, offset in self.data.owned():
-            name, block = names[parameter], tensor.block_of(parameter)
-            is_cut = block.shape[block.dim] != block.last - block.first
-            tied_copy = self.options.tied and name == "head.weight"
-            writes = first_copy and not tied_copy and (is_cut or self.tp.rank == 0)
-            if not (writes or reading):
-                continue
-            name = "embedding.weight" if tied_copy else name
-            master = master_of[trained]
-            state = self.optimizer.optimizer.state[master]
-            for key in ("exp_avg", "exp_avg_sq"):
-                state.setdefault(key, torch.zeros_like(master))
-                own = state[key].view(-1)[offset : offset + stop - start]
-                yield Piece(f"{name}/{key}", block, start, stop, own)
-            own = master.detach().view(-1)[offset : offset + stop - start]
-            yield Piece(name, block, start, stop, own)
+            name, master = names[parameter], master_of[trained]
+            held = {name: master.detach()}
+            held |= {f"{name}/{key}": self.adam[master][key] for key in MOMENTS}
+            for key, values in held.items():
+                own = values.view(-1)[offset : offset + stop - start]
+                pieces.append(Piece(key, tensor.block_of(parameter), start, own))
+        return pieces
 
     def save(self) -> Path:
         """Save a checkpoint, which any layout can read; return its folder."""
-        state = {"scale": self.optimizer.scale, "good_steps": self.optimizer.good_steps}
-        pieces = list(self.pieces())
-        return save(Path(self.options.save), self.steps_done, pieces, state, self.comm)
+        mixed = self.mixed
+        updates = self.adam[mixed.masters[0]]["step"].item()
+        state = {"updates": updates, "scale": mixed.scale, "good_steps": mixed.good_steps}
+        return save(Path(self.options.save), self.steps_done, self.pieces(), state, self.comm)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint in `--resume`."""
         path = newest(Path(self.options.resume))
-        if path is None:
-            raise FileNotFoundError(f"--resume {self.options.resume}: there is no step-* in it")
-        state = load(path, list(self.pieces(reading=True)))
+        state = load(path, self.pieces())
         self.steps_done = state["step"]
-        self.optimizer.scale, self.optimizer.good_steps = state["scale"], state["good_steps"]
-        for master in self.optimizer.masters:
-            step = torch.tensor(float(self.steps_done))
-            self.optimizer.optimizer.state[master]["step"] = step
-        self.optimizer.publish()
+        self.mixed.scale, self.mixed.good_steps = state["scale"], state["good_steps"]
+        for master in self.mixed.masters:
+            self.adam[master]["step"].fill_(state["updates"])
+        self.mixed.publish()
         self.data.publish()
 
     def weights(self) -> dict[str, Tensor]:
         """Return every whole parameter, put together from the pieces of all ranks."""
-        own = [piece for piece in self.pieces() if "/" not in piece.name]
-        whole: dict[str, Tensor] = {}
-        for pieces in all_gather_object(own, self.comm):
-            for name, block, start, _, values in pieces:
-                put(values, block, start, whole.setdefault(name, values.new_zeros(block.shape)))
-        return whole
+        held = [piece for piece in self.pieces() if "/" not in piece.name]
+        everyones = all_gather_object(without_copies(held, self.comm), self.comm)
+        return assemble(piece for pieces in everyones for piece in pieces)
 
     def sent(self) -> str:
         """Say what a rank has sent along each axis in a step, in the mean, and the formula's."""
         formula = bytes_sent(self.stage.config, self.options, self.dtype.itemsize)
-        words = []
+        steps, words = max(1, self.steps_done - self.first_step), []
         for axis, group in self.axes.items():
-            here = (group.traffic.bytes - self.setup_bytes[axis]) / max(1, self.steps_here)
-            mean = torch.tensor([here], dtype=torch.float64)
+            mean = torch.tensor([group.traffic.bytes / steps], dtype=torch.float64)
             all_reduce(mean, self.comm, "mean")
             if group.size > 1:
                 words.append(f"{axis} {mean.item():,.0f} (formula {formula[axis]:,.0f})")
@@ -294,46 +265,35 @@ def train(options: Options, comm: Communicator, talk: bool = True) -> dict[str, 
 def verify(options: Options, weights: dict[str, Tensor]) -> str:
     """Train on one rank without any strategy, and say how far the parameters are from `weights`.
 
-    Raises
-    ------
-    AssertionError
-        If one is further away than the precision explains.
+    Raises AssertionError if one is further away than the precision explains.
     """
-    alone = replace(
-        options, dp=1, cp=1, pp=1, tp=1, zero=0, sp=False, microbatches=1, recompute=False, save=""
-    )
+    alone = replace(options, dp=1, cp=1, pp=1, tp=1, sp=False, zero=0, recompute=False)
+    alone = replace(alone, microbatches=1, save="")
     (serial,) = run(lambda comm: train(alone, comm, talk=False), ranks=1)
     assert serial.keys() == weights.keys(), "the two runs have other parameters"
-    worst, name = 0.0, ""
-    for each, wanted in serial.items():
-        size = wanted.abs().max().item()
-        off = (weights[each] - wanted).abs().max().item() / size
-        if not off <= worst:
-            worst, name = off, each
-    bound = BOUNDS[options.precision]
-    words = f"{name or 'all'} differs most, by {worst:.1e} of its largest element (bound {bound})"
-    assert worst <= bound, words
-    return f"verified: every parameter equals the serial run; {words}"
+    bound, worst = BOUNDS[options.precision], 0.0
+    for name, wanted in serial.items():
+        off = ((weights[name] - wanted).abs().max() / wanted.abs().max()).item()
+        assert off <= bound, f"{name} is off by {off:.1e} of its largest element, bound {bound}"
+        worst = max(worst, off)
+    return f"verified: every parameter equals the serial run to {worst:.1e} of its largest element"
 
 
 def main() -> None:
-    """Read the flags; train on simulated ranks if `--ranks` is given, else on those started."""
+    """Read the flags, and train on the ranks they ask for."""
     parser = argparse.ArgumentParser("minidist.train", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--ranks", type=int, default=0, help="number of ranks to simulate by threads"
-    )
     for field in fields(Options):
         flag, text = f"--{field.name.replace('_', '-')}", field.metadata["help"]
         if isinstance(field.default, bool):
             parser.add_argument(flag, action="store_true", help=text)
         else:
-            kind = type(field.default)
-            parser.add_argument(flag, type=kind, default=field.default, help=text, metavar="")
-    given: dict[str, Any] = vars(parser.parse_args())
-    ranks = given.pop("ranks")
-    options = Options(**given)
-    if ranks:
-        weights = run(lambda comm: train(options, comm), ranks)[0]
+            kind, choices = type(field.default), CHOICES.get(field.name)
+            parser.add_argument(
+                flag, type=kind, default=field.default, choices=choices, help=text, metavar=""
+            )
+    options = Options(**vars(parser.parse_args()))
+    if options.ranks:
+        weights, *_ = run(lambda comm: train(options, comm), options.ranks)
     else:
         comm = init()
         weights = train(options, comm)
