@@ -6,15 +6,10 @@
     bubble        (p - 1)/m of the ideal time                       (Narayanan et al. 2021, section 2.2)
     messages      a ring sends 2 (P - 1)/P n bytes of n             (Patarasuk & Yuan 2009)
 
-The letters are those of the papers. A model has N parameters, L layers, h channels, V words and
-sequences of s tokens. A step has m microbatches of b sequences on each data parallel rank; tensor
-and pipeline parallelism have t and p ranks.
-
-The 34 bytes are those of a layer in 16 bits with flash attention; a third of it stays whole on each
-tensor parallel rank without sequence parallelism: what norms and sums keep.
+The papers' letters: N parameters, L layers, h channels, s tokens in a sequence, m microbatches of b
+sequences, t and p ranks along tp and pp. The 34 bytes are those of a layer in 16 bits with flash
+attention; without sequence parallelism each tp rank holds the whole of 10, which norms and sums keep.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +18,7 @@ from minidist.model import GPTConfig
 
 
 def option(default: Any, text: str) -> Any:
-    """Declare a field with its default, and the help that the command line prints."""
+    """Declare a field with its default, and its help on the command line."""
     return field(default=default, metadata={"help": text})
 
 
@@ -48,7 +43,7 @@ class Layout:
 
 
 def parameters(config: GPTConfig) -> int:
-    """Return N: embedding, head unless it is tied, the layers, and a norm after them."""
+    """Return N."""
     words = config.vocabulary * config.hidden
     tables = words if config.tied else 2 * words
     layer = matrices(config) + 2 * config.hidden
@@ -65,17 +60,16 @@ def matrices(config: GPTConfig) -> int:
 def bytes_held(config: GPTConfig, layout: Layout) -> dict[str, float]:
     """Return the bytes of a GPU of the first stage, which is the fullest, in mixed precision.
 
-    A parameter takes 2 bytes, its gradient 2, masters and moments of AdamW 12. 1F1B holds p
-    microbatches on the first stage, or m if there are fewer. Recomputing holds a layer's input, and
-    the inside of one layer.
+    A parameter takes 2 bytes, its gradient 2, masters and moments of AdamW 12. 1F1B holds min(p, m)
+    microbatches. Recomputing holds a layer's input, and the inside of one layer.
     """
     n = parameters(config) / (layout.tp * layout.pp)
     ranks = layout.dp * layout.cp
-    one = layout.sequences * config.sequence / layout.cp * config.hidden  # numbers of a tensor
-    layer = one * (34 / layout.tp if layout.sp else 10 + 24 / layout.tp)
-    kept = layer
-    if layout.recompute:
-        kept = 2 * one / (layout.tp if layout.sp else 1)
+    tokens = layout.sequences * config.sequence / layout.cp
+    x = tokens * config.hidden  # numbers of an activation
+    parts = layout.tp if layout.sp else 1
+    layer = x * (10 / parts + 24 / layout.tp)
+    kept = 2 * x / parts if layout.recompute else layer
     in_flight = min(layout.pp, layout.microbatches)
     layers = config.layers / layout.pp
     return {
@@ -87,37 +81,33 @@ def bytes_held(config: GPTConfig, layout: Layout) -> dict[str, float]:
 
 
 def bytes_sent(config: GPTConfig, layout: Layout, itemsize: int) -> dict[str, float]:
-    """Return what a rank sends along each axis in a step, in the mean: what `train` counts, exactly.
-
-    `itemsize` are the bytes of a number; sums in float32 or wider take their own.
-    """
+    """Return what a rank sends along each axis in a step, in the mean over ranks; to the byte."""
     tp, pp, cp = layout.tp, layout.pp, layout.cp
-    m, layers, wide = layout.microbatches, config.layers, max(4, itemsize)
+    m, layers = layout.microbatches, config.layers
+    wide = max(4, itemsize)  # of sums in float32
     tokens = layout.sequences * config.sequence  # of a microbatch
     x = tokens * config.hidden * itemsize  # an activation
     words = config.vocabulary * config.hidden / tp
-
     # Tensor: f and g of attention and MLP, forward and backward; once for embedding, for the head.
-    regions = 6 if layout.recompute else 4
-    reduced = (regions * layers + 2) * x
+    in_a_layer = 6 if layout.recompute else 4
+    reduced = (in_a_layer * layers + 2) * x
     reduced += 3 * tokens * wide  # the loss: the largest logit, the denominator, the target's
     if layout.sp:
         reduced += (2 * layers + 1) * config.hidden * itemsize  # gradients of the norms
-
     # Pipeline: an output and a gradient for each microbatch.
-    passed_on = 2 * m * (pp - 1) * x / (tp if layout.sp else 1)
+    passed_on = 2 * m * (pp - 1) * x
+    if layout.sp:
+        passed_on /= tp
     if config.tied and pp > 1:
         passed_on += 2 * words * itemsize
-
     # Context: keys and values go round in forward and in backward, and gradients all the way home.
     rounds = 3 if layout.recompute else 2
     hops = rounds * (cp - 1) * itemsize
     if cp > 1:
         hops += cp * wide
-    block = 2 * tokens / cp * config.key_value_heads * config.head_dim
-
-    # Data: with ZeRO-2 and 3 each microbatch is reduced. ZeRO-3 gathers the layers for forward and
-    # for backward, all else once.
+    width = config.key_value_heads * config.head_dim
+    blocks = layers * m * 2 * tokens / cp * width
+    # Data: ZeRO-2 and 3 reduce each microbatch; 3 gathers layers twice for each, all else once.
     inside = layers * (matrices(config) / tp + 2 * config.hidden)
     tables = words if config.tied and pp == 1 else 2 * words
     outside = tables + config.hidden
@@ -130,7 +120,7 @@ def bytes_sent(config: GPTConfig, layout: Layout, itemsize: int) -> dict[str, fl
         "dp": ring(layout.dp * cp) / 2 * numbers * itemsize,
         "tp": ring(tp) * m * reduced / pp,
         "pp": passed_on / pp,
-        "cp": layers * m * block * hops,
+        "cp": blocks * hops,
     }
 
 
@@ -144,14 +134,14 @@ def step_seconds(
 ) -> dict[str, float]:
     """Return where the seconds of a step go.
 
-    A GPU reaches `rate` operations/s; messages along tp reach `inside` bytes/s, and those along dp
-    `across`. Recomputing runs the forward once more, a third of the operations. Gradients leave
-    during the last backward: only what takes longer than that adds to the step.
+    A GPU reaches `rate` operations/s, messages along tp `inside` bytes/s, along dp `across`. Forward
+    is a third of the operations. Gradients leave during the last backward; the rest adds to the step.
     """
     m, tokens = layout.microbatches, layout.sequences * config.sequence
     attention = 12 * config.layers * config.sequence * config.hidden
     operations = tokens * (6 * parameters(config) + attention)
-    once = operations / (layout.tp * layout.pp * layout.cp * rate)
+    gpus = layout.tp * layout.pp * layout.cp
+    once = operations / (gpus * rate)
     again = once / 3 if layout.recompute else 0.0
     sent = bytes_sent(config, layout, 2)
     seconds = {"computing": m * once, "recomputing": m * again, "tensor": sent["tp"] / inside}

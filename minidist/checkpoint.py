@@ -3,13 +3,11 @@
     rank 0   make .unfinished-00000100 ─┬─ write, flush its pieces ─┬─ state, flush, rename to step-00000100
     rank 1                              └─ write, flush its pieces ─┘
 
-A rename is one atomic act of the file system, so a kill at any moment leaves what was there before,
-or that and the new checkpoint, never half of one. All is flushed (`fsync`) before the rename:
-otherwise a name may outlive a power failure, and what it names may not.
+A rename is atomic: a kill at any moment leaves what was there before, or that and the new checkpoint.
+All is flushed (`fsync`) first: else a name may outlive a power failure, and what it names may not.
 
-A *piece* is what a rank holds of a tensor: some elements of a block of it, flattened.
-
-    weight [4, 6], its columns cut by tensor parallelism, each block dealt out by ZeRO
+A *piece* is what a rank holds of a tensor: some elements of a block of it, flattened. Here columns of
+a weight [4, 6] are cut by tensor parallelism, and each block is dealt out by ZeRO:
 
     block 0 1 2 │ block 3 4 5
       a a a     │   c c c         a   dim 1, columns 0 to 3, elements 0 to 7 of that block
@@ -17,11 +15,9 @@ A *piece* is what a rank holds of a tensor: some elements of a block of it, flat
       a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
       b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
 
-Cost: each piece is written once, by the first rank that holds it; only names are sent. A rank that
-loads puts each tensor together from its pieces, and takes its own part of it.
+Each piece is written once, by the first rank that holds it, and only names are sent. A rank that
+loads puts each tensor together, and takes its own part.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -57,12 +53,12 @@ def places_of(piece: Piece) -> Tensor:
 
 
 def assemble(pieces: Iterable[Piece]) -> dict[str, Tensor]:
-    """Put whole tensors together from their pieces."""
+    """Put whole tensors together from their pieces, in main memory."""
     whole: dict[str, Tensor] = {}
     for piece in pieces:
-        empty = piece.tensor.new_empty(piece.block.shape)
+        empty = torch.empty(piece.block.shape, dtype=piece.tensor.dtype)
         flat = whole.setdefault(piece.name, empty).view(-1)
-        flat[places_of(piece)] = piece.tensor
+        flat[places_of(piece)] = piece.tensor.cpu()
     return whole
 
 
@@ -76,10 +72,7 @@ def without_copies(pieces: Sequence[Piece], comm: Communicator) -> list[Piece]:
 def save(
     folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], comm: Communicator
 ) -> Path:
-    """Save what the ranks hold, and `state`, which must fit into JSON; return the folder.
-
-    Collective. Raises FileExistsError if there is a checkpoint of this step.
-    """
+    """Save what all ranks hold, and `state`, which must fit into JSON; return the folder."""
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
     if comm.rank == 0:
         if final.exists():
@@ -88,10 +81,10 @@ def save(
             shutil.rmtree(remains)
         unfinished.mkdir(parents=True)
     comm.barrier()  # Now there is a folder to write to.
-    own = [
-        (name, tuple(block), start, tensor.clone())  # else torch would write all that it views
-        for name, block, start, tensor in without_copies(pieces, comm)
-    ]
+    own = []
+    for name, block, start, tensor in without_copies(pieces, comm):
+        values = tensor.cpu().clone()  # of a view, torch would write all that it views
+        own.append((name, tuple(block), start, values))
     file = unfinished / f"rank-{comm.rank:04d}.pt"
     torch.save(own, file)
     flush(file)

@@ -12,11 +12,10 @@ exponentials. Only the logarithm of that sum is kept, `lse`, so that nothing ove
     block    output', lse' ─┘
 
 Backward goes round once more, and with each block travel its gradients, to which ranks add terms.
-
 Cost: forward passes P - 1 blocks on, 2 B T/P D_kv numbers each; backward twice as much, and one hop
-more. No rank holds more than its own tokens and two blocks. Rank P - 1 computes most, since causal
-attention gives later tokens more to do; `full/context` has an order of tokens that evens it out.
-(Liu, Zaharia & Abbeel 2023, "Ring attention", algorithm 1; Milakov & Gimelshein 2018 for `lse`.)
+more. A rank holds its own tokens and two blocks. Rank P - 1 computes most: causal attention gives
+later tokens more to do. (Liu, Zaharia & Abbeel 2023, "Ring attention", algorithm 1; Milakov &
+Gimelshein 2018 for `lse`.)
 """
 
 from __future__ import annotations
@@ -88,9 +87,6 @@ def pass_on(block: Tensor, comm: Communicator) -> Tensor:
     return arriving
 
 
-# ---------------------------------------------------------------- one block
-
-
 def attend(query: Tensor, block: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Return output [B, H, T, d] and lse [B, H, T, 1] of attention to a block [2, B, H_kv, T, d]."""
     query, key, value = widened(query, block)
@@ -105,7 +101,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return what a block adds to the gradients of queries [B, H, T, d], and those of the block.
 
-    Its share of the softmax over all blocks is w = exp(score - lse), with the merged lse. The
+    Its weights in the softmax over all blocks are w = exp(score - lse), with the merged lse. The
     gradient of a score is w (gradient · value - delta), where delta = gradient · merged output.
     """
     query, key, value = widened(query, block)
@@ -141,9 +137,6 @@ def scores_of(query: Tensor, key: Tensor, causal: bool) -> Tensor:
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         scores.masked_fill_(later, -torch.inf)
     return scores
-
-
-# ---------------------------------------------------------------- a model, changed from outside
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:

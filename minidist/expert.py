@@ -8,11 +8,8 @@
                                  experts, and all-to-all back
 
 How many rows come from whom depends on what the routers chose, so each rank first tells the others
-its counts: E integers, in an all-to-all of their own.
-
-Cost: M rows of D channels that are shared out evenly among P ranks send (P - 1)/P M D numbers each
-way, in P - 1 messages; backward does the same. (Lepikhin et al. 2020, GShard, section 3.2; Fedus et
-al. 2021.)
+its counts: E integers. Cost: M rows of D channels, shared out evenly among P ranks, are (P - 1)/P M D
+numbers each way; backward does the same. (Lepikhin et al. 2020, GShard, section 3.2.)
 """
 
 from __future__ import annotations
@@ -33,10 +30,9 @@ Expert = Callable[[Tensor], Tensor]
 def mixture_across(
     x: Tensor, router: Tensor, experts: Sequence[Expert], k: int, comm: Communicator
 ) -> Tensor:
-    """Return what `moe.mixture` returns for this rank's tokens [N, D], with the experts of all ranks.
+    """Return the output of `moe.mixture` for this rank's tokens [N, D] and the experts of all ranks.
 
-    `experts` are the E/P of this rank, and `router` [E, D] is the same on every rank. Collective,
-    and so is its backward.
+    `experts` are this rank's E/P; `router` [E, D] is the same everywhere. Backward is collective, too.
     """
     choice, weights = route(x, router, k)  # [N, K]
     chosen = choice.flatten()
@@ -51,10 +47,7 @@ def mixture_across(
 
 
 def dispatch(rows: Tensor, counts: Tensor, experts: Sequence[Expert], comm: Communicator) -> Tensor:
-    """Return what the experts of all ranks make of `rows` [M, D], which are sorted by expert.
-
-    `counts` [E] says how many rows each expert is given; this rank has `experts`, of E/P each.
-    """
+    """Return what experts make of `rows` [M, D], sorted by expert: each is given `counts` [E] rows."""
     leaving = counts.view(comm.size, -1)  # by rank, and of each by expert
     arriving = all_to_all(counts, comm).view(comm.size, -1)  # by sender, and of each by expert
     received = travel(rows, leaving, arriving, comm)

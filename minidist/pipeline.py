@@ -8,15 +8,11 @@
 GPipe runs all forwards, then all backwards, and so holds the activations of all m microbatches.
 1F1B begins with one forward for each rank behind this one; then a backward follows each forward, so
 rank r of P never holds more than P - r. Both leave a rank idle for (P - 1)/m of the time that it
-computes, the *bubble*. Cost: between two neighbours 2 messages for each microbatch, an output and a
-gradient.
+computes, the *bubble*. Cost: an output and a gradient for each microbatch and pair of neighbours.
 
-This page has 1F1B by hand, then schedules as data, which can be checked and drawn before anything
-runs, and one loop that runs them all. (Huang et al. 2019, "GPipe"; Narayanan
-et al. 2019, "PipeDream", section 3.2; with a flush after each step: Narayanan et al. 2021.)
+This page has 1F1B by hand, then schedules as data, and one loop that runs any of them. (Huang et al.
+2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3.2; 2021, with a flush after each step.)
 """
-
-from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,12 +38,9 @@ def one_forward_one_backward(
 ) -> None:
     """Add the gradients of all microbatches to `parameter.grad`. Collective.
 
-    Only the first rank reads `inputs`, one for each microbatch. What goes from rank to rank has the
-    shape and dtype of `like`.
-
-    A send waits for its receive. Two neighbours may have something for each other at the same time,
-    one an output, the other a gradient. If both sent first, both would wait for ever: therefore
-    they exchange.
+    Only the first rank reads `inputs`, one for each microbatch. A message has the shape and dtype of
+    `like`. A send waits for its receive. If two neighbours have an output and a gradient for each
+    other, and both sent first, both would wait for ever: therefore they exchange.
     """
     first, last = comm.rank == 0, comm.rank == comm.size - 1
     before, after = comm.rank - 1, comm.rank + 1
@@ -72,7 +65,7 @@ def one_forward_one_backward(
     def first_input(microbatch: int) -> Tensor:
         return inputs[microbatch] if first else receive(like, comm, before).requires_grad_()
 
-    # Warm-up: the ranks behind need something to begin with.
+    # Warm-up: fill the ranks behind.
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
         comm.send(run_forward(microbatch, first_input(microbatch)), after)
@@ -208,14 +201,8 @@ def draw(schedule: Schedule) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- a model, and a step
-
-
 class Stage(nn.Module):
-    """The layers of a GPT that this rank has, named as in the whole model.
-
-    The first rank has the embedding, too, and the last one the norm and the head.
-    """
+    """Some layers of a GPT; on the first rank the embedding, too, on the last the norm and the head."""
 
     def __init__(self, model: GPT, comm: Communicator) -> None:
         super().__init__()
@@ -229,14 +216,11 @@ class Stage(nn.Module):
         self.embedding: nn.Module = model.embedding if has_words else nothing
         self.norm: nn.Module = model.norm if self.last else nothing
         self.head: nn.Module = model.head if self.last else nothing
-        self.with_words = comm.split(int(has_words))
-        self.with_words.traffic = comm.traffic
+        self.word_ranks = comm.split(int(has_words))
+        self.word_ranks.traffic = comm.traffic
 
     def forward(self, x: Tensor, first: int, time: int) -> Tensor:
-        """Map tokens, or what the rank before returned, to the next rank's input, or to logits.
-
-        `first` is the position of the first of `time` tokens.
-        """
+        """Return the next rank's input, or logits; `first` is the position of the first token."""
         if self.first:
             x = self.embedding(x)
         rotary = rotary_table(self.config, first, time, x)
@@ -248,8 +232,8 @@ class Stage(nn.Module):
     def sum_tied_gradients(self) -> None:
         """Give both copies of a tied matrix the gradient of both, after backward. Collective."""
         for parameter in self.embedding.parameters():
-            if self.with_words.size > 1 and parameter.grad is not None:
-                all_reduce(parameter.grad, self.with_words)
+            if self.word_ranks.size > 1 and parameter.grad is not None:
+                all_reduce(parameter.grad, self.word_ranks)
 
 
 class Pipeline:

@@ -6,20 +6,17 @@
 
 Why masters? An update is often smaller than half the distance between two 16-bit numbers: added to
 a 16-bit weight it would be rounded away, step after step. Why a scale? Below 6e-8 float16 knows only
-zero, and many gradients are smaller. If a scaled gradient overflows, the step is skipped, on all
-ranks or on none, and the scale is halved; after many good steps it is doubled. bfloat16 has the
-range of float32 and needs no scale. (Micikevicius et al. 2018, sections 3.1 and 3.2.)
-
-Cost: 4 bytes a parameter for the masters, which ZeRO divides among ranks as all optimizer state;
-an all-reduce of one number a step.
+zero, and many gradients are smaller. If a scaled gradient overflows, all ranks skip the step, and the
+scale is halved; after many good steps it is doubled. bfloat16 has the range of float32 and needs no
+scale. Cost: 4 bytes a parameter for the masters, which ZeRO divides; an all-reduce of one number a
+step. (Micikevicius et al. 2018, sections 3.1 and 3.2.)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
@@ -28,37 +25,33 @@ GROWTH_INTERVAL = 1000  # good steps before the scale is doubled
 
 
 class MixedPrecision:
-    """An optimizer of float32 masters, for tensors of any dtype; float32 and wider need no masters.
+    """AdamW on masters; `trained` are weights, or shards of them, and `comm` are all ranks.
 
-    mixed = MixedPrecision(model.trained, make_optimizer, comm)
+    mixed = MixedPrecision(model.trained, lr, comm)
     (loss * mixed.scale).backward()
     mixed.step()                        False: it was skipped
-
-    `trained` are parameters, or shards of them; `make_optimizer` makes the optimizer of a list of
-    tensors; `comm` are all ranks of the job, which skip a step together.
     """
 
-    def __init__(
-        self,
-        trained: Sequence[nn.Parameter],
-        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        comm: Communicator,
-    ) -> None:
-        self.trained, self.comm = list(trained), comm
-        self.masters = [as_master(each) for each in self.trained]
-        self.optimizer = make_optimizer(self.masters)
-        scaled = any(each.dtype == torch.float16 for each in self.trained)
+    def __init__(self, trained: Sequence[nn.Parameter], lr: float, comm: Communicator) -> None:
+        self.comm = comm
+        self.master_of = {weight: as_master(weight) for weight in trained}
+        self.optimizer = torch.optim.AdamW(self.master_of.values(), lr)
+        self.tensors_of: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for weight, master in self.master_of.items():
+            # AdamW makes its state at its first step. It is here now, for a checkpoint to fill.
+            mean, square = torch.zeros_like(master), torch.zeros_like(master)
+            state = {"step": torch.tensor(0.0), "exp_avg": mean, "exp_avg_sq": square}
+            self.optimizer.state[master] = state
+            self.tensors_of[weight] = {"": master.detach(), "/mean": mean, "/square": square}
+        scaled = any(weight.dtype == torch.float16 for weight in trained)
         self.scale = 2.0**16 if scaled else 1.0
-        self.good_steps = 0
+        self.good_steps = self.updates = 0
 
     @torch.no_grad()
     def step(self) -> bool:
-        """Update masters and weights, and forget the gradients. Collective.
-
-        Return False if some rank has a gradient that is not finite: nothing is updated then.
-        """
+        """Update masters and weights, or return False if a rank has a gradient that is not finite."""
         finite = torch.ones(1)
-        for weight, master in zip(self.trained, self.masters, strict=True):
+        for weight, master in self.master_of.items():
             gradient, weight.grad = weight.grad, None
             if gradient is not None:
                 master.grad = gradient.to(master.dtype) / self.scale
@@ -66,6 +59,7 @@ class MixedPrecision:
         all_reduce(finite, self.comm, "min")
         if finite:
             self.optimizer.step()
+            self.updates += 1
             self.publish()
         elif self.scale == 1:
             raise FloatingPointError("a gradient is not finite: try a lower learning rate")
@@ -76,23 +70,34 @@ class MixedPrecision:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the weights."""
-        for weight, master in zip(self.trained, self.masters, strict=True):
+        for weight, master in self.master_of.items():
             if weight is not master:
                 weight.copy_(master)
 
     def adapt(self, finite: bool) -> None:
         """Halve the scale after an overflow; double it after many good steps."""
-        self.good_steps += 1
+        self.good_steps = self.good_steps + 1 if finite else 0
         if self.scale > 1 and not finite:
             self.scale /= 2
-            self.good_steps = 0
         elif self.scale > 1 and self.good_steps == GROWTH_INTERVAL:
             self.scale *= 2
             self.good_steps = 0
 
+    def counts(self) -> dict[str, float]:
+        """Return what a checkpoint has to hold in addition to `tensors_of`."""
+        return {"scale": self.scale, "good_steps": self.good_steps, "updates": self.updates}
+
+    def restore(self, counts: Mapping[str, Any]) -> None:
+        """Go on with counts of a checkpoint, from which `tensors_of` have been filled."""
+        self.scale, self.good_steps = counts["scale"], counts["good_steps"]
+        self.updates = counts["updates"]
+        for state in self.optimizer.state.values():
+            state["step"].fill_(self.updates)
+        self.publish()
+
 
 def as_master(weight: nn.Parameter) -> nn.Parameter:
-    """Return a copy in float32, or the weight itself if it is as precise."""
+    """Return a copy in float32; float32 and wider weights are their own masters."""
     if torch.finfo(weight.dtype).bits >= 32:
         return weight
     return nn.Parameter(weight.detach().float())

@@ -3,14 +3,12 @@
     forward     x ──▶ function, unrecorded ──▶ y         keep x and the state of the random generator
     backward    x ──▶ function, recorded ──▶ y again ──▶ the gradients of x and of the parameters
 
-Between the two, no activation inside the function is held. Applied to each of L layers, a rank
-holds L inputs and the inside of one layer. Cost: one more forward, a third of the work of a step.
-(Chen et al. 2016, "Training deep nets with sublinear memory cost".)
+Applied to each of L layers, a rank holds L inputs and the inside of one layer. Cost: one more
+forward, a third of the work of a step. (Chen et al. 2016, "Sublinear memory cost".)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +23,10 @@ def checkpoint(
     parameters: Iterable[nn.Parameter],
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return `function(x)`, and compute it again in backward.
+    """Return `function(x)`, and compute it again in backward, with the same random numbers.
 
-    `parameters` are all parameters that the function uses: one that is missing here gets no
-    gradient. The function draws from `generator`, by default torch's own on the CPU, and draws the
-    same numbers again in backward.
+    A parameter of the function that is not among `parameters` gets no gradient. The function draws
+    from `generator`, by default torch's own on the CPU.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     draws = generator or torch.default_generator
@@ -65,16 +62,11 @@ class Again(torch.autograd.Function):
 
 
 def recompute_layers(layers: Iterable[nn.Module]) -> None:
-    """Have each layer recompute itself in backward; the model must be in its final shape."""
+    """Replace each layer's forward by a checkpoint around it. Its hooks stay outside of that."""
     for layer in layers:
-        recompute(layer)
+        layer.forward = partial(recomputed, layer, layer.forward)
 
 
-def recompute(layer: nn.Module) -> None:
-    """Replace a layer's forward by a checkpoint around it. Its hooks stay outside of that."""
-    forward = layer.forward
-
-    def checkpointed(x: Tensor, *others: Any) -> Tensor:
-        return checkpoint(lambda x: forward(x, *others), x, layer.parameters())
-
-    layer.forward = checkpointed
+def recomputed(layer: nn.Module, forward: Callable[..., Tensor], x: Tensor, *others: Any) -> Tensor:
+    """Return `forward(x, *others)`, and compute it again in backward."""
+    return checkpoint(lambda x: forward(x, *others), x, layer.parameters())

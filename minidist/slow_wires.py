@@ -4,12 +4,9 @@
     DiLoCo      each site trains alone for H steps, then all take one outer step together
     stale       a part of the model learns from what it was some updates ago: nobody waits
 
-Bytes that a rank sends in a step, for n elements of `itemsize` bytes on P ranks, where data
-parallelism sends 2 (P - 1)/P n itemsize: top-k (P - 1) k (4 + itemsize); DiLoCo the bytes of data
-parallelism every H steps.
+Data parallelism sends 2 (P - 1)/P n elements in a step; top-k sends (P - 1) k elements and places;
+DiLoCo as much as data parallelism, every H steps.
 """
-
-from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,10 +25,9 @@ from minidist.comm import Communicator
 def sparse_all_reduce(gradient: Tensor, residual: Tensor, k: int, comm: Communicator) -> None:
     """Replace a flat gradient [n] by the sum of what all ranks send of it. Collective.
 
-    After t steps, summed over ranks: sent so far + residual = all gradients so far. An element that
-    is never large enough alone is sent once enough of it has come together; without the residual it
-    would be lost, and training would stop where the small elements lead. `residual` [n] is zeros at
-    first. (Stich et al. 2018, "Sparsified SGD with memory"; Aji & Heafield 2017.)
+    `residual` [n], zeros at first, holds what was not sent: an element that is never among the largest
+    is sent once enough of it has come together. Without it, training would stop where the small
+    elements lead. (Stich et al. 2018, "Sparsified SGD with memory"; Aji & Heafield 2017.)
     """
     residual += gradient
     chosen = residual.abs().topk(k).indices
@@ -52,10 +48,9 @@ class DiLoCo:
         site 0    x ─ step ─ step ─ ... ─ step ─▶ x0 ─┐  mean of x - x0, x - x1 ─▶ outer step ─▶ x, again
         site 1    x ─ step ─ step ─ ... ─ step ─▶ x1 ─┘
 
-    A site's change in `every` steps, x - x0, is taken for a gradient. The mean over sites goes to SGD
-    with Nesterov momentum, which moves x; inner optimizers keep their own moments. With lr 1 and
-    momentum 0, x becomes the mean of the sites (federated averaging). Memory: x and the momentum.
-    (Douillard et al. 2023, DiLoCo, algorithm 1; McMahan et al. 2017.)
+    A site's change in `every` steps is taken for a gradient. The mean over sites goes to SGD with
+    Nesterov momentum. With lr 1 and momentum 0, x becomes the mean of the sites, which is federated
+    averaging. (Douillard et al. 2023, DiLoCo, algorithm 1; McMahan et al. 2017.)
     """
 
     def __init__(
@@ -102,10 +97,9 @@ def train_delayed(
         pipeline of p stages that never drains      PipeDream: d(s) = p - s for stage s; 2BW: d = 2
         parameter server, stale by s                d = s + 1
 
-    Each part has its d in `delays`, and its optimizer. `loss_of(batch)` runs all parts. A small step
-    forgives this: weights that changed little have nearly the same gradient. A large one does not:
-    on a parabola of curvature c, plain SGD diverges from lr c = 2 on, and with d = 2 from 1 on.
-    (Narayanan et al. 2019, PipeDream, section 3.3; 2021, 2BW, section 3.1.)
+    Each part has its d in `delays`, and its optimizer. A small step forgives this: weights that changed
+    little have nearly the same gradient. A large one does not: on a parabola of curvature c, plain SGD
+    diverges from lr c = 2 on, and with d = 2 from 1 on. (Narayanan et al. 2019, PipeDream, section 3.3.)
     """
     versions = []  # the weights of the last d steps, oldest first
     for part, delay in zip(parts, delays, strict=True):

@@ -10,9 +10,8 @@ Each strategy changes what the one before has made, and none knows the others:
            cuts matrices      keeps     replaces `attend`   wraps `forward`     hooks gradients
                               layers
 
-The loss of a microbatch is divided by the tokens of the whole batch, and gradients are summed.
-Therefore every layout computes the serial gradient, and `--verify` can compare every parameter with
-a run on one rank that uses no strategy at all.
+The loss is divided by the tokens of the whole batch, and gradients are summed. Therefore every layout
+computes the serial gradient, and `--verify` compares every parameter with a serial run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from minidist.collectives import all_gather_object, all_reduce
 from minidist.comm import Communicator
 from minidist.context import context_parallel
 from minidist.data import Batches, Share, read_text
-from minidist.ddp import DDP, start_equal
+from minidist.ddp import DDP
 from minidist.fsdp import FSDP
 from minidist.mesh import Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
@@ -49,7 +48,6 @@ from minidist.zero import ZeRO
 # The largest difference from the serial run, as a share of the largest element of a parameter.
 BOUNDS = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 CHOICES = {"zero": range(4), "schedule": SCHEDULES, "precision": BOUNDS}
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -85,23 +83,25 @@ class Options(Layout):
             raise ValueError(f"--sp: {self.sequence} tokens do not divide by --tp {self.tp}")
         if self.cp > 1 and (self.tp > 1 or self.pp > 1):
             raise ValueError(f"--cp {self.cp} goes with --dp alone: leave out --tp and --pp")
-        dp = self.dp or max(1, ranks // (self.cp * self.pp * self.tp))
-        # On one stage 1F1B is gradient accumulation, and GPipe would hold every microbatch.
-        schedule = self.schedule if self.pp > 1 else "1f1b"
-        microbatches = self.microbatches or self.pp
-        return replace(self, dp=dp, schedule=schedule, microbatches=microbatches)
+        others = self.cp * self.pp * self.tp
+        dp = self.dp or max(1, ranks // others)
+        return replace(self, dp=dp, microbatches=self.microbatches or self.pp)
 
 
 class Run:
     """A model on a mesh, and all that trains it. Making one is collective, as are its methods."""
 
     def __init__(self, options: Options, comm: Communicator) -> None:
-        self.options, self.comm = options, comm
-        dp, cp, pp, tp = options.dp, options.cp, options.pp, options.tp
+        self.options = options
+        self.comm = comm
+        dp, cp = options.dp, options.cp
+        pp, tp = options.pp, options.tp
         mesh = Mesh(comm, {"dp": dp, "cp": cp, "pp": pp, "tp": tp})
+        data_ranks = mesh.group("dp", "cp")  # they share out the tokens
         self.axes = {axis: mesh[axis] for axis in ("cp", "pp", "tp")}
-        self.axes["dp"] = mesh.group("dp", "cp")  # they share out the tokens
-        text, place = read_text(options.text), mesh.coordinates
+        self.axes["dp"] = data_ranks
+        place = mesh.coordinates
+        text = read_text(options.text)
         self.batches = Batches(text, options.batch, options.sequence, options.seed)
         self.share = Share(place["dp"], dp, place["cp"], cp, options.microbatches)
         self.share.check(options.batch, options.sequence)
@@ -116,21 +116,20 @@ class Run:
             tied=options.tied,
         )
         self.dtype = getattr(torch, options.precision)
-        self.device = getattr(comm.transport, "device", torch.device("cpu"))
+        self.device = getattr(comm.transport, "device", "cpu")
         model = GPT(config, options.seed, self.dtype).to(self.device)
-        start_equal(model, comm)
         self.loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
         if tp > 1:
             tensor.tensor_parallel(model, mesh["tp"], options.sp)
             columns = tensor.block_of(model.get_parameter("head.weight"))
-            self.loss_of = partial(tensor.cross_entropy_sum, block=columns, comm=mesh["tp"])
+            parallel_loss = tensor.cross_entropy_sum
+            self.loss_of = partial(parallel_loss, block=columns, comm=mesh["tp"])
         self.stage = Stage(model, mesh["pp"])
         if cp > 1:
             context_parallel(self.stage, mesh["cp"])
         blocks = list(self.stage.layers.values())
         if options.recompute:
             recompute_layers(blocks)
-        data_ranks = self.axes["dp"]
         if options.zero == 0:
             self.data: DDP | ZeRO = DDP(self.stage, data_ranks, op="sum")
         elif options.zero == 3:
@@ -138,17 +137,11 @@ class Run:
         else:
             self.data = ZeRO(self.stage, data_ranks, options.zero, blocks)
 
-        # Now the order of forwards and backwards, and what updates the parameters.
         self.pipeline = Pipeline(mesh["pp"])
-        self.actions = SCHEDULES[options.schedule](pp, options.microbatches)[place["pp"]]
-        self.mixed = MixedPrecision(
-            self.data.trained, lambda weights: torch.optim.AdamW(weights, options.lr), comm
-        )
-        # AdamW makes its state at the first step. It is here now, so that --resume can fill it.
-        self.adam = self.mixed.optimizer.state
-        for master in self.mixed.masters:
-            moments = {key: torch.zeros_like(master) for key in MOMENTS}
-            self.adam[master] = {"step": torch.tensor(0.0), **moments}
+        # On one stage 1F1B is gradient accumulation, and GPipe would hold every microbatch.
+        schedule = SCHEDULES[options.schedule if pp > 1 else "1f1b"]
+        self.actions = schedule(pp, options.microbatches)[place["pp"]]
+        self.mixed = MixedPrecision(self.data.trained, options.lr, comm)
         self.steps_done = 0
         if options.resume:
             self.resume()
@@ -161,7 +154,7 @@ class Run:
         batch = self.batches.batch(self.steps_done).to(self.device)
         inputs, targets = zip(*self.share.of(batch), strict=True)
         rows, time = inputs[0].shape
-        first, tp = self.share.first_position(self.options.sequence), self.axes["tp"]
+        first = self.share.first_position(self.options.sequence)
         total = torch.zeros(1, dtype=torch.float64)
 
         def forward(x: Tensor, microbatch: int) -> Tensor:
@@ -173,7 +166,7 @@ class Run:
                 y = y * self.mixed.scale
             return y
 
-        tokens = time // tp.size if self.options.sp else time
+        tokens = time // self.options.tp if self.options.sp else time
         sizes = (rows, tokens, self.options.hidden)
         like = torch.empty(sizes, dtype=self.dtype, device=self.device)
         *others, last = self.actions
@@ -190,38 +183,31 @@ class Run:
             self.data.publish()
         self.steps_done += 1
         all_reduce(total, self.comm)
-        return total.item() / tp.size  # its ranks have all counted the same loss
+        return total.item() / self.options.tp  # whose ranks have all counted the same loss
 
     def pieces(self) -> list[Piece]:
         """Return the weights and the optimizer's state that this rank holds."""
         names = {parameter: name for name, parameter in self.stage.named_parameters()}
-        master_of = dict(zip(self.mixed.trained, self.mixed.masters, strict=True))
         pieces = []
         for parameter, start, stop, trained, offset in self.data.owned():
-            name, master = names[parameter], master_of[trained]
-            held = {name: master.detach()}
-            held |= {f"{name}/{key}": self.adam[master][key] for key in MOMENTS}
-            for key, values in held.items():
+            block = tensor.block_of(parameter)
+            for kind, values in self.mixed.tensors_of[trained].items():
                 own = values.view(-1)[offset : offset + stop - start]
-                pieces.append(Piece(key, tensor.block_of(parameter), start, own))
+                pieces.append(Piece(names[parameter] + kind, block, start, own))
         return pieces
 
     def save(self) -> Path:
         """Save a checkpoint, which any layout can read; return its folder."""
-        mixed = self.mixed
-        updates = self.adam[mixed.masters[0]]["step"].item()
-        state = {"updates": updates, "scale": mixed.scale, "good_steps": mixed.good_steps}
-        return save(Path(self.options.save), self.steps_done, self.pieces(), state, self.comm)
+        folder = Path(self.options.save)
+        state = self.mixed.counts()
+        return save(folder, self.steps_done, self.pieces(), state, self.comm)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint in `--resume`."""
         path = newest(Path(self.options.resume))
         state = load(path, self.pieces())
         self.steps_done = state["step"]
-        self.mixed.scale, self.mixed.good_steps = state["scale"], state["good_steps"]
-        for master in self.mixed.masters:
-            self.adam[master]["step"].fill_(state["updates"])
-        self.mixed.publish()
+        self.mixed.restore(state)
         self.data.publish()
 
     def weights(self) -> dict[str, Tensor]:
@@ -233,7 +219,8 @@ class Run:
     def sent(self) -> str:
         """Say what a rank has sent along each axis in a step, in the mean, and the formula's."""
         formula = bytes_sent(self.stage.config, self.options, self.dtype.itemsize)
-        steps, words = max(1, self.steps_done - self.first_step), []
+        steps = max(1, self.steps_done - self.first_step)
+        words = []
         for axis, group in self.axes.items():
             mean = torch.tensor([group.traffic.bytes / steps], dtype=torch.float64)
             all_reduce(mean, self.comm, "mean")
@@ -250,10 +237,8 @@ def train(options: Options, comm: Communicator, talk: bool = True) -> dict[str, 
     while trainer.steps_done < options.steps:
         started = time.perf_counter()
         loss = trainer.step()
-        seconds = time.perf_counter() - started
-        rate = trainer.batches.tokens_in_batch / seconds
-        words = f"{1000 * seconds:.0f} ms, {rate:,.0f} tokens/s"
-        say(f"step {trainer.steps_done}: loss {loss:.6f}, {words}", flush=True)
+        rate = trainer.batches.tokens_in_batch / (time.perf_counter() - started)
+        say(f"step {trainer.steps_done}: loss {loss:.6f}, {rate:,.0f} tokens/s", flush=True)
         due = options.save_every and trainer.steps_done % options.save_every == 0
         if options.save and (due or trainer.steps_done == options.steps):
             say(f"saved {trainer.save()}")
@@ -263,17 +248,17 @@ def train(options: Options, comm: Communicator, talk: bool = True) -> dict[str, 
 
 
 def verify(options: Options, weights: dict[str, Tensor]) -> str:
-    """Train on one rank without any strategy, and say how far the parameters are from `weights`.
-
-    Raises AssertionError if one is further away than the precision explains.
-    """
-    alone = replace(options, dp=1, cp=1, pp=1, tp=1, sp=False, zero=0, recompute=False)
-    alone = replace(alone, microbatches=1, save="")
+    """Train on one rank without any strategy; raise if a parameter is not the same."""
+    alone = replace(
+        options, dp=1, cp=1, pp=1, tp=1, zero=0, sp=False, microbatches=1, recompute=False, save=""
+    )
     (serial,) = run(lambda comm: train(alone, comm, talk=False), ranks=1)
     assert serial.keys() == weights.keys(), "the two runs have other parameters"
-    bound, worst = BOUNDS[options.precision], 0.0
+    bound = BOUNDS[options.precision]
+    worst = 0.0
     for name, wanted in serial.items():
-        off = ((weights[name] - wanted).abs().max() / wanted.abs().max()).item()
+        furthest = (weights[name] - wanted).abs().max()
+        off = (furthest / wanted.abs().max()).item()
         assert off <= bound, f"{name} is off by {off:.1e} of its largest element, bound {bound}"
         worst = max(worst, off)
     return f"verified: every parameter equals the serial run to {worst:.1e} of its largest element"
@@ -281,16 +266,14 @@ def verify(options: Options, weights: dict[str, Tensor]) -> str:
 
 def main() -> None:
     """Read the flags, and train on the ranks they ask for."""
-    parser = argparse.ArgumentParser("minidist.train", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser("minidist.train", description="Train a GPT on any mesh.")
     for field in fields(Options):
-        flag, text = f"--{field.name.replace('_', '-')}", field.metadata["help"]
+        flag = "--" + field.name.replace("_", "-")
+        add = partial(parser.add_argument, flag, default=field.default, help=field.metadata["help"])
         if isinstance(field.default, bool):
-            parser.add_argument(flag, action="store_true", help=text)
+            add(action="store_true")
         else:
-            kind, choices = type(field.default), CHOICES.get(field.name)
-            parser.add_argument(
-                flag, type=kind, default=field.default, choices=choices, help=text, metavar=""
-            )
+            add(type=type(field.default), choices=CHOICES.get(field.name), metavar="")
     options = Options(**vars(parser.parse_args()))
     if options.ranks:
         weights, *_ = run(lambda comm: train(options, comm), options.ranks)
