@@ -32,7 +32,7 @@ def sparse_all_reduce(gradient: Tensor, residual: Tensor, k: int, comm: Communic
     residual += gradient
     chosen = residual.abs().topk(k).indices
     values = residual[chosen]
-    residual[chosen] = 0
+    residual[chosen] = 0  # Now the residual is what has not been sent yet.
     places = all_gather(chosen.to(torch.int32), comm)  # [P k], rank by rank
     addends = all_gather(values, comm)
     gradient.zero_()

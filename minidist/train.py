@@ -85,7 +85,8 @@ class Options(Layout):
             raise ValueError(f"--cp {self.cp} goes with --dp alone: leave out --tp and --pp")
         others = self.cp * self.pp * self.tp
         dp = self.dp or max(1, ranks // others)
-        return replace(self, dp=dp, microbatches=self.microbatches or self.pp)
+        microbatches = self.microbatches or self.pp
+        return replace(self, dp=dp, microbatches=microbatches)
 
 
 class Run:
@@ -98,8 +99,8 @@ class Run:
         pp, tp = options.pp, options.tp
         mesh = Mesh(comm, {"dp": dp, "cp": cp, "pp": pp, "tp": tp})
         data_ranks = mesh.group("dp", "cp")  # they share out the tokens
-        self.axes = {axis: mesh[axis] for axis in ("cp", "pp", "tp")}
-        self.axes["dp"] = data_ranks
+        self.axes = {"dp": data_ranks}
+        self.axes |= {axis: mesh[axis] for axis in ("cp", "pp", "tp")}
         place = mesh.coordinates
         text = read_text(options.text)
         self.batches = Batches(text, options.batch, options.sequence, options.seed)
@@ -122,8 +123,7 @@ class Run:
         if tp > 1:
             tensor.tensor_parallel(model, mesh["tp"], options.sp)
             columns = tensor.block_of(model.get_parameter("head.weight"))
-            parallel_loss = tensor.cross_entropy_sum
-            self.loss_of = partial(parallel_loss, block=columns, comm=mesh["tp"])
+            self.loss_of = partial(tensor.cross_entropy_sum, block=columns, comm=mesh["tp"])
         self.stage = Stage(model, mesh["pp"])
         if cp > 1:
             context_parallel(self.stage, mesh["cp"])
