@@ -43,7 +43,7 @@ class Layout:
 
 
 def parameters(config: GPTConfig) -> int:
-    """Return N."""
+    """Return N, of embedding, head, layers and the last norm."""
     words = config.vocabulary * config.hidden
     tables = words if config.tied else 2 * words
     layer = matrices(config) + 2 * config.hidden
