@@ -33,28 +33,20 @@ def read_text(path: str = "") -> Tensor:
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batches of a run.
+    """The global batches of a run: `rows` sequences of T = `sequence` tokens, cut from a text.
 
-    Attributes
-    ----------
-    tokens : Tensor [n]
-        The text.
-    rows, sequence : int
-        Sequences in a global batch, and tokens in each (T).
-    seed : int
-        Draws where in the text each sequence begins.
+    `seed` draws where in the text each sequence begins.
     """
 
-    tokens: Tensor
+    tokens: Tensor  # [n]
     rows: int
     sequence: int
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.tokens) <= self.sequence:
-            found = (
-                f"the text has {len(self.tokens)} bytes, and a sequence takes {self.sequence + 1}"
-            )
+        size, needed = len(self.tokens), self.sequence + 1  # a sequence, and what follows it
+        if size < needed:
+            found = f"the text has {size} bytes, and a sequence takes {needed}"
             raise ValueError(f"{found}: give a longer text, or a shorter --sequence")
 
     @property
@@ -64,23 +56,17 @@ class Batches:
 
     def batch(self, step: int) -> Tensor:
         """Return the sequences of a step: [rows, T + 1]."""
+        windows = self.tokens.unfold(0, self.sequence + 1, 1)  # [n - T, T + 1], a view
         draws = np.random.default_rng((self.seed, step))
-        starts = draws.integers(0, len(self.tokens) - self.sequence, self.rows)
-        return torch.stack([self.tokens[start : start + self.sequence + 1] for start in starts])
+        return windows[draws.integers(0, len(windows), self.rows)]
 
 
 @dataclass(frozen=True)
 class Share:
     """This rank's part of each batch.
 
-    Attributes
-    ----------
-    dp, dp_size : int
-        This rank's place along the data axis: it has rows/dp_size rows.
-    cp, cp_size : int
-        Along the context axis: it has T/cp_size tokens of each of them.
-    microbatches : int
-        In how many parts it computes its rows.
+    Along the data axis it has rows/dp_size rows, along the context axis T/cp_size tokens of each of
+    them. It computes its rows in `microbatches` parts.
     """
 
     dp: int = 0
@@ -104,7 +90,7 @@ class Share:
     def of(self, batch: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return inputs and targets [b, T/cp] of each microbatch, from a batch [rows, T + 1]."""
         rows = batch.chunk(self.dp_size)[self.dp]
-        inputs, targets = rows[:, :-1], rows[:, 1:]
-        mine = [part.chunk(self.cp_size, 1)[self.cp] for part in (inputs, targets)]
-        parts = [part.chunk(self.microbatches) for part in mine]
+        inputs = rows[:, :-1].chunk(self.cp_size, 1)[self.cp]
+        targets = rows[:, 1:].chunk(self.cp_size, 1)[self.cp]
+        parts = inputs.chunk(self.microbatches), targets.chunk(self.microbatches)
         return list(zip(*parts, strict=True))

@@ -19,7 +19,7 @@ nothing complains. (Li et al. 2020, sections 2.2 and 3.2.)
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -32,13 +32,20 @@ from minidist.comm import Communicator, Stream
 # ---------------------------------------------------------------- the idea
 
 
+def reduce_each(parameters: Iterable[nn.Parameter], comm: Communicator, op: str = "sum") -> None:
+    """Replace every gradient by the sum (or mean) over all ranks, after backward: naively."""
+    for parameter in parameters:
+        assert parameter.grad is not None
+        all_reduce(parameter.grad, comm, op)
+
+
 def reduce_gradients(
     parameters: Sequence[nn.Parameter],
     comm: Communicator,
     op: str = "sum",
     bucket_bytes: int = 4 << 20,
 ) -> None:
-    """Replace every gradient by the sum (or mean) over all ranks, after backward. Collective."""
+    """Do the same in buckets; a parameter that backward has not reached counts as zeros."""
     for bucket in partition(parameters, bucket_bytes):
         flat = take_gradients(bucket)
         all_reduce(flat, comm, op)
@@ -53,12 +60,11 @@ def partition(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Par
     buckets: list[list[nn.Parameter]] = []
     size = 0
     for parameter in reversed(parameters):
-        fits = size + parameter.nbytes <= most
-        if not buckets or not fits or buckets[-1][0].dtype != parameter.dtype:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(parameter)
         size += parameter.nbytes
+        if not buckets or size > most or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            size = parameter.nbytes
+        buckets[-1].append(parameter)
     return buckets
 
 
@@ -84,94 +90,70 @@ def views_into(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
 
 
-@torch.no_grad()
 def start_equal(module: nn.Module, comm: Communicator) -> None:
     """Give every rank the parameters and buffers of rank 0."""
     for tensor in [*module.parameters(), *module.buffers()]:
-        whole = tensor.detach().contiguous()
-        broadcast(whole, comm)
-        tensor.copy_(whole)
+        broadcast(tensor.detach(), comm)
 
 
-# ---------------------------------------------------------------- the class, which overlaps
+# ---------------------------------------------------------------- while backward goes on
 
 
-class Owned(NamedTuple):
-    """Where a rank keeps what it updates: elements `start` to `stop` of a parameter, flattened,
-    are `trained[offset:]`.
+class DataParallel(nn.Module):
+    """A module whose gradients are reduced in parts, each as soon as backward has completed it.
+
+    `DDP` below, and ZeRO, say what `launch` does with the gradients of a part.
     """
 
-    parameter: nn.Parameter
-    start: int
-    stop: int
-    trained: nn.Parameter
-    offset: int
-
-
-class DDP(nn.Module):
-    """A module whose gradients are summed over ranks while backward goes on.
-
-    model = DDP(model, comm, op="sum")
-    loss_of(model(tokens)).backward()
-    model.finish()                      wait for the last messages
-    optimizer.step()                    the same on every rank
-
-    Parameters
-    ----------
-    module : nn.Module
-        Rank 0's parameters and buffers are copied to all ranks.
-    comm : Communicator
-        The ranks that have copies.
-    op : {"sum", "mean"}
-        See above.
-    bucket_bytes : int
-        The most bytes of a bucket.
-    """
-
-    def __init__(
-        self, module: nn.Module, comm: Communicator, op: str, bucket_bytes: int = 4 << 20
-    ) -> None:
+    def __init__(self, module: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> None:
         super().__init__()
-        self.module, self.op, self.syncs = module, op, True
-        start_equal(module, comm)
-        self.trained = [each for each in module.parameters() if each.requires_grad]
-        self.buckets = [Bucket(part) for part in partition(self.trained, bucket_bytes)]
-        self.bucket_of = {each: bucket for bucket in self.buckets for each in bucket.parameters}
-        self.next = 0  # the first bucket that has not been launched
-        self.stream = Stream(comm)
-        self.hooks = when_gradient_arrives(self.trained, self.mark_ready)
+        self.module, self.parts, self.syncs = module, parts, True
+        self.part_of = {each: number for number, part in enumerate(parts) for each in part}
+        self.missing = [set(part) for part in parts]  # whose gradient is not complete
+        self.next = 0  # the first part that has not been launched
+        # The hooks hold this object weakly. Otherwise it and the parameters would keep each other
+        # alive for ever, since Python's collector does not see the hooks of autograd.
+        weakly = weakref.ref(self)
+
+        def hook(parameter: nn.Parameter) -> None:
+            if (model := weakly()) is not None:
+                model.mark_ready(parameter)
+
+        for parameter in self.part_of:
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module."""
         return self.module(*inputs, **options)
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
-        """Note that a gradient is complete; launch the buckets that are now full."""
+        """Note that a gradient is complete; launch the parts that are now complete, too."""
         if not self.syncs:
             return
-        self.bucket_of[parameter].missing.discard(parameter)
-        # In one order on all ranks, whichever bucket is full first: collectives must match.
-        while self.next < len(self.buckets) and not self.buckets[self.next].missing:
-            self.launch(self.buckets[self.next])
+        missing = self.missing[self.part_of[parameter]]
+        if parameter not in missing:
+            again = "a second backward would add to gradients that are on their way"
+            raise RuntimeError(
+                f"{again}: call finish() first, or use no_sync() for all but the last"
+            )
+        missing.remove(parameter)
+        # In one order on all ranks, whichever part is complete first: collectives must match.
+        while self.next < len(self.parts) and not self.missing[self.next]:
+            self.launch(self.next)
+            self.next += 1
 
-    def launch(self, bucket: Bucket) -> None:
-        """Begin to sum a bucket's gradients."""
-        bucket.flat = take_gradients(bucket.parameters)
-        self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op)
-        self.next += 1
+    def launch(self, number: int) -> None:
+        """Begin to reduce the gradients of a part."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Wait until every gradient is the sum over all ranks. Collective.
+        """Launch what backward has not completed. Collective.
 
-        Buckets that backward has not filled are sent now: a rank that did not use a parameter
-        contributes zeros, for the others may have used it.
+        A rank that did not use a parameter contributes zeros, for the others may have used it.
         """
-        while self.next < len(self.buckets):
-            self.launch(self.buckets[self.next])
-        self.stream.wait()
-        for bucket in self.buckets:
-            show_gradients(bucket.parameters, bucket.flat)
-            bucket.missing = set(bucket.parameters)
+        for number in range(self.next, len(self.parts)):
+            self.launch(number)
+        self.missing = [set(part) for part in self.parts]
         self.next = 0
 
     @contextmanager
@@ -183,6 +165,53 @@ class DDP(nn.Module):
         finally:
             self.syncs = True
 
+
+class Owned(NamedTuple):
+    """Elements `start` to `stop` - 1 of a parameter, flattened, which a rank updates.
+
+    They are elements `offset` and following of `trained`, which the optimizer is given.
+    """
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    trained: nn.Parameter
+    offset: int
+
+
+class DDP(DataParallel):
+    """A module whose gradients are all-reduced in buckets.
+
+    model = DDP(model, comm, op="sum")  all ranks begin with rank 0's parameters
+    loss_of(model(tokens)).backward()
+    model.finish()                      wait for the last messages
+    optimizer.step()                    the same on every rank
+    """
+
+    def __init__(
+        self, module: nn.Module, comm: Communicator, op: str, bucket_bytes: int = 4 << 20
+    ) -> None:
+        start_equal(module, comm)
+        trained = [each for each in module.parameters() if each.requires_grad]
+        super().__init__(module, partition(trained, bucket_bytes))
+        self.trained, self.op = trained, op
+        self.flats: list[Tensor] = []  # of the buckets that have been launched
+        self.stream = Stream(comm)
+
+    def launch(self, number: int) -> None:
+        """Have the stream sum a bucket's gradients while backward goes on."""
+        flat = take_gradients(self.parts[number])
+        self.flats.append(flat)
+        self.stream.launch(all_reduce, flat, self.stream.comm, self.op)
+
+    def finish(self) -> None:
+        """Wait until every gradient is the sum over all ranks. Collective."""
+        super().finish()
+        self.stream.wait()
+        for bucket, flat in zip(self.parts, self.flats, strict=True):
+            show_gradients(bucket, flat)
+        self.flats = []
+
     def owned(self) -> Iterator[Owned]:
         """Yield what this rank updates: all of every parameter."""
         for parameter in self.trained:
@@ -190,29 +219,3 @@ class DDP(nn.Module):
 
     def publish(self) -> None:
         """Do nothing: every rank has made the same update."""
-
-
-class Bucket:
-    """Gradients that travel together: filling while any is `missing`, then launched."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters, self.missing = parameters, set(parameters)
-        self.flat = torch.empty(0)
-
-
-def when_gradient_arrives(
-    parameters: Sequence[nn.Parameter], call: Callable[[nn.Parameter], None]
-) -> list[Any]:
-    """Have `call(parameter)`, a method, called whenever backward has added to a gradient.
-
-    The hooks hold its object weakly. Otherwise parameter and object would keep each other alive
-    for ever, since Python's collector does not see the hooks of autograd.
-    """
-    method = weakref.WeakMethod(call)
-
-    def hook(parameter: Any) -> None:
-        if (found := method()) is not None:
-            found(parameter)
-
-    register = nn.Parameter.register_post_accumulate_grad_hook
-    return [register(parameter, hook) for parameter in parameters]  # type: ignore[no-untyped-call]

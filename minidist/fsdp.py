@@ -12,7 +12,6 @@ al. 2023, "PyTorch FSDP", section 3.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,60 +29,36 @@ class FSDP(ZeRO):
     model.finish()
     optimizer.step()
 
-    A block's parameters are whole in its forward, and from the beginning of its backward until its
-    gradients are reduced. What is outside of blocks is whole from the model's forward to the end of
-    its backward. Gradients are reduced as in stage 2.
-
-    Parameters
-    ----------
-    module, comm
-        As for `ZeRO`.
-    blocks : iterable of nn.Module
-        The layers. Each must be called as a module, since hooks see no other way in, and by all
-        ranks alike: a rank that leaves one out would not gather it for the others.
+    Each of the `blocks` must be called as a module, since hooks see no other way in, and by all
+    ranks alike: a rank that leaves one out would not gather it for the others.
     """
 
     def __init__(self, module: nn.Module, comm: Communicator, blocks: Iterable[nn.Module]) -> None:
         super().__init__(module, comm, 3, blocks)
-        for owner, unit in self.owners:
+        for layer, unit in zip(self.layers, self.units, strict=True):
             unit.reshard()
-            if owner is not module:
-                hook_block(owner, unit)
+            hook_layer(layer, unit, outermost=layer is module)
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module, with what is outside of the blocks whole."""
-        outside = [unit for owner, unit in self.owners if owner is self.module]
-        for unit in outside:
-            unit.unshard()
-        result = self.module(*inputs, **options)
-        if not torch.is_grad_enabled():
-            for unit in outside:
-                unit.reshard()
-        return result
-
-    def reduce_next(self) -> None:
-        """Free the parameters of the unit whose turn it is, and reduce its gradients."""
-        self.units[self.next].reshard()
-        super().reduce_next()
+    def launch(self, number: int) -> None:
+        """Free the parameters of a unit, and reduce its gradients."""
+        self.units[number].reshard()
+        super().launch(number)
 
     def publish(self) -> None:
         """Do nothing: the next forward gathers the updated parameters."""
 
 
-def hook_block(block: nn.Module, unit: Unit) -> None:
-    """Have a unit whole while its block computes.
+def hook_layer(layer: nn.Module, unit: Unit, outermost: bool) -> None:
+    """Have a unit whole in the forward of its layer, and from the beginning of its backward on.
 
-    forward    pre-hook: unshard │ compute │ hook: reshard
-    backward   pre-hook: unshard │ compute │ last gradient arrives: reshard, reduce-scatter
+    The outermost module's backward follows its forward at once, so its unit stays whole in between.
     """
 
-    def unshard(*_: object) -> None:
-        if not unit.is_whole:
-            unit.unshard()
+    def after_forward(*_: object) -> None:
+        if not (outermost and torch.is_grad_enabled()):
+            unit.reshard()
 
-    def reshard(*_: object) -> None:
-        unit.reshard()
-
-    block.register_forward_pre_hook(unshard)
-    block.register_forward_hook(reshard)
-    block.register_full_backward_pre_hook(unshard)
+    layer.register_forward_pre_hook(lambda *_: unit.unshard())
+    layer.register_forward_hook(after_forward)
+    if not outermost:
+        layer.register_full_backward_pre_hook(lambda *_: unit.unshard())

@@ -28,45 +28,37 @@ from minidist.comm import Communicator
 
 
 class Mesh:
-    """This rank's place among all ranks, and its groups.
+    """This rank's place among all ranks, and its groups. Making one is collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        All ranks. Making a mesh is collective.
-    sizes : mapping of str to int
-        The number of ranks along each axis, outermost first.
-
-    Raises
-    ------
-    ValueError
-        If the sizes do not multiply to the number of ranks.
+    `sizes` are the numbers of ranks along each axis, outermost first.
     """
 
     def __init__(self, comm: Communicator, sizes: Mapping[str, int]) -> None:
-        self.comm, self.sizes = comm, dict(sizes)
-        if prod(self.sizes.values()) != comm.size:
-            product = "*".join(self.sizes)
-            found = f"{product} = {prod(self.sizes.values())}, but {comm.size} ranks were started"
+        self.comm = comm
+        product = prod(sizes.values())
+        if product != comm.size:
+            axes = "*".join(sizes)
+            found = f"{axes} = {product}, but {comm.size} ranks were started"
             raise ValueError(f"{found}: start as many ranks as the axes multiply to")
-        self.array = np.arange(comm.size).reshape(tuple(self.sizes.values()))
+        self.array = np.arange(product).reshape(tuple(sizes.values()))
         place = np.argwhere(self.array == comm.rank)[0].tolist()
-        self.coordinates = dict(zip(self.sizes, place, strict=True))
+        self.coordinates: dict[str, int] = dict(zip(sizes, place, strict=True))
         self.groups: dict[tuple[str, ...], Communicator] = {}
 
     def group(self, *axes: str) -> Communicator:
         """Return the ranks that differ from this one along `axes` alone. Collective at first use.
 
-        `mesh.group("tp")` is a column of the array; `mesh.group("dp", "cp")` a plane, ordered along
-        the axes.
+        `mesh.group("tp")` is a row of the array above; `mesh.group("dp", "cp")` a plane, ordered
+        along the axes.
         """
         if axes not in self.groups:
-            # Ranks of one group agree in all other coordinates: that is its color.
-            others = [axis for axis in self.sizes if axis not in axes]
-            color = 0
-            for axis in others:
-                color = color * self.sizes[axis] + self.coordinates[axis]
-            self.groups[axes] = self.comm.split(color)
+            # Along `axes` every place counts, along the others this rank's own.
+            where: dict[str, int | slice] = {**self.coordinates}
+            for axis in axes:
+                where[axis] = slice(None)
+            members = self.array[tuple(where.values())]
+            first = int(members.min())  # no two groups have the same first rank
+            self.groups[axes] = self.comm.split(color=first)
         return self.groups[axes]
 
     def __getitem__(self, axis: str) -> Communicator:

@@ -8,10 +8,10 @@
     attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
     mlp          down(silu(gate(x)) * up(x))
 
-A strategy changes the model from outside, by the names of its parts: it replaces a linear layer or
-the function `attention.attend`, or hooks a layer. So attention reads the number of heads from the
-shapes it is given, because a rank may hold only some heads. And a layer is given everything that it
-depends on, `x` and the rotary table, as an argument.
+A strategy changes the model from outside: it cuts matrices, hooks layers, or replaces the function
+that attention or a norm calls. A rank may hold only some heads, therefore attention reads their
+number from the shapes it is given. A layer is given all that it depends on as arguments, therefore
+it can be computed again.
 
 Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
 (rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
@@ -20,62 +20,40 @@ rotation follow Hugging Face's convention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Rotary: TypeAlias = tuple[Tensor, Tensor]
+Rotary = tuple[Tensor, Tensor]
 """Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
-
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to each head's output [B, H, T, d]."""
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT.
+    """Sizes of a GPT."""
 
-    Attributes
-    ----------
-    vocabulary, layers, hidden, heads : int
-        Token ids (V), blocks (L), channels (D), attention heads (H).
-    key_value_heads : int
-        Heads of keys and values; heads/key_value_heads heads share each. 0 means `heads`.
-    intermediate : int
-        Channels inside the MLP. 0 means 8/3 * hidden, rounded up to a multiple of 16: three such
-        matrices have as many parameters as two of 4 * hidden.
-    sequence : int
-        Tokens in a sequence (T).
-    rope_theta, norm_epsilon : float
-        Base of the rotary wavelengths; the number that keeps the norm of a zero vector finite.
-    tied : bool
-        Whether the head is the matrix of the embedding (Press & Wolf 2017).
-    """
-
-    vocabulary: int = 256
-    layers: int = 4
-    hidden: int = 64
-    heads: int = 4
-    key_value_heads: int = 0
-    intermediate: int = 0
-    sequence: int = 64
-    rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-5
-    tied: bool = False
+    vocabulary: int = 256  # token ids (V)
+    layers: int = 4  # blocks (L)
+    hidden: int = 64  # channels (D)
+    heads: int = 4  # of attention (H)
+    key_value_heads: int = 0  # H_kv; each is shared by H/H_kv heads; 0 means `heads`
+    intermediate: int = 0  # channels inside the MLP; 0 means 8/3 * hidden, up to a multiple of 16
+    sequence: int = 64  # tokens in a sequence (T)
+    rope_theta: float = 10_000.0  # base of the rotary wavelengths
+    norm_epsilon: float = 1e-5  # keeps the norm of a zero vector finite
+    tied: bool = False  # the head is the matrix of the embedding (Press & Wolf 2017)
 
     def __post_init__(self) -> None:
-        kv = self.key_value_heads or self.heads
+        # Three matrices of 8/3 * hidden have as many parameters as the usual two of 4 * hidden.
         inside = self.intermediate or -(-8 * self.hidden // 48) * 16
+        kv = self.key_value_heads or self.heads
+        object.__setattr__(self, "intermediate", inside)  # the class is frozen
         object.__setattr__(self, "key_value_heads", kv)
-        object.__setattr__(self, "intermediate", inside)
         if self.hidden % (2 * self.heads) or self.heads % kv:
             sizes = f"hidden={self.hidden}, heads={self.heads}, key_value_heads={kv}"
-            fix = "hidden must divide by 2*heads, and heads by key_value_heads"
-            raise ValueError(f"{sizes}: {fix}")
+            raise ValueError(f"{sizes}: hidden must divide by 2*heads, heads by key_value_heads")
 
     @property
     def head_dim(self) -> int:
@@ -86,27 +64,23 @@ class GPTConfig:
 class GPT(nn.Module):
     """The serial model, from tokens to logits.
 
-    Parameters
-    ----------
-    config : GPTConfig
-        Its sizes.
-    seed : int
-        Draws the weights, on the CPU and in float32: the same numbers for every dtype.
-    dtype : torch.dtype, optional
-        Of the parameters; by default torch's.
+    `seed` draws the weights, on the CPU and in float32: the same numbers for every `dtype`.
     """
 
-    def __init__(self, config: GPTConfig, seed: int = 0, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.config = config
         # First shapes alone: torch's own initialisation would draw from the process's generator.
         with torch.device("meta"):
-            embedding: nn.Module = nn.Embedding(config.vocabulary, config.hidden)
-            self.embedding = embedding  # tensor parallelism replaces it
+            words = nn.Embedding(config.vocabulary, config.hidden)
+            self.embedding: nn.Module = words  # tensor parallelism replaces it
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-            self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+            self.norm = RMSNorm(config)
             self.head = linear(config.hidden, config.vocabulary)
-        self.to_empty(device="cpu").to(dtype or torch.get_default_dtype())
+        self.to(dtype)
+        self.to_empty(device="cpu")
         if config.tied:
             self.head.weight = self.get_parameter("embedding.weight")
         self.initialize(torch.Generator().manual_seed(seed))
@@ -123,10 +97,12 @@ class GPT(nn.Module):
             if parameter.dim() == 1:
                 parameter.fill_(1)
                 continue
-            writes = name.endswith(("output.weight", "down.weight"))
-            deviation = 0.02 / (2 * self.config.layers) ** 0.5 if writes else 0.02
+            deviation = 0.02
+            if name.endswith(("output.weight", "down.weight")):
+                deviation /= (2 * self.config.layers) ** 0.5
             drawn = torch.empty(parameter.shape, dtype=torch.float32)
-            parameter.copy_(drawn.normal_(0, deviation, generator=generator))
+            drawn.normal_(0, deviation, generator=generator)
+            parameter.copy_(drawn)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Return the logits [B, T, V] of the token after each of `tokens` [B, T].
@@ -135,28 +111,29 @@ class GPT(nn.Module):
         sequence.
         """
         x: Tensor = self.embedding(tokens)  # [B, T, D]
-        rotary = rotary_table(self.config, first, tokens.shape[1], x)
+        time = tokens.shape[1]
+        rotary = rotary_table(self.config, first, time, x)
         for layer in self.layers:
             x = layer(x, rotary)
-        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
+        x = self.norm(x)
+        logits: Tensor = self.head(x)  # [B, T, V]
         return logits
 
 
 class Layer(nn.Module):
-    """One block: attention, then the MLP; each adds to the residual stream what it makes of it."""
+    """One block: attention, then the MLP; each adds its output to the residual stream."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.attention_norm = RMSNorm(config)
         self.attention = Attention(config)
-        self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon)
-        self.mlp = MLP(config.hidden, config.intermediate)
+        self.mlp_norm = RMSNorm(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map the residual stream [B, T, D] to the next."""
         x = x + self.attention(self.attention_norm(x), rotary)
-        mapped: Tensor = x + self.mlp(self.mlp_norm(x))
-        return mapped
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -165,11 +142,12 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.query = linear(config.hidden, config.heads * config.head_dim)
-        self.key = linear(config.hidden, config.key_value_heads * config.head_dim)
-        self.value = linear(config.hidden, config.key_value_heads * config.head_dim)
-        self.output = linear(config.heads * config.head_dim, config.hidden)
-        self.attend: Attend = causal_attention  # ring attention replaces it
+        channels = config.key_value_heads * config.head_dim  # fewer than D, if heads share them
+        self.query = linear(config.hidden, config.hidden)
+        self.key = linear(config.hidden, channels)
+        self.value = linear(config.hidden, channels)
+        self.output = linear(config.hidden, config.hidden)
+        self.attend = causal_attention  # ring attention replaces it
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Let each position of `x` [B, T, D] attend to itself and to earlier ones: [B, T, D]."""
@@ -177,7 +155,8 @@ class Attention(nn.Module):
         key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
         value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
         attended = self.attend(query, key, value)  # [B, H, T, d]
-        mixed: Tensor = self.output(attended.transpose(1, 2).flatten(2))  # [B, T, D]
+        joined = attended.transpose(1, 2).flatten(2)  # [B, T, H * d]
+        mixed: Tensor = self.output(joined)  # [B, T, D]
         return mixed
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -189,36 +168,44 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: a linear map, gated channel by channel by the silu of another."""
 
-    def __init__(self, hidden: int, intermediate: int) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate = linear(hidden, intermediate)
-        self.up = linear(hidden, intermediate)
-        self.down = linear(intermediate, hidden)
+        self.gate = linear(config.hidden, config.intermediate)
+        self.up = linear(config.hidden, config.intermediate)
+        self.down = linear(config.intermediate, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map every position of `x` [B, T, D] by itself."""
-        mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        """Map the channels of each position of `x` [B, T, D]."""
+        gated = F.silu(self.gate(x)) * self.up(x)
+        mapped: Tensor = self.down(gated)
         return mapped
 
 
 class RMSNorm(nn.Module):
     """Divide by the root mean square of the channels, and scale each channel by a weight."""
 
-    def __init__(self, channels: int, epsilon: float) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.ones(config.hidden))
+        self.epsilon = config.norm_epsilon
+        self.normalize = rms_norm  # sequence parallelism replaces it
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim."""
-        return rms_norm(x, self.weight, self.epsilon)
+        return self.normalize(x, self.weight, self.epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Normalise the last dim, in float32 at least: a sum of squares overflows float16 early."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return weight * (wide * inverse).to(x.dtype)
+    """Normalise the last dim. A sum of squares would overflow float16 early, so widen `x` for it."""
+    wide = widen(x)
+    mean_square = wide.square().mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(mean_square + epsilon)
+    return weight * normed.to(x.dtype)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return `x` in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -234,8 +221,9 @@ def rotary_table(config: GPTConfig, first: int, time: int, like: Tensor) -> Rota
     """
     positions = torch.arange(first, first + time, dtype=torch.float64, device=like.device)
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
-    angles = positions[:, None] * config.rope_theta ** (-pairs / config.head_dim)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    speeds = config.rope_theta ** (-pairs / config.head_dim)  # radians a position
+    angles = torch.outer(positions, speeds)
+    return angles.cos().to(like), angles.sin().to(like)
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
@@ -251,7 +239,10 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the same and to earlier positions; head h reads key-value head h // (H/H_kv)."""
+    """Return each head's output [B, H, T, d], for queries [B, H, T, d], keys and values [B, H_kv, T, d].
+
+    A position attends to itself and to earlier ones; head h reads key-value head h // (H/H_kv).
+    """
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
@@ -262,5 +253,5 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is
     spread over ranks. The trainer divides by the token count of the whole batch.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
+    by_token = widen(logits).flatten(0, -2)  # [tokens, V]
+    return F.cross_entropy(by_token, targets.flatten(), reduction="sum")

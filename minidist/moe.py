@@ -29,11 +29,12 @@ def mixture(
     """
     choice_NK, weights_NK = route(x_ND, router_ED, k, bias_E)
     output_ND = torch.zeros_like(x_ND)
+    counts_E = choice_NK.flatten().bincount(minlength=len(experts))
     for number, expert in enumerate(experts):
         token, place = (choice_NK == number).nonzero(as_tuple=True)
-        weighted = weights_NK[token, place, None] * expert(x_ND[token])
-        output_ND.index_add_(0, token, weighted)
-    return output_ND, choice_NK.flatten().bincount(minlength=len(experts))
+        made = expert(x_ND[token])
+        output_ND.index_add_(0, token, weights_NK[token, place, None] * made)
+    return output_ND, counts_E
 
 
 def route(
@@ -47,12 +48,13 @@ def route(
 
 
 def balance_loss(scores_NE: Tensor, counts_E: Tensor) -> Tensor:
-    """Return E Σ f_e P_e of a sequence, which is 1 if all experts have as many tokens.
+    """Return E Σ f_e P_e of a sequence, which is 1 if all experts are chosen equally often.
 
     f_e of all choices fall on expert e, and P_e is its mean score. (Switch, section 2.2.)
     """
     fractions_E = counts_E / counts_E.sum()
-    return len(counts_E) * (fractions_E * scores_NE.mean(0)).sum()
+    means_E = scores_NE.mean(0)
+    return len(counts_E) * (fractions_E * means_E).sum()
 
 
 def rebalance(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
@@ -60,5 +62,5 @@ def rebalance(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
 
     (Wang et al. 2024, algorithm 1.)
     """
-    counts_E = counts_E.double()
-    bias_E += rate * (counts_E.mean() - counts_E).sign()
+    missing_E = counts_E.double().mean() - counts_E
+    bias_E += rate * missing_E.sign()

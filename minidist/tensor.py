@@ -25,8 +25,8 @@ Korthikanti et al. 2022, section 4.2.2, for sequences.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
-from minidist.model import GPT, RMSNorm, rms_norm
+from minidist.model import GPT, MLP, Attention, RMSNorm, rms_norm, widen
 
-Map: TypeAlias = Callable[[Tensor], Tensor]
+Map = Callable[..., Tensor]  # of a tensor, and of what else the map needs
 
 # ---------------------------------------------------------------- f, g and their like
 
@@ -45,41 +45,44 @@ class Adjoint(torch.autograd.Function):
     """A linear map whose backward is another one: its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
-        """Apply the map."""
-        ctx.map = backward
-        return forward(x)
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map, more: tuple[Any, ...]) -> Tensor:
+        ctx.adjoint, ctx.more = backward, more
+        return forward(x, *more)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Apply the adjoint."""
-        return ctx.map(gradient), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.adjoint(gradient, *ctx.more), None, None, None
 
 
-def adjoint(x: Tensor, forward: Map, backward: Map) -> Tensor:
-    """Return `forward(x)`, whose gradient is `backward` of the gradient."""
-    result: Tensor = Adjoint.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+def adjoint(x: Tensor, forward: Map, backward: Map, *more: Any) -> Tensor:
+    """Return `forward(x, *more)`, whose gradient is `backward(gradient, *more)`."""
+    result: Tensor = Adjoint.apply(x, forward, backward, more)  # type: ignore[no-untyped-call]
     return result
 
 
 def copy_to(x: Tensor, comm: Communicator) -> Tensor:
     """Return `x`, with which each rank computes its part; backward sums gradients (f)."""
-    return adjoint(x, lambda x: x.view_as(x), lambda gradient: summed(gradient, comm))
+    return adjoint(x, same, summed, comm)
 
 
 def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
     """Return the sum of all ranks' `x`; backward hands its gradient to each of them (g)."""
-    return adjoint(x, lambda x: summed(x, comm), lambda gradient: gradient)
+    return adjoint(x, summed, same, comm)
 
 
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """Return all ranks' tokens [B, T, D] of [B, T/P, D]; backward sums and scatters (f of sp)."""
-    return adjoint(x, lambda x: gathered(x, comm), lambda gradient: scattered(gradient, comm))
+    return adjoint(x, gathered, scattered, comm)
 
 
 def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """Return this rank's tokens [B, T/P, D] of the sum of all [B, T, D]; backward gathers (g)."""
-    return adjoint(x, lambda x: scattered(x, comm), lambda gradient: gathered(gradient, comm))
+    return adjoint(x, scattered, gathered, comm)
+
+
+def same(x: Tensor, comm: Communicator) -> Tensor:
+    """Return `x`: there is nothing to send."""
+    return x
 
 
 def summed(x: Tensor, comm: Communicator) -> Tensor:
@@ -91,37 +94,47 @@ def summed(x: Tensor, comm: Communicator) -> Tensor:
 
 def gathered(x: Tensor, comm: Communicator) -> Tensor:
     """Join the tokens of all ranks: [B, T/P, D] becomes [B, T, D]."""
-    first = x.transpose(0, 1).contiguous()  # [T/P, B, D]: tokens have to come first to be joined
-    return all_gather(first, comm).view(-1, *first.shape[1:]).transpose(0, 1)  # type: ignore[no-any-return]
+    parts = all_gather(x, comm).view(comm.size, *x.shape)  # [P, B, T/P, D]
+    return torch.cat(tuple(parts), dim=1)
 
 
 def scattered(x: Tensor, comm: Communicator) -> Tensor:
     """Return this rank's tokens of the sum: [B, T, D] becomes [B, T/P, D]."""
-    first = x.transpose(0, 1).contiguous()
-    return reduce_scatter(first, comm).view(-1, *first.shape[1:]).transpose(0, 1)  # type: ignore[no-any-return]
+    parts = torch.stack(x.chunk(comm.size, dim=1))  # [P, B, T/P, D]
+    own: Tensor = reduce_scatter(parts, comm)
+    return own.view(parts.shape[1:])
 
 
 # ---------------------------------------------------------------- the idea
 
 
-def mlp(x: Tensor, own: Mapping[str, Tensor], comm: Communicator) -> Tensor:
+def mlp(
+    x: Tensor,  # [B, T, D], the same on every rank
+    gate: Tensor,  # [C/P, D]: this rank's rows
+    up: Tensor,  # [C/P, D]
+    down: Tensor,  # [D, C/P]: this rank's columns
+    comm: Communicator,
+) -> Tensor:
     """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank; collective, as is its backward.
 
-    `own` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of
-    `down` [D, C/P]. Attention is cut in the same way, by heads.
+    Attention is cut in the same way, by heads.
     """
-    inside = copy_to(x, comm)  # f
-    hidden = F.silu(F.linear(inside, own["gate"])) * F.linear(inside, own["up"])  # [B, T, C/P]
-    return reduce_from(F.linear(hidden, own["down"]), comm)  # g
+    x = copy_to(x, comm)  # f
+    gated = F.silu(F.linear(x, gate)) * F.linear(x, up)  # [B, T, C/P]
+    term = F.linear(gated, down)  # [B, T, D]
+    return reduce_from(term, comm)  # g
 
 
 # ---------------------------------------------------------------- a model, changed from outside
+
+COLUMN_PARALLEL = ("query", "key", "value", "gate", "up", "embedding", "head")
+ROW_PARALLEL = ("output", "down")
 
 
 class Block(NamedTuple):
     """Part of a whole parameter that a rank has: indices `first` to `last` - 1 along `dim`."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole
     dim: int
     first: int
     last: int
@@ -131,68 +144,51 @@ def block_of(parameter: Tensor) -> Block:
     """Return which part of the whole parameter this is; all of it, unless `cut` has cut it."""
     shape = tuple(parameter.shape)
     whole = Block(shape, 0, 0, shape[0])
-    found: Block = getattr(parameter, "block", whole)
-    return found
+    return getattr(parameter, "block", whole)
 
 
 def cut(parameter: nn.Parameter, dim: int, comm: Communicator) -> None:
     """Keep only this rank's part of a parameter, and write down which part it is."""
-    parts = parameter.detach().tensor_split(comm.size, dim)
-    first = sum(part.shape[dim] for part in parts[: comm.rank])
-    own = parts[comm.rank]
-    last = first + own.shape[dim]
-    parameter.block = Block(tuple(parameter.shape), dim, first, last)  # type: ignore[attr-defined]
-    parameter.data = own.clone(memory_format=torch.contiguous_format)
+    shape = tuple(parameter.shape)
+    first = shape[dim] * comm.rank // comm.size
+    last = shape[dim] * (comm.rank + 1) // comm.size
+    own = parameter.detach().narrow(dim, first, last - first)
+    parameter.data = own.contiguous().clone()
+    parameter.block = Block(shape, dim, first, last)  # type: ignore[attr-defined]
 
 
 def tensor_parallel(model: GPT, comm: Communicator, sequence: bool = False) -> None:
     """Cut a model for the ranks of `comm`. Its logits are then this rank's columns [B, T, V/P].
 
-    Parameters
-    ----------
-    model : GPT
-        The same on every rank. Use `cross_entropy_sum` of this page for the loss.
-    sequence : bool
-        Use sequence parallelism; T must divide by the number of ranks.
-
-    Raises
-    ------
-    ValueError
-        If heads, or heads of keys and values, cannot be dealt out evenly.
+    The model is the same on every rank before. Use `cross_entropy_sum` of this page for the loss.
+    With `sequence` parallelism, T must divide by the number of ranks.
     """
     config, ranks = model.config, comm.size
     if config.heads % ranks or config.key_value_heads % ranks:
         heads = f"heads={config.heads}, key_value_heads={config.key_value_heads}"
         raise ValueError(f"{heads} do not divide by --tp {ranks}: each rank takes whole heads")
-    enter, leave = (gather_tokens, scatter_tokens) if sequence else (copy_to, reduce_from)
-    for layer in model.layers:
-        for name in ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"):
-            cut(layer.get_parameter(f"{name}.weight"), 0, comm)
-        for name in ("attention.output", "mlp.down"):
-            cut(layer.get_parameter(f"{name}.weight"), 1, comm)
-        for name in ("attention", "mlp"):
-            region = layer.get_submodule(name)
-            around(region, lambda x: enter(x, comm), lambda x: leave(x, comm))
-    words = model.get_parameter("embedding.weight")
-    cut(words, 0, comm)
-    if not config.tied:
-        cut(model.get_parameter("head.weight"), 0, comm)
-    model.embedding = VocabularyParallelEmbedding(words)
-    around(model.embedding, None, lambda x: leave(x, comm))
-    around(model.head, lambda x: enter(x, comm), None)
-    if sequence:
-        for parent in (model, *model.layers):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, RMSNorm):
-                    setattr(parent, name, NormOfOwnTokens(child, comm))
-
-
-def around(module: nn.Module, enter: Map | None, leave: Map | None) -> None:
-    """Have a module's first input pass through `enter`, and its output through `leave`."""
-    if enter is not None:
-        module.register_forward_pre_hook(lambda _, inputs: (enter(inputs[0]), *inputs[1:]))
-    if leave is not None:
-        module.register_forward_hook(lambda _, inputs, output: leave(output))
+    f, g = (gather_tokens, scatter_tokens) if sequence else (copy_to, reduce_from)
+    # Weights are [outputs, inputs]. A tied matrix is listed once, and so it is cut once.
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[-2]
+        if part in COLUMN_PARALLEL:
+            cut(parameter, 0, comm)
+        elif part in ROW_PARALLEL:
+            cut(parameter, 1, comm)
+    model.embedding = VocabularyParallelEmbedding(model.get_parameter("embedding.weight"))
+    for module in model.modules():
+        region = isinstance(module, Attention | MLP)
+        if region or module is model.head:
+            module.register_forward_pre_hook(lambda _, inputs: (f(inputs[0], comm), *inputs[1:]))
+        if region or module is model.embedding:
+            module.register_forward_hook(lambda module, inputs, output: g(output, comm))
+        if sequence and isinstance(module, RMSNorm):
+            # A rank's tokens give a part of the weight's gradient. The sum over ranks is in the
+            # graph, as f of the weight: a hook on the parameter would sum twice where a layer
+            # recomputes itself, since there autograd passes the parameter twice.
+            module.normalize = lambda x, weight, epsilon: rms_norm(
+                x, copy_to(weight, comm), epsilon
+            )
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -205,50 +201,35 @@ class VocabularyParallelEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Look up `tokens` [B, T]: [B, T, D], to be summed over ranks."""
         place, here = own_place(tokens, block_of(self.weight))
-        return F.embedding(place, self.weight) * here.unsqueeze(-1)
+        rows = F.embedding(place, self.weight)
+        return rows * here.unsqueeze(-1)
 
 
-class NormOfOwnTokens(RMSNorm):
-    """A norm under sequence parallelism: each rank's tokens give a part of the weight's gradient.
-
-    The sum over ranks is in the graph, as f of the weight. In a hook on the parameter it would be
-    taken twice where a layer recomputes itself: there autograd passes the parameter twice.
-    """
-
-    def __init__(self, norm: RMSNorm, comm: Communicator) -> None:
-        super().__init__(len(norm.weight), norm.epsilon)
-        self.weight, self.comm = norm.weight, comm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim of this rank's tokens."""
-        return rms_norm(x, copy_to(self.weight, self.comm), self.epsilon)
-
-
-def own_place(tokens: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+def own_place(words: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     """Return each word's place in this rank's part of the vocabulary, or 0, and whether it is there."""
-    here = (tokens >= block.first) & (tokens < block.last)
-    return torch.where(here, tokens - block.first, 0), here
+    here = (words >= block.first) & (words < block.last)
+    place = torch.where(here, words - block.first, 0)
+    return place, here
 
 
-def cross_entropy_sum(logits: Tensor, targets: Tensor, block: Block, comm: Communicator) -> Tensor:
+def cross_entropy_sum(
+    logits: Tensor,  # [B, T, V/P]: this rank's columns
+    targets: Tensor,  # [B, T]
+    block: Block,  # that of the head's weight
+    comm: Communicator,
+) -> Tensor:
     """Return the sum of -log p(target) over tokens, the same on every rank.
 
     log p = logit[target] - log Σ exp(logit): each rank adds its columns' terms to both, so three
     numbers a token are all-reduced, and never V of them.
-
-    Parameters
-    ----------
-    logits : Tensor [B, T, V/P]
-        This rank's columns.
-    targets : Tensor [B, T]
-    block : Block
-        Of the head's weight.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    highest = wide.detach().amax(-1)
+    logits = widen(logits)
+    highest = logits.detach().amax(-1)
     all_reduce(highest, comm, "max")
-    shifted = wide - highest.unsqueeze(-1)  # so that no exponential overflows
-    denominator = reduce_from(shifted.exp().sum(-1), comm)
+    logits = logits - highest.unsqueeze(-1)  # now no exponential overflows
+    exponentials = logits.exp().sum(-1)  # [B, T], of this rank's columns
+    denominator = reduce_from(exponentials, comm)
     place, here = own_place(targets, block)
-    picked = shifted.gather(-1, place.unsqueeze(-1)).squeeze(-1) * here
-    return (denominator.log() - reduce_from(picked, comm)).sum()
+    own = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    picked = reduce_from(own * here, comm)  # only one rank has a target's logit
+    return (denominator.log() - picked).sum()

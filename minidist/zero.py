@@ -25,55 +25,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
-from minidist.ddp import (
-    Owned,
-    start_equal,
-    take_gradients,
-    views_into,
-    when_gradient_arrives,
-)
+from minidist.ddp import DataParallel, Owned, start_equal, take_gradients, views_into
 
 
 class Unit:
-    """The trained parameters of a layer, one after the other in the flat tensor `unsharded`, and
-    the `shard` of it that this rank updates.
+    """Parameters of a layer, one after the other in the flat tensor `unsharded`.
+
+    This rank updates the `shard` of it that begins at `first`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], comm: Communicator) -> None:
         self.parameters, self.comm = list(parameters), comm
-        self.missing = set(self.parameters)  # whose gradient backward has not reached
         self.unsharded = torch.cat([each.detach().flatten() for each in self.parameters])
         parts = self.unsharded.tensor_split(comm.size)
+        self.first = sum(len(part) for part in parts[: comm.rank])
         self.shard = nn.Parameter(parts[comm.rank].clone())
-        self.first = sum(len(part) for part in parts[: comm.rank])  # where the shard begins
         # From now on the parameters are views: what is gathered into the flat tensor is theirs.
-        for parameter, view in zip(
-            self.parameters, views_into(self.unsharded, self.parameters), strict=True
-        ):
+        views = views_into(self.unsharded, self.parameters)
+        for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
 
     def unshard(self) -> None:
         """Gather every rank's shard into the parameters. Collective."""
-        if not self.is_whole:
-            # The same storage as before: autograd has saved views into it.
-            self.unsharded.untyped_storage().resize_(self.unsharded.nbytes)
+        storage = self.unsharded.untyped_storage()
+        if storage.nbytes() == 0:
+            storage.resize_(self.unsharded.nbytes)  # in place: autograd has saved views into it
         all_gather(self.shard.detach(), self.comm, out=self.unsharded)
 
     def reshard(self) -> None:
         """Free the memory of the parameters; the shard stays."""
         self.unsharded.untyped_storage().resize_(0)
-
-    @property
-    def is_whole(self) -> bool:
-        """True while the parameters have memory."""
-        return self.unsharded.untyped_storage().nbytes() > 0
 
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the summed gradients to `shard.grad`; free the whole gradients.
@@ -82,37 +69,16 @@ class Unit:
         """
         summed = reduce_scatter(take_gradients(self.parameters), self.comm)
         self.shard.grad = summed if self.shard.grad is None else self.shard.grad + summed
-        self.missing = set(self.parameters)
 
     def owned(self) -> Iterator[Owned]:
         """Yield which elements of which parameters the shard holds."""
-        last, begin = self.first + len(self.shard), 0
+        begin = -self.first  # where the parameter begins, counted from the shard's first element
         for parameter in self.parameters:
             end = begin + parameter.numel()
-            start, stop = max(self.first, begin), min(last, end)
+            start, stop = max(begin, 0), min(end, len(self.shard))
             if start < stop:
-                where = (start - begin, stop - begin)
-                yield Owned(parameter, *where, self.shard, start - self.first)
+                yield Owned(parameter, start - begin, stop - begin, self.shard, start)
             begin = end
-
-
-def units_of(
-    module: nn.Module, blocks: Iterable[nn.Module], comm: Communicator
-) -> list[tuple[nn.Module, Unit]]:
-    """Return a unit for each block, and before them one for the parameters outside of blocks.
-
-    Each comes with the module in whose forward it is used. What is frozen belongs to no unit.
-    """
-    owners = {
-        parameter: block
-        for block in [module, *blocks]  # the last word has the block
-        for parameter in block.parameters()
-        if parameter.requires_grad
-    }
-    parts: dict[nn.Module, list[nn.Parameter]] = {module: []}
-    for parameter, owner in owners.items():
-        parts.setdefault(owner, []).append(parameter)
-    return [(owner, Unit(part, comm)) for owner, part in parts.items() if part]
 
 
 # ---------------------------------------------------------------- the idea
@@ -141,16 +107,22 @@ class PlainZeRO:
             for unit in self.units:
                 unit.reshard()
 
+    @contextmanager
+    def whole(self, unit: Unit) -> Iterator[None]:
+        """Have a unit's parameters whole in the body; below stage 3 they always are."""
+        if self.stage == 3:
+            unit.unshard()
+        yield
+        if self.stage == 3:
+            unit.reshard()
+
     def forward(self, x: Tensor) -> Tensor:
         """Call the layers. The graph is cut after each, so that backward can take one at a time."""
         self.ends: list[tuple[Tensor, Tensor]] = []  # what went into each layer, and what came out
         for layer, unit in zip(self.layers, self.units, strict=True):
             x = x.detach().requires_grad_()
-            if self.stage == 3:
-                unit.unshard()
-            y = layer(x)
-            if self.stage == 3:
-                unit.reshard()
+            with self.whole(unit):
+                y = layer(x)
             self.ends.append((x, y))
             x = y
         return x.detach().requires_grad_()
@@ -159,11 +131,8 @@ class PlainZeRO:
         """Go back from the gradient of `forward`'s output; add to the gradients of the shards."""
         for unit in reversed(self.units):
             x, y = self.ends.pop()
-            if self.stage == 3:
-                unit.unshard()
-            torch.autograd.backward(y, gradient)
-            if self.stage == 3:
-                unit.reshard()
+            with self.whole(unit):
+                torch.autograd.backward(y, gradient)
             if self.stage >= 2:
                 unit.reduce_scatter()
             gradient = x.grad
@@ -172,9 +141,7 @@ class PlainZeRO:
                 unit.reduce_scatter()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update this rank's shards; stages 1 and 2 gather the others' now, stage 3 when it uses
-        them.
-        """
+        """Update this rank's shards; below stage 3, gather those of the others now."""
         optimizer.step()
         optimizer.zero_grad()
         if self.stage < 3:
@@ -185,7 +152,7 @@ class PlainZeRO:
 # ---------------------------------------------------------------- the class, for any module
 
 
-class ZeRO(nn.Module):
+class ZeRO(DataParallel):
     """A module under ZeRO of stage 1 or 2: hooks do what `PlainZeRO` does in loops.
 
     model = ZeRO(model, comm, stage=2, blocks=model.layers)
@@ -195,65 +162,56 @@ class ZeRO(nn.Module):
     optimizer.step()
     model.publish()                     every rank has all updated parameters
 
-    Parameters
-    ----------
-    module, comm
-        As for `DDP`; gradients are summed.
-    stage : {1, 2}
-        See above.
-    blocks : iterable of nn.Module
-        What is reduced together in stage 2; what is outside of them is one more unit.
+    Each block is a unit, and what is outside of blocks is one more. As soon as backward has
+    completed the gradients of a unit, they are summed and freed. So the two stages differ only
+    where one step has several backwards: see `no_sync`.
     """
 
     def __init__(
         self, module: nn.Module, comm: Communicator, stage: int, blocks: Iterable[nn.Module] = ()
     ) -> None:
-        super().__init__()
         start_equal(module, comm)
-        self.module, self.stage = module, stage
-        self.owners = units_of(module, blocks, comm)
-        self.units = [unit for _, unit in self.owners]
-        self.unit_of = {each: unit for unit in self.units for each in unit.parameters}
+        parts = parts_of(module, blocks)
+        super().__init__(module, list(parts.values()))
+        self.stage, self.layers = stage, list(parts)
+        self.units = [Unit(part, comm) for part in self.parts]
         self.trained = [unit.shard for unit in self.units]
-        self.next = len(self.units) - 1  # to be reduced; backward reaches the last layers first
-        self.hooks = when_gradient_arrives(list(self.unit_of), self.gradient_arrived)
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
-        return self.module(*inputs, **options)
+    def launch(self, number: int) -> None:
+        """Reduce the gradients of a unit."""
+        self.units[number].reduce_scatter()
 
-    def gradient_arrived(self, parameter: nn.Parameter) -> None:
-        """In stage 2, reduce the gradients of a unit as soon as all of them are there."""
-        self.unit_of[parameter].missing.discard(parameter)
-        # In one order on all ranks, whichever unit is full first: collectives must match.
-        while self.stage >= 2 and not self.units[self.next].missing:
-            self.reduce_next()
-
-    def reduce_next(self) -> None:
-        """Reduce the gradients of the unit whose turn it is."""
-        self.units[self.next].reduce_scatter()
-        self.next = (self.next - 1) % len(self.units)
-
-    def finish(self) -> None:
-        """Reduce what has not been reduced: in stage 1 all, in stage 2 what backward did not fill.
-
-        Collective.
-        """
-        if any(len(unit.missing) < len(unit.parameters) for unit in self.units):
-            for _ in range(self.next + 1):
-                self.reduce_next()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up whole gradients in stage 1; above, reduce those of each backward."""
+        if self.stage == 1:
+            with super().no_sync():
+                yield
+        else:
+            yield
+            self.finish()
 
     def publish(self) -> None:
         """Gather all shards after the optimizer's step. Collective."""
         for unit in self.units:
             unit.unshard()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Add up gradients without messages in stage 1; stage 2 reduces each backward's."""
-        yield
-
     def owned(self) -> Iterator[Owned]:
         """Yield what this rank updates: its shards."""
         for unit in self.units:
             yield from unit.owned()
+
+
+def parts_of(module: nn.Module, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
+    """Return the trained parameters of each block, in the order in which backward reaches them.
+
+    The last part, that of `module`, are those outside of blocks.
+    """
+    parts: dict[nn.Module, list[nn.Parameter]] = {}
+    seen: set[nn.Parameter] = set()
+    for layer in [*reversed(list(blocks)), module]:
+        own = [each for each in layer.parameters() if each.requires_grad and each not in seen]
+        seen.update(own)
+        if own:
+            parts[layer] = own
+    return parts

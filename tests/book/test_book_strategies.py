@@ -130,30 +130,68 @@ def test_gradients_are_averaged_where_that_is_asked() -> None:
     assert run(program, 3) == [1, 1, 1]
 
 
+class Two(nn.Module):
+    """Two layers, of which a forward uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, *numbers: int) -> Tensor:
+        for number in numbers:
+            x = self.layers[number](x)
+        return x
+
+
 @pytest.mark.parametrize("kind", KINDS[:3])  # under FSDP all ranks have to call the same layers
 def test_a_parameter_that_one_rank_does_not_use_counts_as_zeros(kind: str) -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(2))
-
-        def forward(self, x: Tensor, both: bool) -> Tensor:
-            x = self.layers[0](x)
-            return self.layers[1](x) if both else x
-
     def program(comm: Communicator) -> list[float]:
         model = Two()
         for parameter in model.parameters():
             nn.init.constant_(parameter, 2)
         strategy = wrapped(kind, model, comm)  # type: ignore[arg-type]
-        strategy(torch.ones(1, 1), comm.rank == 1).sum().backward()
+        strategy(torch.ones(1, 1), *range(comm.rank + 1)).sum().backward()
         strategy.finish()
         if kind == "ddp":
             return [parameter.grad.item() for parameter in model.parameters()]  # type: ignore[union-attr]
-        return [unit.shard.grad.item() for unit in strategy.units if len(unit.shard)]  # type: ignore[union-attr]
+        return [unit.shard.grad.item() for unit in reversed(strategy.units) if len(unit.shard)]  # type: ignore[union-attr]
 
     found = run(program, 2)
     assert found[0] == [3, 2]  # 1 of the rank that stops early, and 2 of the other; 2 of one alone
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_each_microbatch_may_use_other_parameters(kind: str) -> None:
+    def program(comm: Communicator) -> list[float]:
+        model = wrapped(kind, Two(), comm)  # type: ignore[arg-type]
+        with model.no_sync():
+            model(torch.ones(1, 1), comm.rank).sum().backward()
+        model(torch.full((1, 1), 10.0), 0).sum().backward()
+        model.finish()
+        return [shard.grad.item() for shard in reversed(model.trained) if len(shard)]  # type: ignore[union-attr]
+
+    assert run(program, 2)[0] == [21, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_backward_before_finish_is_refused(kind: str) -> None:
+    def program(comm: Communicator) -> None:
+        strategy = wrapped(kind, model_of(0, False), comm)
+        loss_of(strategy, TOKENS).backward()
+        with pytest.raises(RuntimeError, match=r"call finish\(\) first, or use no_sync"):
+            loss_of(strategy, TOKENS).backward()
+
+    run(program, 2)
+
+
+def test_evaluation_leaves_nothing_whole() -> None:
+    def program(comm: Communicator) -> None:
+        strategy = FSDP(model_of(0, False), comm, ())
+        with torch.no_grad():
+            loss_of(strategy, TOKENS)
+        assert [unit.unsharded.untyped_storage().nbytes() for unit in strategy.units] == [0]
+
+    run(program, 2)
 
 
 def test_no_sync_adds_up_here_and_the_next_backward_sends_the_sum() -> None:
