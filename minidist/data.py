@@ -92,5 +92,5 @@ class Share:
         rows = batch.chunk(self.dp_size)[self.dp]
         inputs = rows[:, :-1].chunk(self.cp_size, 1)[self.cp]
         targets = rows[:, 1:].chunk(self.cp_size, 1)[self.cp]
-        parts = inputs.chunk(self.microbatches), targets.chunk(self.microbatches)
-        return list(zip(*parts, strict=True))
+        m = self.microbatches
+        return list(zip(inputs.chunk(m), targets.chunk(m), strict=True))

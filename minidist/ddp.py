@@ -35,7 +35,6 @@ from minidist.comm import Communicator, Stream
 def reduce_each(parameters: Iterable[nn.Parameter], comm: Communicator, op: str = "sum") -> None:
     """Replace every gradient by the sum (or mean) over all ranks, after backward: naively."""
     for parameter in parameters:
-        assert parameter.grad is not None
         all_reduce(parameter.grad, comm, op)
 
 
@@ -48,8 +47,8 @@ def reduce_gradients(
     """Do the same in buckets; a parameter that backward has not reached counts as zeros."""
     for bucket in partition(parameters, bucket_bytes):
         flat = take_gradients(bucket)
-        all_reduce(flat, comm, op)
         show_gradients(bucket, flat)
+        all_reduce(flat, comm, op)
 
 
 def partition(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
@@ -102,7 +101,7 @@ def start_equal(module: nn.Module, comm: Communicator) -> None:
 class DataParallel(nn.Module):
     """A module whose gradients are reduced in parts, each as soon as backward has completed it.
 
-    `DDP` below, and ZeRO, say what `launch` does with the gradients of a part.
+    A subclass says what `launch` does with a part: `DDP` all-reduces it, ZeRO reduce-scatters it.
     """
 
     def __init__(self, module: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -133,9 +132,7 @@ class DataParallel(nn.Module):
         missing = self.missing[self.part_of[parameter]]
         if parameter not in missing:
             again = "a second backward would add to gradients that are on their way"
-            raise RuntimeError(
-                f"{again}: call finish() first, or use no_sync() for all but the last"
-            )
+            raise RuntimeError(f"{again}: call finish() first, or use no_sync()")
         missing.remove(parameter)
         # In one order on all ranks, whichever part is complete first: collectives must match.
         while self.next < len(self.parts) and not self.missing[self.next]:
@@ -158,7 +155,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up gradients here in the body; the next backward or `finish` sends their sum."""
+        """Only add up this rank's gradients in the body; the next backward or `finish` sends their sum."""
         self.syncs = False
         try:
             yield
@@ -169,7 +166,7 @@ class DataParallel(nn.Module):
 class Owned(NamedTuple):
     """Elements `start` to `stop` - 1 of a parameter, flattened, which a rank updates.
 
-    They are elements `offset` and following of `trained`, which the optimizer is given.
+    They begin at element `offset` of `trained`, the tensor that the optimizer is given.
     """
 
     parameter: nn.Parameter
@@ -195,22 +192,18 @@ class DDP(DataParallel):
         trained = [each for each in module.parameters() if each.requires_grad]
         super().__init__(module, partition(trained, bucket_bytes))
         self.trained, self.op = trained, op
-        self.flats: list[Tensor] = []  # of the buckets that have been launched
         self.stream = Stream(comm)
 
     def launch(self, number: int) -> None:
         """Have the stream sum a bucket's gradients while backward goes on."""
         flat = take_gradients(self.parts[number])
-        self.flats.append(flat)
+        show_gradients(self.parts[number], flat)
         self.stream.launch(all_reduce, flat, self.stream.comm, self.op)
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks. Collective."""
         super().finish()
         self.stream.wait()
-        for bucket, flat in zip(self.parts, self.flats, strict=True):
-            show_gradients(bucket, flat)
-        self.flats = []
 
     def owned(self) -> Iterator[Owned]:
         """Yield what this rank updates: all of every parameter."""

@@ -49,9 +49,9 @@ class FSDP(ZeRO):
 
 
 def hook_layer(layer: nn.Module, unit: Unit, outermost: bool) -> None:
-    """Have a unit whole in the forward of its layer, and from the beginning of its backward on.
+    """Have a unit whole in the forward of its layer, and from the layer's backward until `launch`.
 
-    The outermost module's backward follows its forward at once, so its unit stays whole in between.
+    The outermost module's backward begins right after its forward, so its unit stays whole.
     """
 
     def after_forward(*_: object) -> None:

@@ -52,12 +52,12 @@ class Mesh:
         along the axes.
         """
         if axes not in self.groups:
-            # Along `axes` every place counts, along the others this rank's own.
+            # Take every place along `axes`, and this rank's own along the others.
             where: dict[str, int | slice] = {**self.coordinates}
             for axis in axes:
                 where[axis] = slice(None)
             members = self.array[tuple(where.values())]
-            first = int(members.min())  # no two groups have the same first rank
+            first = int(members.min())  # no two groups share it, so it can be the color
             self.groups[axes] = self.comm.split(color=first)
         return self.groups[axes]
 

@@ -39,7 +39,7 @@ class GPTConfig:
     hidden: int = 64  # channels (D)
     heads: int = 4  # of attention (H)
     key_value_heads: int = 0  # H_kv; each is shared by H/H_kv heads; 0 means `heads`
-    intermediate: int = 0  # channels inside the MLP; 0 means 8/3 * hidden, up to a multiple of 16
+    intermediate: int = 0  # of the MLP; 0 means 8/3 * hidden, rounded up to a multiple of 16
     sequence: int = 64  # tokens in a sequence (T)
     rope_theta: float = 10_000.0  # base of the rotary wavelengths
     norm_epsilon: float = 1e-5  # keeps the norm of a zero vector finite
@@ -196,7 +196,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Normalise the last dim. A sum of squares would overflow float16 early, so widen `x` for it."""
+    """Normalise the last dim, in float32 at least: a sum of squares overflows float16 early."""
     wide = widen(x)
     mean_square = wide.square().mean(-1, keepdim=True)
     normed = wide * torch.rsqrt(mean_square + epsilon)

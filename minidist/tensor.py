@@ -127,8 +127,9 @@ def mlp(
 
 # ---------------------------------------------------------------- a model, changed from outside
 
-COLUMN_PARALLEL = ("query", "key", "value", "gate", "up", "embedding", "head")
-ROW_PARALLEL = ("output", "down")
+# Linear weights are [outputs, inputs], and the embedding is [V, D].
+CUT_ALONG_0 = ("query", "key", "value", "gate", "up", "embedding", "head")  # column-parallel
+CUT_ALONG_1 = ("output", "down")  # row-parallel
 
 
 class Block(NamedTuple):
@@ -167,13 +168,19 @@ def tensor_parallel(model: GPT, comm: Communicator, sequence: bool = False) -> N
     if config.heads % ranks or config.key_value_heads % ranks:
         heads = f"heads={config.heads}, key_value_heads={config.key_value_heads}"
         raise ValueError(f"{heads} do not divide by --tp {ranks}: each rank takes whole heads")
+
+    def norm_of_own_tokens(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        # A rank's tokens give a part of the weight's gradient. The sum over ranks is in the graph,
+        # as f of the weight: a hook on the parameter would sum twice where a layer recomputes
+        # itself, since there autograd passes the parameter twice.
+        return rms_norm(x, copy_to(weight, comm), epsilon)
+
     f, g = (gather_tokens, scatter_tokens) if sequence else (copy_to, reduce_from)
-    # Weights are [outputs, inputs]. A tied matrix is listed once, and so it is cut once.
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():  # a tied matrix comes once: as the embedding
         part = name.split(".")[-2]
-        if part in COLUMN_PARALLEL:
+        if part in CUT_ALONG_0:
             cut(parameter, 0, comm)
-        elif part in ROW_PARALLEL:
+        elif part in CUT_ALONG_1:
             cut(parameter, 1, comm)
     model.embedding = VocabularyParallelEmbedding(model.get_parameter("embedding.weight"))
     for module in model.modules():
@@ -183,12 +190,7 @@ def tensor_parallel(model: GPT, comm: Communicator, sequence: bool = False) -> N
         if region or module is model.embedding:
             module.register_forward_hook(lambda module, inputs, output: g(output, comm))
         if sequence and isinstance(module, RMSNorm):
-            # A rank's tokens give a part of the weight's gradient. The sum over ranks is in the
-            # graph, as f of the weight: a hook on the parameter would sum twice where a layer
-            # recomputes itself, since there autograd passes the parameter twice.
-            module.normalize = lambda x, weight, epsilon: rms_norm(
-                x, copy_to(weight, comm), epsilon
-            )
+            module.normalize = norm_of_own_tokens
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -63,10 +63,7 @@ class Unit:
         self.unsharded.untyped_storage().resize_(0)
 
     def reduce_scatter(self) -> None:
-        """Add this rank's shard of the summed gradients to `shard.grad`; free the whole gradients.
-
-        Collective.
-        """
+        """Add this rank's shard of the summed gradients to `shard.grad`; free them. Collective."""
         summed = reduce_scatter(take_gradients(self.parameters), self.comm)
         self.shard.grad = summed if self.shard.grad is None else self.shard.grad + summed
 
@@ -183,7 +180,7 @@ class ZeRO(DataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Add up whole gradients in stage 1; above, reduce those of each backward."""
+        """Add up whole gradients in stage 1; from stage 2 on, reduce those of each backward."""
         if self.stage == 1:
             with super().no_sync():
                 yield
@@ -205,7 +202,7 @@ class ZeRO(DataParallel):
 def parts_of(module: nn.Module, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
     """Return the trained parameters of each block, in the order in which backward reaches them.
 
-    The last part, that of `module`, are those outside of blocks.
+    The last part, that of `module`, has the parameters outside of blocks.
     """
     parts: dict[nn.Module, list[nn.Parameter]] = {}
     seen: set[nn.Parameter] = set()
