@@ -120,8 +120,9 @@ def mlp(
     Attention is cut in the same way, by heads.
     """
     x = copy_to(x, comm)  # f
-    gated = F.silu(F.linear(x, gate)) * F.linear(x, up)  # [B, T, C/P]
-    term = F.linear(gated, down)  # [B, T, D]
+    gated = F.silu(F.linear(x, gate))  # [B, T, C/P]
+    inside = gated * F.linear(x, up)
+    term = F.linear(inside, down)  # [B, T, D], one of P
     return reduce_from(term, comm)  # g
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.ddp import DDP, reduce_gradients
+from minidist.ddp import DDP, reduce_each, reduce_gradients
 from minidist.fsdp import FSDP
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.threads import run
@@ -120,11 +120,12 @@ def test_the_plain_zero_is_serial_training(stage: int) -> None:
     run(program, 2)
 
 
-def test_gradients_are_averaged_where_that_is_asked() -> None:
+@pytest.mark.parametrize("reduce", [reduce_each, reduce_gradients])
+def test_gradients_are_averaged_where_that_is_asked(reduce: Any) -> None:
     def program(comm: Communicator) -> float:
         model = nn.Linear(1, 1, bias=False)
         model.weight.grad = torch.full((1, 1), float(comm.rank))
-        reduce_gradients(list(model.parameters()), comm, "mean")
+        reduce(list(model.parameters()), comm, "mean")
         return model.weight.grad.item()
 
     assert run(program, 3) == [1, 1, 1]
