@@ -101,15 +101,17 @@ def start_equal(module: nn.Module, comm: Communicator) -> None:
 class DataParallel(nn.Module):
     """A module whose gradients are reduced in parts, each as soon as backward has completed it.
 
-    A subclass says what `launch` does with a part: `DDP` all-reduces it, ZeRO reduce-scatters it.
+    A subclass says what `launch` does with a part. `each_backward`: it does so under `no_sync`, too.
     """
 
-    def __init__(self, module: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> None:
+    def __init__(
+        self, module: nn.Module, parts: Sequence[Sequence[nn.Parameter]], each_backward: bool
+    ) -> None:
         super().__init__()
-        self.module, self.parts, self.syncs = module, parts, True
+        self.module, self.parts = module, parts
+        self.syncs, self.each_backward = True, each_backward
         self.part_of = {each: number for number, part in enumerate(parts) for each in part}
-        self.missing = [set(part) for part in parts]  # whose gradient is not complete
-        self.next = 0  # the first part that has not been launched
+        self.start_over()
         # The hooks hold this object weakly. Otherwise it and the parameters would keep each other
         # alive for ever, since Python's collector does not see the hooks of autograd.
         weakly = weakref.ref(self)
@@ -127,8 +129,10 @@ class DataParallel(nn.Module):
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
         """Note that a gradient is complete; launch the parts that are now complete, too."""
-        if not self.syncs:
+        if not self.syncs and not self.each_backward:
             return
+        if self.each_backward and self.next == len(self.parts):
+            self.start_over()  # all parts have been launched: this is another backward
         missing = self.missing[self.part_of[parameter]]
         if parameter not in missing:
             again = "a second backward would add to gradients that are on their way"
@@ -150,8 +154,12 @@ class DataParallel(nn.Module):
         """
         for number in range(self.next, len(self.parts)):
             self.launch(number)
-        self.missing = [set(part) for part in self.parts]
-        self.next = 0
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Expect the next gradients."""
+        self.missing = [set(part) for part in self.parts]  # whose gradient is not complete
+        self.next = 0  # the first part that has not been launched
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -164,10 +172,7 @@ class DataParallel(nn.Module):
 
 
 class Owned(NamedTuple):
-    """Elements `start` to `stop` - 1 of a parameter, flattened, which a rank updates.
-
-    They begin at element `offset` of `trained`, the tensor that the optimizer is given.
-    """
+    """Elements `start` to `stop` - 1 of a flat parameter, which this rank has as `trained[offset:]`."""
 
     parameter: nn.Parameter
     start: int
@@ -190,7 +195,7 @@ class DDP(DataParallel):
     ) -> None:
         start_equal(module, comm)
         trained = [each for each in module.parameters() if each.requires_grad]
-        super().__init__(module, partition(trained, bucket_bytes))
+        super().__init__(module, partition(trained, bucket_bytes), each_backward=False)
         self.trained, self.op = trained, op
         self.stream = Stream(comm)
 

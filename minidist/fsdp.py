@@ -40,9 +40,16 @@ class FSDP(ZeRO):
             hook_layer(layer, unit, outermost=layer is module)
 
     def launch(self, number: int) -> None:
-        """Free the parameters of a unit, and reduce its gradients."""
-        self.units[number].reshard()
+        """Reduce the gradients of a unit, and free a block's parameters."""
+        if self.layers[number] is not self.module:
+            self.units[number].reshard()
         super().launch(number)
+
+    def finish(self) -> None:
+        """Reduce what backward has not completed, and free all parameters. Collective."""
+        super().finish()
+        for unit in self.units:
+            unit.reshard()
 
     def publish(self) -> None:
         """Do nothing: the next forward gathers the updated parameters."""
@@ -51,7 +58,7 @@ class FSDP(ZeRO):
 def hook_layer(layer: nn.Module, unit: Unit, outermost: bool) -> None:
     """Have a unit whole in the forward of its layer, and from the layer's backward until `launch`.
 
-    The outermost module's backward begins right after its forward, so its unit stays whole.
+    The unit of the outermost module stays whole from its forward until `finish`.
     """
 
     def after_forward(*_: object) -> None:

@@ -10,8 +10,7 @@
 
 A strategy changes the model from outside: it cuts matrices, hooks layers, or replaces the function
 that attention or a norm calls. A rank may hold only some heads, therefore attention reads their
-number from the shapes it is given. A layer is given all that it depends on as arguments, therefore
-it can be computed again.
+number from the shapes it is given.
 
 Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
 (rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
@@ -107,8 +106,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Return the logits [B, T, V] of the token after each of `tokens` [B, T].
 
-        `first` is the position of the first token: not 0 on a rank that has a later part of the
-        sequence.
+        `first` is the position of the first token, on a rank that has a later part of a sequence.
         """
         x: Tensor = self.embedding(tokens)  # [B, T, D]
         time = tokens.shape[1]

@@ -160,8 +160,8 @@ class ZeRO(DataParallel):
     model.publish()                     every rank has all updated parameters
 
     Each block is a unit, and what is outside of blocks is one more. As soon as backward has
-    completed the gradients of a unit, they are summed and freed. So the two stages differ only
-    where one step has several backwards: see `no_sync`.
+    completed the gradients of a unit, they are summed and freed. So the stages differ only under
+    `no_sync`: 1 adds up whole gradients there, 2 reduces those of each backward.
     """
 
     def __init__(
@@ -169,24 +169,14 @@ class ZeRO(DataParallel):
     ) -> None:
         start_equal(module, comm)
         parts = parts_of(module, blocks)
-        super().__init__(module, list(parts.values()))
-        self.stage, self.layers = stage, list(parts)
+        super().__init__(module, list(parts.values()), each_backward=stage > 1)
+        self.layers = list(parts)
         self.units = [Unit(part, comm) for part in self.parts]
         self.trained = [unit.shard for unit in self.units]
 
     def launch(self, number: int) -> None:
         """Reduce the gradients of a unit."""
         self.units[number].reduce_scatter()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Add up whole gradients in stage 1; from stage 2 on, reduce those of each backward."""
-        if self.stage == 1:
-            with super().no_sync():
-                yield
-        else:
-            yield
-            self.finish()
 
     def publish(self) -> None:
         """Gather all shards after the optimizer's step. Collective."""

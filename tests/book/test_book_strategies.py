@@ -167,6 +167,7 @@ def test_each_microbatch_may_use_other_parameters(kind: str) -> None:
         model = wrapped(kind, Two(), comm)  # type: ignore[arg-type]
         with model.no_sync():
             model(torch.ones(1, 1), comm.rank).sum().backward()
+            model.finish()
         model(torch.full((1, 1), 10.0), 0).sum().backward()
         model.finish()
         return [shard.grad.item() for shard in reversed(model.trained) if len(shard)]  # type: ignore[union-attr]
@@ -174,7 +175,30 @@ def test_each_microbatch_may_use_other_parameters(kind: str) -> None:
     assert run(program, 2)[0] == [21, 1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "fsdp"])
+def test_backwards_may_follow_several_forwards(kind: str) -> None:
+    serial = model_of(0, True)
+    loss_of(serial, TOKENS).backward()
+
+    def program(comm: Communicator) -> None:
+        model = model_of(0, True)
+        strategy = wrapped(kind, model, comm)
+        with strategy.no_sync():
+            losses = [loss_of(strategy, rows) for rows in TOKENS.chunk(6)[comm.rank :: 2]]
+            for loss in losses:
+                loss.backward()
+        sent = comm.traffic.bytes
+        strategy.finish()
+        assert kind == "zero1" or comm.traffic.bytes == sent
+        for parameter, start, stop, shard, offset in strategy.owned():
+            name = next(name for name, each in model.named_parameters() if each is parameter)
+            wanted = serial.get_parameter(name).grad.flatten()[start:stop]  # type: ignore[union-attr]
+            torch.testing.assert_close(shard.grad[offset : offset + stop - start], wanted)  # type: ignore[index]
+
+    run(program, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_second_backward_before_finish_is_refused(kind: str) -> None:
     def program(comm: Communicator) -> None:
         strategy = wrapped(kind, model_of(0, False), comm)
