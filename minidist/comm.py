@@ -68,7 +68,7 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks that can send to each other; this one is number `rank` of `size`."""
+    """A group of ranks that can send to each other; to run, `minidist.full.comm.Communicator`."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport

@@ -182,7 +182,7 @@ class Owned(NamedTuple):
 
 
 class DDP(DataParallel):
-    """A module whose gradients are all-reduced in buckets.
+    """A module whose gradients are all-reduced in buckets; to run, `minidist.full.DDP`.
 
     model = DDP(model, comm, op="sum")  all ranks begin with rank 0's parameters
     loss_of(model(tokens)).backward()

@@ -21,7 +21,7 @@ from minidist.zero import Unit, ZeRO
 
 
 class FSDP(ZeRO):
-    """A module under ZeRO-3: hooks do what `PlainZeRO` does in loops.
+    """A module under ZeRO-3, `PlainZeRO` by hooks; to run, `minidist.full.FSDP`.
 
     model = FSDP(model, comm, blocks=model.layers)
     optimizer = torch.optim.AdamW(model.trained)

@@ -28,7 +28,7 @@ from minidist.comm import Communicator
 
 
 class Mesh:
-    """This rank's place among all ranks, and its groups. Making one is collective.
+    """This rank's place and its groups; to run, `minidist.Mesh`. Making one is collective.
 
     `sizes` are the numbers of ranks along each axis, outermost first.
     """

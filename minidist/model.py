@@ -61,7 +61,7 @@ class GPTConfig:
 
 
 class GPT(nn.Module):
-    """The serial model, from tokens to logits.
+    """The serial model, from tokens to logits; to run, `minidist.full.model.GPT`.
 
     `seed` draws the weights, on the CPU and in float32: the same numbers for every `dtype`.
     """

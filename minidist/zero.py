@@ -150,7 +150,7 @@ class PlainZeRO:
 
 
 class ZeRO(DataParallel):
-    """A module under ZeRO of stage 1 or 2: hooks do what `PlainZeRO` does in loops.
+    """A module under ZeRO 1 or 2, `PlainZeRO` by hooks; to run, `minidist.full.ZeRO1`, `ZeRO2`.
 
     model = ZeRO(model, comm, stage=2, blocks=model.layers)
     optimizer = torch.optim.AdamW(model.trained)

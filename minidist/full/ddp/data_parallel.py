@@ -29,7 +29,8 @@ from minidist.full.placement import copies_of
 
 
 class DDP(DataParallel):
-    """All-reduce each bucket in place, so that every rank has all gradients.
+    """All-reduce each bucket in place, so that every rank has all gradients. To read:
+    `minidist.ddp.DDP`.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ from minidist.full.replica import Optimizer, Replica
 
 
 class FSDP(DataParallel):
-    """Sharded parameters, gradients and optimizer state.
+    """Sharded parameters, gradients and optimizer state. To read: `minidist.fsdp.FSDP`.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices,
     ...)`, or with torch's `clip_grad_norm_(model.parameters(), ...)`: `parameter.grad` is the

@@ -90,7 +90,7 @@ class BucketShard:
 
 
 class ZeRO1(DataParallel):
-    """Sharded optimizer state.
+    """Sharded optimizer state. To read: `minidist.zero.ZeRO`.
 
     The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
 
