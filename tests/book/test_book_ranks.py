@@ -38,7 +38,7 @@ def test_a_deadlock_is_proved_with_each_ranks_line_and_the_cycle() -> None:
     with pytest.raises(DeadlockError) as caught:
         run(program, 3)
     text = str(caught.value)
-    assert "rank 2 waits: receive from rank 0 (tag 0, 8 bytes) at test_ranks.py:" in text
+    assert "rank 2 waits: receive from rank 0 (tag 0, 8 bytes) at test_book_ranks.py:" in text
     assert "in program" in text
     assert "0 -> 1 -> 2 -> 0" in text
 
@@ -62,7 +62,7 @@ def test_a_deadlock_of_streams_is_proved_while_their_ranks_wait_for_them() -> No
     with pytest.raises(DeadlockError) as caught:
         run(program, 2)
     text = str(caught.value)
-    assert "rank 0 waits: end of a job on its stream at test_ranks.py:" in text
+    assert "rank 0 waits: end of a job on its stream at test_book_ranks.py:" in text
     assert "rank 1 waits: receive from rank 0 (tag 0, 8 bytes)" in text
     assert "0 -> 1 -> 0" in text
 
