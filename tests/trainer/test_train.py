@@ -192,7 +192,15 @@ def test_lower_precision_is_judged_by_its_own_rounding(
 
 
 @pytest.mark.parametrize(
-    ("steps", "turned", "same"), [(1, 5, True), (1, 50, False), (9, 100, True), (9, 500, False)]
+    ("steps", "turned", "same"),
+    [
+        (1, 5, True),
+        (1, 50, False),
+        (9, 100, True),
+        (9, 500, False),
+        (100, 1000, True),
+        (100, 1500, False),
+    ],
 )
 def test_a_few_signs_that_rounding_turns_are_no_fault(
     steps: int, turned: int, same: bool, monkeypatch: pytest.MonkeyPatch
