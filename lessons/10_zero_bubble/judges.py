@@ -223,6 +223,8 @@ def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
     if ahead != right:
         turn = ", as if the backward came first in each turn"
         turn *= all(found == most - 1 for found, most in zip(ahead, right, strict=True))
+        if ahead == [min(m * v, most + 1) for most in right]:
+            turn = ", as if the warm-up were one forward longer"
         return (
             f"rank by rank {ahead} forwards stand before the first {kinds[0]}, expected "
             f"{right}{turn}: "

@@ -106,25 +106,26 @@ def judge_diagnose(
     """Compare the shares alone, or the remedies as well."""
     given = case.given[0]
     model, answers = model_of(given), results[0]["diagnoses"].tolist()
-    for row, (batch, seconds, idle), found in zip(
-        given["layouts"].tolist(), given["measured"].tolist(), answers, strict=True
+    questions = [
+        (layout_of(row), int(batch), seconds, idle)
+        for row, (batch, seconds, idle) in zip(
+            given["layouts"].tolist(), given["measured"].tolist(), strict=True
+        )
+    ]
+    rights = [diagnosis(model, *question) for question in questions]
+    for (layout, batch, seconds, idle), found, expected in zip(
+        questions, answers, rights, strict=True
     ):
-        layout = layout_of(row)
-        expected = diagnosis(model, layout, int(batch), seconds, idle)
-        asked = f"{layout.words()} with a batch of {batch:.0f}, {idle:.4g} of {seconds:.4g} s idle"
+        asked = f"{layout.words()} with a batch of {batch}, {idle:.4g} of {seconds:.4g} s idle"
         for i, name in enumerate(("measured", "formula")):
             if not same(found[i], expected[i]):
                 wrongly = {
-                    clause: diagnosis(model, layout, int(batch), seconds, idle, how)[i]
+                    clause: diagnosis(model, layout, batch, seconds, idle, how)[i]
                     for how, clause in SLIPS.items()
                 }
                 wrongly |= {"it is in percent; a share is at most 1": 100 * expected[i]}
                 hint = known(wrongly, lambda value: same(found[i], value))  # noqa: B023
-                if (
-                    found[i]
-                    and not hint
-                    and any(same(found[i], round(expected[i], digits)) for digits in (1, 2, 3, 4))
-                ):
+                if found[i] and not hint and rounded(answers, rights, i):
                     hint = ": it is rounded, and is wanted as it is"
                 raise Wrong(f"{asked}: {name} is {found[i]:.4%}, expected {expected[i]:.4%}{hint}")
         if not shares and found[2:] != [*expected[2:]]:
@@ -136,7 +137,15 @@ def judge_diagnose(
                 f"{asked}: measured {expected[0]:.1%}, formula {expected[1]:.1%}; the remedy is "
                 f"{is_it}, expected"
             )
-            raise Wrong(f"{says} {should}: {advice(model, layout, int(batch), expected, found)}")
+            raise Wrong(f"{says} {should}: {advice(model, layout, batch, expected, found)}")
+
+
+def rounded(answers: Sequence[Sequence[float]], rights: Sequence[Sequence[float]], i: int) -> bool:
+    """Tell whether all of one share are rounded: one alone may come out so by chance."""
+    pairs = [(found[i], right[i]) for found, right in zip(answers, rights, strict=True)]
+    return any(
+        all(same(found, round(right, digits)) for found, right in pairs) for digits in (1, 2, 3, 4)
+    )
 
 
 def advice(
@@ -225,7 +234,13 @@ def diagnosis(
     def formula(m: int, v: int) -> float:
         v = 1 if how == "no chunks" else v
         idle = p - 1 if how != "p" else p
-        return idle / {"of ideal": v * m, "v of all": v * (m + p - 1)}.get(how, v * m + p - 1)
+        whole = {
+            "of ideal": v * m,
+            "v of all": v * (m + p - 1),
+            "m - 1": v * (m - 1) + p - 1,
+            "m - 1 of ideal": v * (m - 1),
+        }.get(how, v * m + p - 1)
+        return idle / max(1, whole)
 
     def short(m: int, v: int) -> bool:
         return 100 * (p - 1) <= PERCENT * (v * m + p - 1)
@@ -251,6 +266,8 @@ SLIPS = {
     "no chunks": "the chunks are forgotten: they make the bubble v times shorter",
     "v of all": "v multiplies p - 1, too; chunks shorten what is computed at once: v m + p - 1",
     "p": "p is taken for p - 1: the last stage does not wait for itself",
+    "m - 1": "m - 1 is taken for m: the first microbatch computes, too",
+    "m - 1 of ideal": "it is (p - 1)/(v (m - 1)); of the whole step it is (p - 1)/(v m + p - 1)",
     "dp": "the batch is not divided by dp: each replica has its own part",
     "sequences": "sequences are taken for microbatches",
 }

@@ -61,6 +61,12 @@ USUAL: dict[str, Usual] = {
     "mean": lambda paces: float(np.mean(paces)),
     "fastest": min,
 }
+OWN: dict[str, Callable[[Array], float]] = {  # of a rank's own paces, one a step
+    "own median": lambda paces: float(np.median(paces)),
+    "own mean": lambda paces: float(np.mean(paces)),
+    "own first": lambda paces: float(paces[0]),
+    "own fastest": lambda paces: float(paces.min()),
+}
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "last step": lambda scores: scores[-1],
     "first step": lambda scores: scores[0],
@@ -96,6 +102,10 @@ def slowest(seconds: Array, rows: Sequence[int], stages: Sequence[int], how: str
             ]
             if peers and (rows[rank] or how == "idle ones count"):
                 usual = USUAL.get(how, median_low)(peers)
+                if how in OWN:
+                    usual = OWN[how](paces[:, rank])
+                if how == "own before":
+                    usual = float(paces[max(0, step - 1), rank])
                 scores[step, rank] = each[rank] / usual if usual else np.inf
                 if how == "difference":
                     scores[step, rank] = each[rank] - usual
@@ -126,6 +136,11 @@ SLIPS = {
     "higher median": "the usual pace is the higher one of the two in the middle",
     "mean": "the usual pace is the mean, which a slow rank pulls up",
     "fastest": "the usual pace is the fastest rank's, so one that is quick makes others slow",
+    "own median": "a rank is compared with its own median over the steps, not with its peers",
+    "own mean": "a rank is compared with its own mean over the steps, not with its peers",
+    "own first": "a rank is compared with its own first step, not with its peers",
+    "own fastest": "a rank is compared with its own fastest step, not with its peers",
+    "own before": "a rank is compared with its own step before, not with its peers",
     "without itself": "a rank is not among its own peers",
     "idle ones count": "ranks without rows are taken for peers, or can be slow",
     "idle ones are quick": "ranks without rows are peers with a pace of 0",

@@ -117,6 +117,9 @@ def meeting(
         "without the gradient": momentum * velocity,
         "rate twice": lr * mean + momentum * velocity,
         "rate once more": lr * (mean + momentum * velocity),
+        "rate doubled": 2 * (mean + momentum * velocity),
+        "rate halved": (mean + momentum * velocity) / 2,
+        "rate left out": (mean + momentum * velocity) / lr,
         "without momentum's factor": mean + velocity,
     }.get(how, mean + momentum * velocity)
     begin = {"from its own": own, "from the mean": np.tile(own.mean(0), (len(own), 1))}
@@ -168,6 +171,9 @@ SLIPS = {
     "with the rate in it": "the learning rate is in the velocity, and then once more in the step",
     "rate twice": "the gradient is multiplied by lr before the step is",
     "rate once more": "the step is multiplied by lr twice",
+    "rate doubled": "the step is twice as long: it is multiplied by 2 lr, not by lr",
+    "rate halved": "the step is half as long: it is multiplied by lr / 2, not by lr",
+    "rate left out": "the step is not multiplied by lr",
     "from H on": "after the first H steps the sites meet after each step: count anew from a meeting",
     "after H - 1": "the sites meet after every H - 1 steps",
     "every step": "the sites meet after each step, not after every H",

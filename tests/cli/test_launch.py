@@ -415,7 +415,7 @@ def test_open_mpi_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_finds_everything_well() -> None:
-    job = start("doctor")
+    job = start("doctor", timeout=100)  # It asks torch, which starts a dozen programs.
     assert job.returncode == 0, job.stdout
     said, _, report = job.stdout.partition(
         "\n\nwhat torch says of this machine, for whoever is asked for help:\n"

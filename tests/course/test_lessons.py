@@ -434,6 +434,13 @@ SLIPS = {  # by mistake, what its rejection says
     "velocity_before_its_update": "or adds the velocity as it was before this meeting",
     "own_start": "if nothing is broadcast, and each rank keeps the parameters that it drew",
     "both_zero": "if A is zero, as B is: then neither ever gets a gradient",
+    "warm_up_one_longer": "as if the warm-up were one forward longer",
+    "against_its_own_history": "compared with its own first step, not with its peers",
+    "against_its_own_mean": "compared with its own mean over the steps, not with its peers",
+    "bubble_by_m_less_one": "m - 1 is taken for m: the first microbatch computes, too",
+    "formula_by_m_less_one": "m - 1 is taken for m: the first microbatch computes, too",
+    "twice_the_outer_rate": "it is multiplied by 2 lr, not by lr",
+    "twice_the_largest_rate": "it is twice that, with which x grows",
     "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 

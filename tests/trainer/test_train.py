@@ -191,23 +191,36 @@ def test_lower_precision_is_judged_by_its_own_rounding(
     )
 
 
-def test_a_few_signs_that_rounding_turns_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in the serial run and five in ours: Adam moves each by 2 lr. Of half a layer it is one."""
+@pytest.mark.parametrize(
+    ("steps", "turned", "same"),
+    [
+        (1, 5, True),
+        (1, 50, False),
+        (9, 100, True),
+        (9, 500, False),
+        (100, 1000, True),
+        (100, 1500, False),
+    ],
+)
+def test_a_few_signs_that_rounding_turns_are_no_fault(
+    steps: int, turned: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in the serial run and more in ours: Adam moves each by 2 lr in a step."""
     config = parse([*TINY, "--precision", "autocast-bfloat16", "--lr", "1e-3"])
+    history = [StepMetrics(step + 1, 1.0, 1.0, 1e-3, 1.0, 1.0, 0.0) for step in range(steps)]
 
     def outcome(turned: int) -> loop.Outcome:
         model = nn.Linear(100, 100, bias=False)
         with torch.no_grad():
             model.weight.fill_(0.1).view(-1)[:turned] += 2e-3
-        return loop.Outcome(model, [], {})  # type: ignore[arg-type]
+        return loop.Outcome(model, history, {})  # type: ignore[arg-type]
 
     def serial(config: Config, *_: object) -> loop.Outcome:
         return outcome(0 if config.precision == "float64" else 1)
 
     monkeypatch.setattr(verify, "serial_run", serial)
     nothing: Any = None
-    assert verify.compare(config, nothing, 256, outcome(5)).same
-    assert not verify.compare(config, nothing, 256, outcome(50)).same
+    assert verify.compare(config, nothing, 256, outcome(turned)).same == same
 
 
 def test_not_a_number_is_no_agreement() -> None:
