@@ -8,7 +8,9 @@
     minidist.run(hello, ranks=4)        # four simulated ranks in this process
     comm = minidist.init()              # or: this process is one rank of `mpirun` or `torchrun`
 
-These names are the full engine's, and each is imported when it is asked for (PEP 562).
+Read the pages next to this file, from `comm.py` to `train.py`; README.md has them in order. They
+need none of the folders. The names here are those of `minidist.full`, the engine behind the pages,
+and each is imported when it is asked for (PEP 562).
 """
 
 from __future__ import annotations
