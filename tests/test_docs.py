@@ -15,10 +15,10 @@ import pytest
 from ranks import mpirun
 from training import PROGRAM
 
-import minidist
 from minidist.__main__ import COMMANDS
 from minidist.bench.options import NAMES, ON_GPUS
 from minidist.full.trainer.flags import build_parser
+from minidist.threads import DeadlockError
 
 ROOT = Path(__file__).parents[1]
 RING = ROOT / "minidist" / "ring.py"
@@ -142,13 +142,13 @@ def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> Non
     text, space = (ROOT / "README.md").read_text(), {"__name__": "readme"}
     for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
         exec(block, space)
-    assert capsys.readouterr().out.count("array([6., 6., 6.]") == 4
+    assert capsys.readouterr().out.count("array([60, 64, 68])") == 4
     shown = re.search(r"^for step in range\(1.*?\n(?=^```$)", text, re.M | re.S)
     ring = "\n".join(line.partition("  #")[0].strip() for line in RING.read_text().splitlines())
     assert shown is not None
     assert "\n".join(line.partition("  #")[0].strip() for line in shown[0].splitlines()) in ring
     statement, *printed = re.findall(r"^>>> (.*?)\n(.*?)^```$", text, re.M | re.S)[0]
-    with pytest.raises(minidist.DeadlockError) as error:
+    with pytest.raises(DeadlockError) as error:
         exec(compile(statement, "<stdin>", "exec"), space)
     assert f"DeadlockError: {error.value}\n".replace("<module>", "<lambda>") == printed[0]
 
