@@ -14,14 +14,14 @@ from typing import Any
 from minidist.cli.plan.as_published import gpus_of, holding
 from minidist.full.options import flags_of
 from minidist.full.recipe import Recipe
-from minidist.plan.device import Device, machine
+from minidist.plan.device import Device, machine, table
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 from minidist.plan.search import RESERVE, search
 from minidist.plan.sites.ways import WAYS, Wire, join
 from minidist.plan.trust.kinds import Range, errors
-from minidist.plan.trust.runs import named_runs, newest, stored
+from minidist.plan.trust.runs import newest, stored
 
 
 def combinations() -> str:
@@ -177,7 +177,7 @@ def sites() -> str:
 
 
 def trust() -> str:
-    """Return how far off rows of each kind were, as `minidist.plan.trust.measure` wrote it."""
+    """Return how far off rows of each kind were, as `tests/plan/published/proof.py` wrote it."""
     rows = [
         "| kind | runs timed | sources | error of seconds | bias | took, as a multiple of the plan "
         "| runs weighed | error of bytes | held, as a multiple of the plan |",
@@ -233,7 +233,7 @@ def published() -> str:
         "|---" * 10 + "|",
     ]
     for name, each in stored().items():
-        said = named_runs()[name]
+        said = table("runs")[name]
         cells = [each["says"], gpus_of(name), each.get("layout", "not planned")]
         cells[2] += " (searched)" * bool(said.get("searched"))
         cells += [said["software"], f"{each['published']:,}" if "published" in each else ""]
@@ -249,7 +249,7 @@ def facts() -> str:
     """Return where the facts of named runs are from, and what was not published."""
     lines = []
     for name, each in stored().items():
-        said = named_runs()[name]
+        said = table("runs")[name]
         words = [f"{said['says']}: {said['source']}", f"Unsaid: {said['unsaid']}"]
         if "holds" in each:
             words.append(f"Predicted: {holding(name, each['holds'])}")

@@ -48,7 +48,7 @@ EXAMPLES = {
     "many": "64 ranks on a modelled cluster",
 }
 APART = ("bench", "torch_backend")  # folders that a page cannot use: they measure, or need torch
-DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/*/*.toml", "plan/trust/*.json")
+DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/trust/*.json")
 
 
 class BuildError(ValueError):

@@ -18,7 +18,7 @@ those of a network; the hours that failures cost stand at the head of `cost.py`,
 after one in `failures/`. `ranges.toml` says
 what a number may be. `python -m minidist plan` prints the predictions.
 `published/` compares them with published runs (`plan check`), and `trust/` says how far an answer
-may be off.
+may be off. The proof of the planner is `tests/plan/published/`.
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

@@ -39,7 +39,7 @@ def table(name: str) -> dict[str, dict[str, Any]]:
 @cache
 def ranges(section: str) -> Ranges:
     """Return what each value of a section of `ranges.toml` may be."""
-    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    kinds = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "any": object}
     return {
         name: (kinds[said["kind"]], _limit(said)) for name, said in table("ranges")[section].items()
     }
@@ -180,7 +180,7 @@ def machine(text: str) -> Machine:
     """
     if text.endswith(".toml"):
         with retold(PlanError, FileError, before=f"{text} "):
-            return _site(Path(text).stem, read_tree(Path(text), tomllib.loads, "TOML"))
+            return site_of(Path(text).stem, read_tree(Path(text), tomllib.loads, "TOML"))
     sites, at_link, thin = text.partition("@")
     found = []
     for site in sites.split("+"):
@@ -191,7 +191,7 @@ def machine(text: str) -> Machine:
             PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "
         ):
             gpus = read_number(count, *ranges("machine")["gpus"])
-        found.append(_site(name, {"gpus": gpus} | entry("clusters", name)))
+        found.append(site_of(name, {"gpus": gpus} | entry("clusters", name)))
     if len(found) == 1 and not at_link:
         return found[0]
     if len(found) != 2:
@@ -208,7 +208,7 @@ def machine(text: str) -> Machine:
     return replace(fast, name=text, slower=slow, thin=between)
 
 
-def _site(name: str, said: Mapping[str, Any]) -> Machine:
+def site_of(name: str, said: Mapping[str, Any]) -> Machine:
     """Return a machine of a table or file.
 
     Raise FileError, or PlanError if the last node would be partly filled.

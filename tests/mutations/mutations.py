@@ -1387,8 +1387,8 @@ MEMORY = [
     Mutation(
         "a published row may say what nobody reads",
         "minidist/plan/published/fields.py",
-        old="if name not in READ and name not in EITHER and name not in BESIDE:",
-        new='if name == "":',
+        old="        if name not in known:\n            raise",
+        new='        if name == "":\n            raise',
         tests=("tests/plan/test_rows.py::test_what_is_not_known_leaves_a_row_out",),
     ),
     Mutation(

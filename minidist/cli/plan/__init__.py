@@ -5,5 +5,5 @@ is found; `dry_run.py`, which asks `train` whether it takes the command; `answer
 printed, with `between_sites.py` where there are several, and `trusted.py`, how far to trust it.
 `as_published.py` plans named runs as they were published. `here.py` compares the planner with this
 machine, and tells `train` what it predicts. Only `dry_run.py` and `here.py` need torch. `plan
-check`, beside published runs, is in `minidist/plan/published/`.
+check`, which looks at published runs, is in `minidist/plan/published/`.
 """

@@ -1,8 +1,7 @@
 """`python -m minidist plan`: which layout, how long, how much, before anything is rented.
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
-check --rows rows.json                         predictions beside published measurements
-explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
+check --rows rows.json                         predictions and published measurements
 --as-published                                 named runs, GPU hours as planned beside those that were published
 goodput                                        what failures left of published runs, and what is predicted
 """
@@ -32,7 +31,7 @@ from minidist.plan.device import PlanError, machine, ranges
 from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
 from minidist.plan.model import model
-from minidist.plan.published import explain, report
+from minidist.plan.published import report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
@@ -48,7 +47,7 @@ UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 OF_BATCH = {"K": 2**10 / 1e3, "M": 2**20 / 1e6}  # batches are powers of two in nearly every paper
 WHAT = (__doc__ or "").split("\n")[0]  # python -OO keeps no docstrings
 OTHERS = (
-    "`plan check`, `plan explain` and `plan goodput` answer for published runs, and have a --help "
+    "`plan check` and `plan goodput` answer for published runs, and have a --help "
     "of their own; `plan --as-published` does so for named ones."
 )
 BATCH = "tokens of a step: 4M is 4 x 2^20, and 512K is 512 x 2^10"
@@ -61,8 +60,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv and argv[0] == "check":
             return report.main(argv[1:])
-        if argv and argv[0] == "explain":
-            return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
             Parser("python -m minidist plan goodput").parse_args(argv[1:])
             print(reported_failures.table())

@@ -26,7 +26,7 @@ def range_around(run: Setup, seconds: float) -> tuple[float, float] | None:
 
 def ranks_of(shown: Sequence[Found]) -> list[int]:
     """Return the rank of each layout; equal ones have the same."""
-    return ranks([each.run for each in shown], [each.seconds for each in shown])
+    return ranks(shown[0].run, [each.seconds for each in shown])
 
 
 def equal(shown: Sequence[Found]) -> str:
@@ -50,12 +50,12 @@ def optimism(goodput: float, mtbf: float) -> str:
     """Say what share of the GPU hours of published runs is planned for them, and what failures leave
     of the time if somebody asked (`mtbf` hours between two).
     """
-    then, now = shares("planned"), shares("today")
+    (least, middle, most), (least_now, middle_now, most_now) = optimism_tree().values()
     said = (
-        f"an optimist's lower bound: {len(then)} published runs, planned as they were run, get "
-        f"{then[0]:.2f} to {then[-1]:.2f} of the GPU hours that they really took (median "
-        f"{median(then):.2f}), and in the best layout of today {now[0]:.2f} to {now[-1]:.2f} (median "
-        f"{median(now):.2f}; docs/as-published.md)"
+        f"an optimist's lower bound: {len(shares('planned'))} published runs, planned as they were run, "
+        f"get {least:.2f} to {most:.2f} of the GPU hours that they really took (median {middle:.2f}), "
+        f"and in the best layout of today {least_now:.2f} to {most_now:.2f} (median {middle_now:.2f}; "
+        "docs/as-published.md)"
     )
     if mtbf:
         said += f"; with a failure every {mtbf:,.1f} h goodput is {goodput:.1%}, counted above"

@@ -18,44 +18,23 @@ A row that says something unknown, such as another GPU, is left out: nothing sta
 import re
 from dataclasses import replace
 
-from minidist.full.data.files import FileError, at, retold
+from minidist.full.data.files import retold
 from minidist.full.mesh import AXES
 from minidist.full.options import shown
-from minidist.plan.device import Constants, Device, Machine, PlanError
+from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
-from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
-from minidist.plan.published.machines import device_name, network, text
+from minidist.plan.published.fields import (
+    LeftOut,
+    PublishedRow,
+    check_row,
+    positive,
+    read_config,
+    text,
+)
 from minidist.plan.run import Setup, Software
 
-POLICIES = {  # the first that fits
-    "none": "none",
-    "full": "full",
-    "op": "op",
-    "layer": "half",
-    "selective": "selective",
-}
-ARCHITECTURES = (
-    "gpt",
-    "gpt-alibi",
-    "gpt-neox",
-    "gpt + parallel block + swa",
-    "mpt",
-    "llama",
-    "llama-moe",
-)
-SIGNS = {  # of precisions: the first that is among the words of a row
-    "nvfp4": "nvfp4",
-    "fp8-cs": "fp8",
-    "mxfp8": "mxfp8",
-    "fp8-mx": "mxfp8",
-    "row": "fp8-rows",
-    "fp8": "fp8",
-    "float8": "fp8",
-    "fp16": "bf16",
-    "bf16": "bf16",
-}
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2", "zb-v")
-ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
+SIZES = ("ffn", "head_dim", "experts", "top_k", "shared", "dense_layers", "dense_ffn")
+"""Sizes that rows name as `Model` does, and need not say."""
 
 
 def setup(row: PublishedRow, known: Constants) -> Setup:
@@ -83,7 +62,7 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     software = software_of(row, config, device)
     zero = zero_of(config, software, device)
     microbatch, batch = batches(config, pp, dp)
-    recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
+    recompute = first_of("recompute", config) or ("selective" if tp > 1 else "none")
     said_precision = text(config, "precision")
     narrow = "fp16" in said_precision or "overlap" in config
     # recipes reduce gradients in 16 bits (grad_reduce_in_fp32): first those of 8 bits, from 2025 all
@@ -122,6 +101,30 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
         software=software,
         known=known,
     )
+
+
+def device_name(config: PublishedRow) -> str:
+    """Return which of `devices.toml` the row names.
+
+    Raise LeftOut for any other: none stands in for it.
+    """
+    said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
+    forms = table("rows")["known"]["forms"]
+    name = " ".join(word for word in re.findall(r"[a-z0-9]+", said) if word not in forms)
+    devices = table("rows")["devices"]
+    if name not in devices:
+        raise LeftOut(f"the GPU {config.get('gpu')!r} is not in the table of devices")
+    return str(devices[name])
+
+
+def network(config: PublishedRow, device: Device) -> float:
+    """Return the bytes/s of a node's network cards."""
+    if config.get("inter_node_Gbps_per_node"):
+        return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
+    if "omni-path" in text(config, "interconnect"):
+        return 4 * 12.5e9
+    node = config.get("node_size") or 8
+    return float(config.get("inter_node_GBps") or table("rows")["cards"][device.name]) * node * 1e9
 
 
 def arch_has_experts(config: PublishedRow) -> bool:
@@ -163,33 +166,32 @@ def precision_of(config: PublishedRow, device: Device) -> str:
 
     8 bits whose scales are unsaid have one for each tensor.
     """
-    said = text(config, "precision")
-    for sign, found in SIGNS.items():
-        if sign in said:
-            if found == "nvfp4" and not device.peak4:
-                raise LeftOut(f"{device.name} has no products of 4 bits")
-            return found
-    if said:
-        raise LeftOut(f"the precision {said!r} is not known")
-    return "bf16"
-
-
-def recompute_of(config: PublishedRow) -> str:
-    """Return which policy recomputes; nothing if the row does not say."""
-    said = text(config, "recompute")
-    found = next((ours for sign, ours in POLICIES.items() if sign in said), "")
-    if said and not found:
-        raise LeftOut(f"recompute {said!r} is not known")
+    found = first_of("precision", config) or "bf16"
+    if found == "nvfp4" and not device.peak4:
+        raise LeftOut(f"{device.name} has no products of 4 bits")
     return found
+
+
+def first_of(field: str, config: PublishedRow) -> str:
+    """Return what the words of a field mean by `rows.toml`; nothing if the row does not say.
+
+    Raise LeftOut for words that are not known.
+    """
+    said = text(config, field)
+    for sign, found in table("rows")[field].items():
+        if sign in said:
+            return str(found)
+    if said:
+        raise LeftOut(f"{'the ' * (field == 'precision')}{field} {said!r} is not known")
+    return ""
 
 
 def schedule_of(config: PublishedRow) -> str:
     """Return the schedule of the pipeline, without remarks."""
     said = text(config, "schedule").split(" ")[0].rstrip("*") or "1f1b"
-    name = ALSO_CALLED.get(said, said)
-    if name not in SCHEDULES:
+    if said not in table("rows")["schedule"]:
         raise LeftOut(f"the schedule {said!r} is not known")
-    return name
+    return str(table("rows")["schedule"][said])
 
 
 def zero_of(config: PublishedRow, software: Software, device: Device) -> int:
@@ -220,7 +222,7 @@ def order_of(config: PublishedRow) -> tuple[str, ...]:
 def model(config: PublishedRow, pp: int) -> Model:
     """Return the sizes of the row's model."""
     arch, hidden = text(config, "arch"), config["hidden"]
-    if arch not in ARCHITECTURES:
+    if arch not in table("rows")["known"]["architectures"]:
         raise LeftOut(f"the architecture {arch!r} is not known")
     gated = arch.startswith("llama")
     if (arch == "llama-moe") != bool(config.get("experts")):
@@ -245,15 +247,9 @@ def model(config: PublishedRow, pp: int) -> Model:
         heads=heads,
         vocabulary=vocabulary,
         kv=0 if config.get("mla") else config.get("kv_heads") or 0,
-        ffn=config.get("ffn") or 0,
-        head_dim=config.get("head_dim") or 0,
         gated=gated,
         tied=not gated,
-        experts=config.get("experts") or 0,
-        top_k=config.get("top_k") or 0,
-        shared=config.get("shared") or 0,
-        dense_layers=config.get("dense_layers") or 0,
-        dense_ffn=config.get("dense_ffn") or 0,
+        **{name: config.get(name) or 0 for name in SIZES},
         **(latent_sizes(heads) if config.get("mla") else {}),
         parallel="parallel block" in arch,
         window=1024 if "swa" in arch else 0,
@@ -370,13 +366,3 @@ def seconds(row: PublishedRow, run: Setup) -> float:
     if billions and str(measured.get("flops_convention")).startswith("hardware"):
         counted = 8e9 * billions  # for each parameter and token, with what is recomputed
     return float(counted * tokens / (rate * 1e12 * gpus))
-
-
-def positive(values: PublishedRow, name: str) -> float:
-    """Return a number that was measured, or 0.0 if there is none.
-
-    Raise LeftOut for any other value.
-    """
-    with retold(LeftOut, FileError, before="it "):
-        kind, limit = NUMBERS["measured"]
-        return float(at(values, name, kind=kind, limit=limit, default=0.0))

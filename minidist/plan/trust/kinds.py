@@ -7,7 +7,7 @@ The range of an answer is its seconds times that. Two layouts whose ranges overl
 is known; a layout's `rank` counts those that are faster by more than that. Where no row, or too few,
 are of a kind, there is no range, and the answer says so.
 
-`errors.json` has the ranges; `measure.py` writes it from files of published rows.
+`errors.json` has the ranges; `tests/plan/published/proof.py` writes it from files of published rows.
 """
 
 import json
@@ -63,36 +63,21 @@ def range_of(run: Setup, quantity: str = "time") -> Range | None:
     return Range(**found) if found else None
 
 
-def overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Tell whether two ranges have anything in common. What has no range is like nothing else."""
-    if one is None or other is None:
-        return False
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def ranks(runs: Sequence[Setup], seconds: Sequence[float]) -> list[int]:
-    """Return the rank of each layout: one more than there are layouts which are faster by more than
-    what is not known.
+def ranks(run: Setup, seconds: Sequence[float]) -> list[int]:
+    """Return the rank of each layout of a run: one more than there are layouts whose range lies below
+    its own.
     """
-    around = []
-    for run, value in zip(runs, seconds, strict=True):
-        known = range_of(run)
-        around.append(known.around(value) if known else None)
-    found = []
-    for own, value in zip(around, seconds, strict=True):
-        faster = [
-            other < value and not overlap(theirs, own)
-            for theirs, other in zip(around, seconds, strict=True)
-        ]
-        found.append(1 + sum(faster))
-    return found
+    known = range_of(run)
+    low, high = (known.low, known.high) if known and known.low else (1.0, 1.0)
+    return [1 + sum(other * high < own * low for other in seconds) for own in seconds]
 
 
 def said_of(run: Setup) -> str:
     """Say in a sentence what is known of such runs."""
     kind, time, memory = kind_of(run), range_of(run), range_of(run, "memory")
     if time is None:
-        near = generation_of(run)
+        generation = f"{run.machine.device.generation},"
+        near = [other for other in errors()["kinds"] if other.startswith(generation)]
         return (
             f"never checked on such a machine: no published row is of the kind '{kind}'"
             + (f" (there are rows of {'; '.join(near)})" if near else "")
@@ -113,9 +98,3 @@ def said_of(run: Setup) -> str:
     else:
         said += "; what they held was never checked"
     return said
-
-
-def generation_of(run: Setup) -> list[str]:
-    """Return the kinds of rows on devices of the same generation."""
-    generation = run.machine.device.generation
-    return [kind for kind in errors()["kinds"] if kind.startswith(f"{generation},")]
