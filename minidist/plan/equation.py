@@ -123,16 +123,6 @@ def nf4_bytes(weights: int) -> int:
     return codes + scales + 4 * scales_of_scales + 4
 
 
-def copy_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the 16-bit copies that a forward of our GPT makes of its weights under
-    autocast, and keeps until backward if nothing is recomputed.
-    """
-    weights = config.vocabulary * config.hidden  # the head; an embedding is looked up as it is
-    for inputs, outputs in layer_matrices(config).values():
-        weights += config.layers * inputs * outputs
-    return 2 * weights
-
-
 def layer_matrices(config: GPTConfig) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of each linear layer in a block of our GPT."""
     model, inside = config.hidden, config.intermediate

@@ -159,6 +159,11 @@ class Setup:
         """Bytes of a weight that ZeRO gathers, and of an element of the residual stream."""
         return 4 if self.autocast else self.software.width
 
+    @property
+    def whole(self) -> int:
+        """Ranks that share out what every rank along tp has all of without sequence parallelism."""
+        return self.tp if self.sp else 1
+
     @cached_property
     def share(self) -> Share:
         """What a rank computes of a layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpt_activations import activations_of, layer_activations_of
+from gpt_activations import activations_of, copy_bytes, layer_activations_of
 from torch import Tensor
 
 import minidist
@@ -21,7 +21,6 @@ from minidist.plan.equation import (
     SINGLE_PRECISION_ADAM,
     ModelStates,
     adapted_states,
-    copy_bytes,
     layer_activations,
     layer_input,
     model_states,

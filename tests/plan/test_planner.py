@@ -53,20 +53,12 @@ def seconds(run: Setup) -> float:
 # ---------------------------------------------------------------- constants
 
 
-def test_every_constant_has_a_source_and_is_inside_its_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_constant_has_a_source_and_is_inside_its_range() -> None:
     entries = table("constants")
     assert sum(entry.get("fitted", False) for entry in entries.values()) <= 20
     for name, entry in entries.items():
         low, high = entry["range"]
         assert low <= entry["value"] <= high and len(entry["source"]) > 20, name
-    monkeypatch.setitem(entries["host"], "value", 1.0)
-    Constants.table.cache_clear()
-    with pytest.raises(PlanError, match=r"host=1.0 is outside 0.0002 to 0.002"):
-        Constants.table()
-    monkeypatch.undo()
-    Constants.table.cache_clear()
 
 
 def test_a_constant_that_there_is_not_cannot_be_changed() -> None:

@@ -14,15 +14,14 @@ import pytest
 from minidist.cli.plan import command
 from minidist.cli.plan.as_published import planned
 from minidist.cli.plan.command import main
-from minidist.cli.plan.trusted import equal, optimism
 from minidist.plan.device import machine, table
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
 from minidist.plan.trust import kinds
-from minidist.plan.trust.kinds import Range, kind_of, range_of, ranks, said_of
-from minidist.plan.trust.runs import as_published, gpu_hours, shares, stored
+from minidist.plan.trust.kinds import Range, equal, kind_of, range_of, ranks_of, said_of
+from minidist.plan.trust.runs import as_published, gpu_hours, optimism, shares, stored
 
 RUN = Setup(model("llama-8b"), machine("a100:16"), 4096, 256)
 ASKED = ["--model", "llama-8b", "--cluster", "a100:16", "--tokens", "100B", "--batch", "1M"]
@@ -44,10 +43,14 @@ def test_a_kind_is_what_rows_share() -> None:
 def test_ranges_that_overlap_make_equal_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {"kinds": {kind_of(RUN): {"time": Range(9, 2, 0.9, 1.1, 5.0, 0.0)._asdict()}}}
     monkeypatch.setattr(kinds, "errors", lambda: stored)
-    assert ranks(RUN, [1.0, 1.21, 1.3, 2.0]) == [1, 1, 2, 4]
-    assert ranks(replace(RUN, machine=machine("tpu-v5p:16")), [1.0, 1.01, 1.01]) == [1, 2, 2]
+
+    def ranks(run: Setup, *seconds: float) -> list[int]:
+        return ranks_of([Found(run, {"computing": each}, {}) for each in seconds])
+
+    assert ranks(RUN, 1.0, 1.21, 1.3, 2.0) == [1, 1, 2, 4]
+    assert ranks(replace(RUN, machine=machine("tpu-v5p:16")), 1.0, 1.01, 1.01) == [1, 2, 2]
     stored["kinds"].clear()
-    assert ranks(RUN, [1.0, 1.001, 1.3, 2.0]) == [1, 2, 3, 4], "nothing is known to be equal"
+    assert ranks(RUN, 1.0, 1.001, 1.3, 2.0) == [1, 2, 3, 4], "nothing is known to be equal"
 
 
 def test_text_json_and_picture_say_the_same(

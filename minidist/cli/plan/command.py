@@ -19,7 +19,6 @@ from minidist.cli.plan import as_published
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
 from minidist.cli.plan.runnable import Offer, offers
-from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
 from minidist.full.data.files import retold
 from minidist.full.launch.parser import Parser, flag_of
@@ -28,13 +27,14 @@ from minidist.full.options import FRACTION, read_number, shown
 from minidist.plan.compute.products import PRECISIONS, check_precision
 from minidist.plan.cost import REPAIR
 from minidist.plan.device import PlanError, machine, ranges
-from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
+from minidist.plan.failures.published import goodput_text
 from minidist.plan.model import model
 from minidist.plan.published import report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
+from minidist.plan.trust.kinds import range_around, ranks_of, trusted
 from minidist.plan.trust.runs import newest
 
 KNOWN: dict[str, Any] = {
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             return report.main(argv[1:])
         if argv and argv[0] == "goodput":
             Parser("python -m minidist plan goodput").parse_args(argv[1:])
-            print(reported_failures.table())
+            print(goodput_text())
             return 0
         if "--as-published" in argv:
             return as_published.main([word for word in argv if word != "--as-published"])

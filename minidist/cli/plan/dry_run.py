@@ -8,13 +8,12 @@ memory.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.cli.train_checks import host_memory
 from minidist.full.comm import Communicator
-from minidist.full.comm.buffers import Array
 from minidist.full.comm.ledger import Ledger
-from minidist.full.comm.wire import Request, Wire
+from minidist.full.comm.wire import Wire
 from minidist.full.mesh import AXES, Layout, Mesh
 from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.full.trainer.config import ConfigError
@@ -67,25 +66,16 @@ class PaperWire(Wire):
 
     kind = "paper"
 
-    def isend(self, array: Array, to: int, tag: int) -> Request:
+    def nothing(self, *words: Any, **named: Any) -> NoReturn:
+        """Refuse to send, to receive and to form groups, of which PaperMesh has all."""
         raise NotImplementedError("ranks on paper send nothing")
 
-    def irecv(self, array: Array, source: int, tag: int) -> Request:
-        raise NotImplementedError("ranks on paper receive nothing")
-
-    def all_gather_object(self, answer: Any) -> list[Any]:
-        raise NotImplementedError("ranks on paper do not answer")
-
-    def derive(
-        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
-    ) -> Wire:
-        raise NotImplementedError("ranks on paper form no groups: PaperMesh has them all")
-
-    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        raise NotImplementedError("ranks on paper have no memory")
-
-    def fail(self, error: BaseException) -> None:
-        raise error
+    isend = nothing
+    irecv = nothing
+    all_gather_object = nothing
+    derive = nothing
+    allocate = nothing
+    fail = nothing
 
 
 class PaperMesh(Mesh):

@@ -7,7 +7,7 @@
 Against a whole model in 16 bits there are no masters to keep, and gradients are summed over ranks in
 32 bits: twice the bytes. A weight costs 4 bytes, its gradient 4, AdamW's moments 8; and 2 more for
 the copy that a forward makes of it, which lives as long as autograd needs it: until backward
-(`copy_bytes` of `plan/equation.py`). A pipeline has such copies for each microbatch in flight. With
+(`copy_bytes` of `tests/gpt_activations.py`). A pipeline has such copies for each microbatch in flight. With
 ZeRO 3 they are whole on every rank, although the weights they were made of are freed: recomputation
 frees them, too, layer by layer. Each product makes a copy of its input, so query, key and value
 save three of one tensor, gate and up two.

@@ -73,7 +73,8 @@ def read(path: str) -> list[PublishedRow]:
 def name_of(row: PublishedRow) -> str:
     """Return how the report calls a row's source."""
     source = str(row.get("source")) if isinstance(row, dict) else ""
-    for entry in table("sources")["source"]:
+    entries: Any = table("sources")["source"]
+    for entry in entries:
         if source.startswith(entry["begins"]):
             return str(entry["name"])
     return "others"
@@ -104,8 +105,11 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
     if not found:
         raise LeftOut("nothing measured that is predicted here")
     group = row["group"] if isinstance(row.get("group"), str) else ""
-    source = str(row["id"]), name_of(row)
-    return [Compared(*source, *each, group, peers.get(each[0], 0.0)) for each in found]
+    id, source = str(row["id"]), name_of(row)
+    return [
+        Compared(id, source, quantity, predicted, measured, group, peers.get(quantity, 0.0))
+        for quantity, predicted, measured in found
+    ]
 
 
 def was_timed(row: PublishedRow) -> bool:

@@ -51,12 +51,13 @@ def stored(config: PublishedRow, recompute: str, sp: bool) -> float:
     """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to
     6.)
     """
-    sizes = [said(config, name) for name in ("seq", "micro_batch", "hidden")]
+    sequence, batch, hidden = (said(config, name) for name in ("seq", "micro_batch", "hidden"))
     if recompute == "full":
-        kept = layer_input(*sizes)
+        kept = layer_input(sequence, batch, hidden)
     else:
         heads, tp = said(config, "heads"), said(config, "tp")
-        kept = layer_activations(*sizes, heads, tp, sp, attention_weights=recompute == "none")
+        scores = recompute == "none"
+        kept = layer_activations(sequence, batch, hidden, heads, tp, sp, scores)
     pp, chunks = said(config, "pp"), config.get("virtual_pp") and said(config, "virtual_pp")
     more = 1.0
     if chunks and chunks > 1:

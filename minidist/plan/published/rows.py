@@ -127,28 +127,19 @@ def network(config: PublishedRow, device: Device) -> float:
     return float(config.get("inter_node_GBps") or table("rows")["cards"][device.name]) * node * 1e9
 
 
-def arch_has_experts(config: PublishedRow) -> bool:
-    """Tell whether the row's model has experts."""
-    return bool(config.get("experts"))
-
-
 def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
     """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all.
 
     Raise LeftOut if they do not fit.
     """
-    gpus = config.get("gpus") or 1
-    tp = config.get("tp") or 1
-    pp = config.get("pp") or 1
-    cp = config.get("cp") or 1
-    ep = config.get("ep") or 1
+    gpus, tp, pp, cp, ep = (config.get(name) or 1 for name in ("gpus", "tp", "pp", "cp", "ep"))
     dp = config.get("dp") or max(1, gpus // (tp * pp * cp))
     shard = config.get("shard") or 0
     if tp * pp * cp * dp != gpus:
         raise LeftOut(f"tp={tp} x pp={pp} x cp={cp} x dp={dp} is not {gpus} GPUs")
     # Megatron shares experts out over tp, too: tp 2 and ep 64 are 64 ranks. A `Setup` counts those
     # along tp apart, if they can be.
-    if ep % tp == 0 and arch_has_experts(config):
+    if ep % tp == 0 and config.get("experts"):
         ep //= tp
     if dp * cp % ep:
         raise LeftOut(f"ep={config['ep']} does not divide tp x dp x cp = {tp * dp * cp}")
@@ -241,6 +232,9 @@ def model(config: PublishedRow, pp: int) -> Model:
         layers
         or round((config["params_b"] * 1e9 - vocabulary * hidden) / (12 * hidden**2) / pp) * pp
     )
+    latent: dict[str, int] = {}
+    if config.get("mla"):  # rows say only that it is there
+        latent = {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
     return Model(
         layers=layers,
         hidden=hidden,
@@ -250,16 +244,11 @@ def model(config: PublishedRow, pp: int) -> Model:
         gated=gated,
         tied=not gated,
         **{name: config.get(name) or 0 for name in SIZES},
-        **(latent_sizes(heads) if config.get("mla") else {}),
+        **latent,
         parallel="parallel block" in arch,
         window=1024 if "swa" in arch else 0,
         dropout=not gated and "sharding" not in config,
     )
-
-
-def latent_sizes(heads: int) -> dict[str, int]:
-    """Return the sizes of latent attention, of which rows say only that it is there."""
-    return {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
 
 
 def software_of(row: PublishedRow, config: PublishedRow, device: Device) -> Software:
@@ -290,7 +279,7 @@ def software_name(config: PublishedRow, device: Device, year: float) -> str:
     if device.generation == "cdna":
         return "megatron-rocm"
     if hopper and year >= 25:
-        if device.generation == "hopper" and arch_has_experts(config):
+        if device.generation == "hopper" and config.get("experts"):
             return "megatron-core-2025-eager"
         return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
     if "sharding" in config:
