@@ -1360,9 +1360,9 @@ MEMORY = [
     ),
     Mutation(
         "a plan cuts all activations without sequence parallelism",
-        "minidist/plan/memory/engine.py",
-        old="    return run.tp if run.sp else 1\n",
-        new="    return run.tp\n",
+        "minidist/plan/run.py",
+        old="        return self.tp if self.sp else 1\n",
+        new="        return self.tp\n",
         tests=(
             "tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
         ),
@@ -1401,7 +1401,7 @@ MEMORY = [
     Mutation(
         "the command of a plan loses what the model ties",
         "minidist/cli/plan/runnable.py",
-        old='        "tied": model.tied,\n',
+        old='    "tied": "tied",\n',
         new="",
         tests=("tests/plan/test_answer.py::test_what_is_planned_can_be_trained",),
     ),

@@ -193,7 +193,7 @@ def test_the_command_says_which_wins(capsys: pytest.CaptureFixture[str], tmp_pat
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("2", "names no bytes/s"),
+        ("2", "is not like 2@125e6: it must be a number"),
         ("1@1e9", "must be from 2 to 10,000"),
         ("x@1e9", "must be a whole number"),
         ("2@-1", "must be from"),

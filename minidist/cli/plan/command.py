@@ -228,15 +228,10 @@ def wire_of(text: str) -> Wire | None:
     """Return what joins several sites, as 2@125e6 says it; None if nothing is said."""
     if not text:
         return None
-    sites, at, bandwidth = text.partition("@")
-    allowed = ranges("sites")
-    with retold(PlanError, ValueError, before=f"--sites {shown(text)} is not like 2@125e6: "):
-        if not at:
-            raise ValueError("it names no bytes/s")
-        return Wire(
-            read_number(sites, int, allowed["number"][1]),
-            read_number(bandwidth, float, allowed["bandwidth"][1]),
-        )
+    sites, _, bandwidth = text.partition("@")
+    number, speed = ranges("sites").values()
+    with retold(PlanError, ValueError, before=f"--sites {shown(text)} is not like 2@125e6: it "):
+        return Wire(read_number(sites, *number), read_number(bandwidth, *speed))
 
 
 def fields_of(words: Iterable[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from minidist.cli.plan.runnable import OF_EXPERTS, OF_MODEL
 from minidist.draw.table import aligned
 from minidist.full.comm import Communicator, init
 from minidist.full.data.text import read_corpus
@@ -226,13 +227,8 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     data, layout = run.config.data, run.mesh.layout
     recipe, sizes = run.fit.recipe, run.sizes
     width = run.config.dtype.itemsize
-    same = ("layers", "hidden", "heads", "vocabulary", "tied", "experts", "top_k", "head_dim")
-    rest: dict[str, Any] = {
-        "kv": sizes.key_value_heads,
-        "ffn": sizes.intermediate,
-        "shared": sizes.shared_experts,
-        "window": sizes.attention_window,
-    }
+    names = OF_MODEL | OF_EXPERTS | {"vocabulary": "vocabulary", "head_dim": "head_dim"}
+    model: dict[str, Any] = {ours: getattr(sizes, theirs) for ours, theirs in names.items()}
     axes: dict[str, Any] = {
         axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")
     }
@@ -240,7 +236,7 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     if recipe.compile:
         generation = "minidist-compiled"
     return Setup(
-        Model(**{name: getattr(sizes, name) for name in same}, **rest),
+        Model(**model),
         machine,
         data.sequence,
         data.batch,

@@ -8,14 +8,21 @@
     flight        of how many layers and microbatches that is held at once: by schedule
     peak          all of it, at the moment at which it is most; and how much of that a meter sees
 
-The files are `parameters.py`, `states.py`, `activations.py`, `engine.py`, `flight.py` and `peak.py`.
+The files are `states.py`, `activations.py`, `engine.py`, `flight.py` and `peak.py`.
 The formulas of the papers themselves are in `equation.py`.
 """
 
 from minidist.plan.memory.flight import deferred, in_flight
-from minidist.plan.memory.parameters import Parts, ends_parameters, parts_of, table_parameters
 from minidist.plan.memory.peak import GB, Bytes, bytes_held, metered
-from minidist.plan.memory.states import MOMENTS, gathered, states
+from minidist.plan.memory.states import (
+    MOMENTS,
+    Parts,
+    ends_parameters,
+    gathered,
+    parts_of,
+    states,
+    table_parameters,
+)
 
 __all__ = [
     "GB",

@@ -37,7 +37,7 @@ cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
 
 from typing import TypeAlias
 
-from minidist.plan.memory.parameters import table_parameters
+from minidist.plan.memory.states import table_parameters
 from minidist.plan.run import Setup, once
 
 Shape: TypeAlias = tuple[float, float]

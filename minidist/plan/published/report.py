@@ -1,9 +1,8 @@
-"""`plan check`: the report of `check.py` as tables, by source and by group, and in sentences."""
+"""`plan check`: the report of `check.py` as tables, by source and by group; JSON has all of it."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from minidist.draw.table import aligned
@@ -11,7 +10,6 @@ from minidist.full.launch.parser import Parser
 from minidist.plan.device import Constants
 from minidist.plan.published.check import check, read
 
-CHOSEN = 1.05  # what the layout predicted best may take, as a multiple of the best
 COLUMNS = {
     "mean": "mean |error|",
     "median": "median",
@@ -25,7 +23,7 @@ COLUMNS = {
 def text(report: Mapping[str, Any]) -> str:
     """Return the report as tables and sentences."""
     predicted = len({each["id"] for each in report["rows"]})
-    refused, inferred = report["room"]["refused"], report["inferred"]
+    refused = report["room"]["refused"]
     lines = [f"{predicted} rows are predicted, {len(report['left_out'])} are left out"]
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
     for (source, why), count in sorted(reasons.items()):
@@ -35,17 +33,6 @@ def text(report: Mapping[str, Any]) -> str:
     )
     for why, count in Counter(each["why"] for each in refused).most_common():
         lines.append(f"  {count}: {why}")
-    if inferred:
-        lines.append(
-            f"memory of {len(inferred)} rows is not compared: what it is in proportion to, the "
-            "microbatch or what is computed again, was not published"
-        )
-    if took := [each["chosen"] for each in report["ranking"]]:
-        good = sum(each <= CHOSEN for each in took) / len(took)
-        lines.append(
-            f"in {good:.1%} of all {len(took)} models with several layouts the one predicted best "
-            f"took at most {CHOSEN} of the best ({fmean(took):.3f} on average)"
-        )
     tables = [table_of(name, report[f"{name}s"]) for name in ("source", "group")]
     return "\n\n".join([*filter(None, tables), "\n".join(lines)])
 
