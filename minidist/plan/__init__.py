@@ -15,10 +15,10 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
 The tables beside them have the numbers with their sources: `constants.toml` those of all
 predictions, `devices.toml` those of a card (with the speed that its links reach), `clusters.toml`
 those of a network; the hours that failures cost stand at the head of `cost.py`, and how a run goes on
-after one in `failures/`. `ranges.toml` says
-what a number may be. `python -m minidist plan` prints the predictions.
-`published/` compares them with published runs (`plan check`), and `trust/` says how far an answer
-may be off. The proof of the planner is `tests/plan/published/`.
+after one in `failures/`. `ranges.toml` says what a number may be. `python -m minidist plan` prints the
+predictions. `published/` compares them with published runs (`plan check`), whose words and sources are
+in `rows.toml` and `sources.toml`, and `trust/` says how far an answer may be off, and plans the named
+runs of `runs.toml` as they were published. The proof of the planner is `tests/plan/published/`.
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

@@ -95,9 +95,6 @@ class PaperMesh(Mesh):
         self.layout = layout
         self.coordinate = layout.coordinate(0)
         self.world = among(*AXES)
-        self.dp = among("dp")
-        self.pp = among("pp")
-        self.cp = among("cp")
-        self.tp = among("tp")
-        self.ep = among("ep")
+        for axis in (*AXES, "ep"):
+            setattr(self, axis, among(axis))
         self.data = among("dp", "cp")

@@ -1,8 +1,7 @@
 """What a GPU holds at its peak, by category: on the stage of the pipeline that holds most.
 
-    parameters    which parameters a rank has, and which ranks have the same ones
-    states        their bytes: weights, gradients, optimizer; ZeRO divides them by the ranks that have the same ones,
-                  and experts have fewer copies than the rest
+    states        which parameters a rank has, and the bytes of weights, gradients and optimizer; ZeRO divides them
+                  by the ranks that have the same ones, and experts have fewer copies than the rest
     activations   what a layer keeps of a microbatch for backward, and what it needs while it is at work
     engine        the same for Megatron Core, whose layers are Transformer Engine's: in 16 bits, in 8, with experts
     flight        of how many layers and microbatches that is held at once: by schedule
