@@ -69,7 +69,8 @@ def checked(values: Mapping[str, Any], section: str, unneeded: tuple[str, ...]) 
     flat = flatten(dict(values), {name: kind for name, (kind, _) in known.items()})
     if missing := sorted(set(known) - set(flat) - set(unneeded)):
         raise FileError(f"does not say {', '.join(missing)}: a {section} has {', '.join(known)}")
-    for name, value in flat.items():
+    for key, value in values.items():
+        name = key.replace("-", "_")
         with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
             typed(value, *known[name])
     return flat

@@ -42,7 +42,8 @@ def of_muon(run: Setup) -> dict[str, float]:
     model = run.model
     ranks = run.dp * run.cp
     of_experts = model.experts * model.expert
-    dense = model.alike * (model.layer - of_experts) + model.dense_layers * model.leading.layer
+    dense = model.alike * (model.layer - of_experts)
+    dense += model.dense_layers * model.leading.layer
     gathered = 4.0 * (run.tp - 1) * dense
     if not run.zero:  # every replica computes every change
         return {"tp": ranks * gathered, "dp": 0.0}

@@ -24,15 +24,19 @@ def formulas(row: PublishedRow) -> Iterator[tuple[str, float, float]]:
     config, measured = row.get("config") or {}, row["measured"]
     values = {}
     if "pos_gb" in measured:
-        parameters, ranks = 1e9 * said(config, "params_b"), said(config, "dp")
+        parameters = 1e9 * said(config, "params_b")
+        ranks = said(config, "dp")
         for stage, name in enumerate(("pos_gb", "pos_g_gb", "pos_g_p_gb"), start=1):
             values[name] = model_states(parameters, ranks, stage).total / GB
     if "params_opt_gib" in measured:
         shares = said(config, "tp") * said(config, "pp")
-        count = 12 * said(config, "layers") * said(config, "hidden") ** 2 / shares
-        policy = said(config, "recompute"), said(config, "sequence_parallel")
+        layers = said(config, "layers")
+        hidden = said(config, "hidden")
+        count = 12 * layers * hidden**2 / shares
         values["params_opt_gib"] = 18 * count / GIB
-        values["activations_gib"] = stored(config, *policy) / GIB
+        recompute = said(config, "recompute")
+        sp = said(config, "sequence_parallel")
+        values["activations_gib"] = stored(config, recompute, sp) / GIB
     if "tp_baseline_pct" in measured:
         whole = stored(config, "none", False)
         for name, policy in POLICIES.items():
@@ -51,18 +55,25 @@ def stored(config: PublishedRow, recompute: str, sp: bool) -> float:
     """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to
     6.)
     """
-    sequence, batch, hidden = (said(config, name) for name in ("seq", "micro_batch", "hidden"))
+    sequence = said(config, "seq")
+    batch = said(config, "micro_batch")
+    hidden = said(config, "hidden")
     if recompute == "full":
         kept = layer_input(sequence, batch, hidden)
     else:
-        heads, tp = said(config, "heads"), said(config, "tp")
+        heads = said(config, "heads")
+        tp = said(config, "tp")
         scores = recompute == "none"
         kept = layer_activations(sequence, batch, hidden, heads, tp, sp, scores)
-    pp, chunks = said(config, "pp"), config.get("virtual_pp") and said(config, "virtual_pp")
+    pp = said(config, "pp")
+    chunks = 1
+    if config.get("virtual_pp"):
+        chunks = said(config, "virtual_pp")
     more = 1.0
-    if chunks and chunks > 1:
+    if chunks > 1:
         more += (pp - 1) / (pp * chunks)
-    return kept * float(said(config, "layers")) * more
+    layers = float(said(config, "layers"))
+    return kept * layers * more
 
 
 def said(config: PublishedRow, name: str) -> Any:
