@@ -101,9 +101,9 @@ def test_a_wheel_says_what_it_is_and_leads_nowhere_that_is_not_there(site: Path)
     readme = str(said.get_payload())
     assert said["Description-Content-Type"] == "text/markdown" and not LINK.search(readme)
     assert (
-        "What can be combined (`docs/combinations.md`)" in readme and "`CONTRIBUTING.md`" in readme
+        "what can be combined (`docs/combinations.md`)" in readme and "`CONTRIBUTING.md`" in readme
     )
-    assert "[picotron](https://github.com/huggingface/picotron)" in readme
+    assert "[pytorch.org](https://pytorch.org/get-started/locally/)" in readme
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]
