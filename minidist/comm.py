@@ -18,15 +18,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import torch
-
-Buffer: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
 TAGS = 1 << 16  # Tags of users are below; `barrier` and `split` use the tag TAGS itself.
+
+
+class Buffer(Protocol):
+    """A contiguous numpy array or torch tensor."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class Request(Protocol):
@@ -122,6 +125,9 @@ class Communicator:
         twin.traffic = self.traffic
         return twin
 
+    def stream(self) -> Stream:
+        return Stream(self)
+
     def _rows_of_all(self, row: list[int]) -> Any:
         """Return every rank's row, in ceil(log2 P) uncounted messages. (Bruck et al. 1997.)
 
@@ -150,7 +156,7 @@ class Communicator:
 class Stream:
     """A thread of this rank that runs collectives in the order of launching. Collective.
 
-    stream = Stream(comm)
+    stream = comm.stream()
     stream.launch(all_reduce, buffer, stream.comm)     returns at once
     stream.wait()                                      all that was launched is done
     """

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Communicator, Stream
+from minidist.comm import Communicator
 
 # ---------------------------------------------------------------- the idea
 
@@ -197,7 +197,7 @@ class DDP(DataParallel):
         trained = [each for each in module.parameters() if each.requires_grad]
         super().__init__(module, partition(trained, bucket_bytes), each_backward=False)
         self.trained, self.op = trained, op
-        self.stream = Stream(comm)
+        self.stream = comm.stream()
 
     def launch(self, number: int) -> None:
         """Have the stream sum a bucket's gradients while backward goes on."""

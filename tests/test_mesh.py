@@ -256,7 +256,7 @@ def test_a_mesh_that_does_not_fit_says_so_on_every_rank_before_anything_is_sent(
         try:
             Mesh(comm, Layout(dp=2, tp=3))
         except ValueError as error:
-            return str(error), comm.traffic.messages_sent
+            return str(error), comm.traffic.messages
         return "", -1
 
     sentence = "dp*tp = 6, but 4 ranks were started: use mpirun -n 6, or --tp 2"

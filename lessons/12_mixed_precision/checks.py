@@ -248,11 +248,11 @@ def delayed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     comm.trace = trace = Trace()
     scale, found, marks = exercise.DelayedScale(comm, HISTORY), [], []
     for parts in given["x"]:
-        marks.append(comm.traffic.messages_sent)
+        marks.append(comm.traffic.messages)
         parts = parts.copy()
         with contract.untouched(x=parts):
             found.append([(x8, float(by)) for x8, by in map(scale.cast, parts)])
-        marks.append(comm.traffic.messages_sent)
+        marks.append(comm.traffic.messages)
         scale.update()
     x8 = [[x8 for x8, _ in step] for step in found]
     return {

@@ -81,7 +81,7 @@ class Observer:
         line = line or line_of(sys._getframe(1), self.root)
         seconds = self.comm.clock() if self.timed else 0.0
         idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
-        counters = (traffic.messages_sent, traffic.bytes_sent, shown, idle)
+        counters = (traffic.messages, traffic.bytes, shown, idle)
         return Step(
             self.rank,
             kind,

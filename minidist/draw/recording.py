@@ -165,7 +165,7 @@ class Watching(Communicator):
         part = super().subgroup(ranks, name)
         return Watching(part.wire, part.ledger, self.observer)
 
-    def stream(self) -> Stream[Communicator]:
+    def stream(self) -> Stream[Communicator]:  # type: ignore[override]
         """Return a stream that does its work as soon as it is launched: a recording follows one
         thread of each rank.
         """
@@ -181,7 +181,7 @@ class Watching(Communicator):
 
 
 @dataclass
-class _AtOnce:
+class _AtOnce(Stream[Communicator]):
     """A stream without a thread: it works when it is launched."""
 
     comm: Communicator

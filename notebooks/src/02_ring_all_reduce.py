@@ -40,7 +40,7 @@ show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/
 # %%
 def traffic(comm, algorithm):
     all_reduce(np.ones(100), comm, algorithm=algorithm)
-    return comm.traffic.messages_sent, comm.traffic.bytes_sent
+    return comm.traffic.messages, comm.traffic.bytes
 
 
 for algorithm in ("ring", "central"):
@@ -124,7 +124,7 @@ from minidist.full.collectives import all_reduce
 comm = minidist.init()
 buffer = np.arange(4.0) + comm.rank
 all_reduce(buffer, comm, algorithm="ring")
-print(f"rank {comm.rank} of {comm.size}: {buffer}, {comm.traffic.bytes_sent} bytes sent")
+print(f"rank {comm.rank} of {comm.size}: {buffer}, {comm.traffic.bytes} bytes sent")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "ring.py")

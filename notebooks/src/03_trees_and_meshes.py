@@ -297,7 +297,7 @@ inside, across = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
 shard = reduce_scatter(np.arange(4.0) + comm.rank, inside, algorithm="ring")
 all_reduce(shard, across, algorithm="ring")
 total = all_gather(shard, inside, algorithm="ring")
-print(f"rank {comm.rank}: {total}, {across.traffic.bytes_sent} of {comm.traffic.bytes_sent} bytes crossed")
+print(f"rank {comm.rank}: {total}, {across.traffic.bytes} of {comm.traffic.bytes} bytes crossed")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "levels.py")

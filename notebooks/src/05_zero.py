@@ -43,7 +43,7 @@ def train(comm, strategy):
     optimizer = adamw(model.parameters()) if strategy is DDP else wrapped.optimizer(adamw)
     account.watch(wrapped, optimizer)
     for _ in range(2):
-        sent = comm.traffic.bytes_sent
+        sent = comm.traffic.bytes
         loss = wrapped(torch.empty(16, WIDTH, device="meta")).sum()
         look()
         loss.backward()
@@ -53,7 +53,7 @@ def train(comm, strategy):
         look()
         wrapped.zero_grad()
         look()
-    return account.timeline, comm.traffic.bytes_sent - sent, comm.clock()
+    return account.timeline, comm.traffic.bytes - sent, comm.clock()
 
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)

@@ -54,9 +54,9 @@ def step(model, width=64, dtype=torch.float64):
 
 def sent(comm, wrap, **options):
     model = wrap(blocks(), comm, op="sum", **options)
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     step(model)
-    return comm.traffic.bytes_sent - before
+    return comm.traffic.bytes - before
 
 
 whole = sum(parameter.nbytes for parameter in blocks().parameters())

@@ -171,13 +171,13 @@ targets = torch.randint(4096, (512,), generator=generator)
 def gathered(comm):
     mine = logits.chunk(comm.size, dim=1)[comm.rank]
     loss = F.cross_entropy(gather_from(mine, comm, 1, 4096), targets)
-    return f"loss {loss.item():.4f}, {comm.traffic.bytes_sent:9,} bytes sent"
+    return f"loss {loss.item():.4f}, {comm.traffic.bytes:9,} bytes sent"
 
 
 def split(comm):
     mine = logits.chunk(comm.size, dim=1)[comm.rank]
     loss = vocabulary_parallel_cross_entropy_sum(mine, targets, comm, 4096) / 512
-    return f"loss {loss.item():.4f}, {comm.traffic.bytes_sent:9,} bytes sent"
+    return f"loss {loss.item():.4f}, {comm.traffic.bytes:9,} bytes sent"
 
 
 print("gathered:", minidist.run(gathered, ranks=4)[0])

@@ -60,16 +60,16 @@ def step(comm, sequence):
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         return tensor
 
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         logits = model(batch[:, :-1])
         loss = vocabulary_parallel_cross_entropy_sum(logits, batch[:, 1:], comm, 64) / 128
-    forward = comm.traffic.bytes_sent - before
+    forward = comm.traffic.bytes - before
     loss.backward()
     return (
         f"{loss.item():.6f}",
         forward,
-        comm.traffic.bytes_sent - before - forward,
+        comm.traffic.bytes - before - forward,
         sum(kept.values()),
     )
 

@@ -230,7 +230,7 @@ def traffic(comm, policy):
     else:
         y = block(x)
     y.sum().backward()
-    return comm.traffic.messages_sent, comm.traffic.bytes_sent, round(x.grad.sum().item(), 6)
+    return comm.traffic.messages, comm.traffic.bytes, round(x.grad.sum().item(), 6)
 
 
 for policy in ("store", "recompute the block", "recompute inside"):

@@ -147,9 +147,9 @@ def traffic(comm, rank):
     model = GPT(CONFIG)
     if rank:
         add_lora(model, rank, targets=EVERY_MATRIX)
-    wrapped, before = DDP(model, comm, op="sum"), comm.traffic.bytes_sent
+    wrapped, before = DDP(model, comm, op="sum"), comm.traffic.bytes
     cross_entropy_sum(wrapped(TOKENS[:, :-1]), TOKENS[:, 1:]).backward()
-    return comm.traffic.bytes_sent - before
+    return comm.traffic.bytes - before
 
 
 for rank in (0, 1, 4, 16):

@@ -166,9 +166,9 @@ def sent(comm, layout):
     mesh = Mesh(comm, layout)
     parallel = spread(mesh)
     axes = {"dp": mesh.dp, "pp": mesh.pp, "tp": mesh.tp}
-    before = {axis: group.traffic.bytes_sent for axis, group in axes.items()}
+    before = {axis: group.traffic.bytes for axis, group in axes.items()}
     take_step(parallel)
-    return [group.traffic.bytes_sent - before[axis] for axis, group in axes.items()]
+    return [group.traffic.bytes - before[axis] for axis, group in axes.items()]
 
 
 lines = [f"{'':14}{'dp':>11}{'pp':>11}{'tp':>11}   bytes, all ranks"]

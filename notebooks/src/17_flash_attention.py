@@ -274,7 +274,7 @@ mine = [x.chunk(comm.size, 2)[comm.rank].contiguous() for x in whole]
 output = PlainRingAttention.apply(*mine, comm)
 expected = page_forward(*whole, causal=True)[0].chunk(comm.size, 2)[comm.rank]
 print(f"rank {comm.rank}: {output.shape[2]} queries met 256 keys, off by {(output - expected).abs().max():.0e}, "
-      f"{comm.traffic.bytes_sent:,} bytes sent")
+      f"{comm.traffic.bytes:,} bytes sent")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "ring.py")

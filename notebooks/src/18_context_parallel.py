@@ -91,10 +91,10 @@ q, k, v = draw(1, 2, 16, 4), draw(1, 2, 16, 4), draw(1, 2, 16, 4)
 def ring(comm):
     mine = [x.chunk(comm.size, 2)[comm.rank].clone().requires_grad_() for x in (q, k, v)]
     output = PlainRingAttention.apply(*mine, comm)
-    forward = comm.traffic.bytes_sent
+    forward = comm.traffic.bytes
     output.sum().backward()
     n = sum(x.nbytes for x in mine[1:])
-    return forward / n, (comm.traffic.bytes_sent - forward) / n, mine[1].grad
+    return forward / n, (comm.traffic.bytes - forward) / n, mine[1].grad
 
 
 results = minidist.run(ring, ranks=4)
@@ -264,7 +264,7 @@ def sent(comm, attend, heads, groups):
         torch.zeros(1, count, own, 16, dtype=torch.float64) for count in (heads, groups, groups)
     ]
     attend(comm)(*parts)
-    return comm.traffic.bytes_sent
+    return comm.traffic.bytes
 
 
 def around(comm):

@@ -109,9 +109,9 @@ except minidist.DeadlockError as error:
 
 # %%
 def one_step(comm, parallel):
-    sent = comm.traffic.bytes_sent
+    sent = comm.traffic.bytes
     parallel(torch.randn(8, WIDTH)).square().mean().backward()
-    return comm.traffic.bytes_sent - sent
+    return comm.traffic.bytes - sent
 
 
 def torchs(comm):

@@ -38,9 +38,9 @@ def traffic(call: Call, ranks: int, cluster: Cluster | None = None) -> tuple[lis
 
     def program(comm: Communicator) -> tuple[int, int]:
         call(comm)
-        bytes, messages = comm.traffic.bytes_sent, comm.traffic.messages_sent
+        bytes, messages = comm.traffic.bytes, comm.traffic.messages
         call(comm)
-        return comm.traffic.bytes_sent - bytes, comm.traffic.messages_sent - messages
+        return comm.traffic.bytes - bytes, comm.traffic.messages - messages
 
     counted = run(program, ranks, cluster=cluster)
     return [bytes for bytes, _ in counted], [messages for _, messages in counted]
@@ -121,7 +121,7 @@ def test_all_reduce_of_registered_buffers(ranks: int, elements: int) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
         buffer = comm.allocate(elements, np.float64)
         all_reduce(buffer, comm, algorithm="shared")
-        return comm.traffic.bytes_sent, comm.traffic.messages_sent
+        return comm.traffic.bytes, comm.traffic.messages
 
     bytes, messages = zip(*run(program, ranks), strict=True)
     # read it, write it

@@ -50,7 +50,7 @@ def everything(comm: Communicator) -> tuple[object, ...]:
     registered[:] = comm.rank  # type: ignore[index]
     all_reduce(registered, comm, algorithm="shared")
     called = comm.all_gather_object(comm.rank)
-    sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    sent = comm.traffic.messages, comm.traffic.bytes
     clocks = comm.clock(), fork.clock(), stream.comm.clock(), polls
     contents = [digest(each.tobytes()) for each in (values, arriving, registered)]
     return contents, called, sent, clocks

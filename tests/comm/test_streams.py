@@ -241,6 +241,6 @@ def test_what_a_stream_does_meanwhile_is_not_counted_as_the_main_threads_communi
         handle = stream.launch(stream.comm.exchange, np.zeros(1000), peer, np.zeros(1000), peer)
         comm.advance(10.0)
         handle.wait()
-        return comm.traffic.seconds, comm.traffic.bytes_sent
+        return comm.traffic.seconds, comm.traffic.bytes
 
     assert run(program, 2, cluster=Cluster.uniform(1, 8000)) == [(0.0, 8000)] * 2

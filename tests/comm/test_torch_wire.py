@@ -84,7 +84,7 @@ WORKS = """
         assert "read-only" in str(error), error
 
     # Groups: every color at once, in the order of the key; a fork on a thread of its own.
-    sent = comm.traffic.messages_sent
+    sent = comm.traffic.messages
     half = comm.split(rank % 2, key=-rank)
     assert half.members == tuple(reversed(range(rank % 2, size, 2))), half.members
     check_ring(half, kinds[0], (5,))
@@ -93,7 +93,7 @@ WORKS = """
     alone = comm.split(rank)
     assert (alone.size, alone.members) == (1, (rank,))
     alone.barrier()
-    assert comm.traffic.messages_sent == sent + 2 * (half.size > 1), "splitting itself sends no counted messages"
+    assert comm.traffic.messages == sent + 2 * (half.size > 1), "splitting itself sends no counted messages"
 
     stream = comm.stream()
     def beside(tag):

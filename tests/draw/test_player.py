@@ -132,7 +132,7 @@ def test_what_came_early_is_shown_once_it_has_been_waited_for() -> None:
 def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
     def plain(comm: Any) -> tuple[int, int]:
         all_reduce(np.zeros(8, np.int64), comm, algorithm="ring")
-        return comm.traffic.messages_sent, comm.traffic.bytes_sent
+        return comm.traffic.messages, comm.traffic.bytes
 
     assert [step.counters[:2] for step in recording.at(68)] == run(plain, 4) == 4 * [(6, 96)]
     # the buffer and two temporaries

@@ -53,7 +53,7 @@ def steps(comm: Communicator, layout: Layout, recipe: Recipe) -> tuple[Any, ...]
         parallel.zero_grad()
         losses.append(parallel.step(tokens, tokens, [Where()] * len(tokens)))
         optimizer.step()
-    sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    sent = comm.traffic.messages, comm.traffic.bytes
     return [float(loss).hex() for loss in losses], sent, comm.clock()
 
 

@@ -54,7 +54,7 @@ def trained(comm: Communicator, recipe: Recipe, steps: int) -> tuple[float, int]
     )
     optimizer = parallel.optimizer(torch.optim.SGD, parallel.model.parameters(), lr=0.01)
     tokens = torch.arange(16).view(2, 8)
-    started, sent = comm.clock(), comm.traffic.bytes_sent
+    started, sent = comm.clock(), comm.traffic.bytes
     for _ in range(steps):
         comm.advance(STEP)
         parallel.zero_grad()
@@ -63,7 +63,7 @@ def trained(comm: Communicator, recipe: Recipe, steps: int) -> tuple[float, int]
     seconds = comm.clock() - started
     for companion in parallel.companions:
         companion.begin()  # waits for what still travels
-    return seconds, comm.traffic.bytes_sent - sent
+    return seconds, comm.traffic.bytes - sent
 
 
 # "1bit" and "topk" take longest; the error that they keep has tests of its own in parallel/data

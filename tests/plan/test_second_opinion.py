@@ -114,13 +114,13 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
             where = [Where(positions=mine)] * microbatches
         for _ in range(2 if run.zero == 3 else 1):
             comm.barrier()
-            before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
+            before, started = {axis: axes[axis].traffic.bytes for axis in axes}, comm.clock()
             with nullcontext() if run.autocast else Computing(comm, FLOPS):
                 parallel.zero_grad()
                 parallel.step(tokens, tokens, where)
                 optimizer.step()
         return {
-            axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes
+            axis: axes[axis].traffic.bytes - before[axis] for axis in axes
         }, comm.clock() - started
 
     cluster = Cluster(Link(0.0, INSIDE), Link(0.0, ACROSS), NODE)
@@ -452,7 +452,7 @@ def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
         counts = []
         for _ in range(3):
             comm.barrier()
-            counts.append(sum(group.traffic.bytes_sent for group in groups))
+            counts.append(sum(group.traffic.bytes for group in groups))
             parallel.zero_grad()
             parallel.step([tokens], [tokens], [whereabouts(run.cp)])
             optimizer.step()

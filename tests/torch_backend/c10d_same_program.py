@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
         def counted() -> int:
             here = RANKS.here()
-            return 0 if here is None else here.comm.traffic.bytes_sent
+            return 0 if here is None else here.comm.traffic.bytes
 
     dist.init_process_group(backend)
     torch.save(everything(counted), Path(folder) / f"{dist.get_rank()}.pt")

@@ -74,10 +74,10 @@ class Meter:
     """What a rank sends between one call and the next, and how long the last took."""
 
     def __init__(self, comm: Communicator) -> None:
-        self.comm, self.sent, self.clock = comm, [comm.traffic.bytes_sent], [comm.clock()]
+        self.comm, self.sent, self.clock = comm, [comm.traffic.bytes], [comm.clock()]
 
     def __call__(self) -> None:
-        self.sent.append(self.comm.traffic.bytes_sent)
+        self.sent.append(self.comm.traffic.bytes)
         self.clock.append(self.comm.clock())
 
     @property

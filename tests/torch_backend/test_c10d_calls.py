@@ -55,14 +55,14 @@ def test_tensors_without_memory_send_as_many_bytes_and_take_as_long(device: str)
         dist.init_process_group("minidist")
         shard = torch.zeros(bytes // 4, device=device)
         whole, start = torch.zeros(bytes, device=device), comm.clock()
-        sent = [comm.traffic.bytes_sent]
+        sent = [comm.traffic.bytes]
         for call in (
             lambda: dist.all_reduce(shard),
             lambda: dist.all_gather_single(whole, shard),
             lambda: dist.reduce_scatter_single(shard, whole),
         ):
             call()
-            sent.append(comm.traffic.bytes_sent)
+            sent.append(comm.traffic.bytes)
         return [after - before for before, after in pairwise(sent)], comm.clock() - start
 
     for sent, seconds in minidist.run(program, ranks, torch=True, cluster=LINK):

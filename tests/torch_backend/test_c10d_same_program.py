@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parent / "c10d_same_program.py"
 def on_threads(folder: Path, **engine: Any) -> list[Found]:
     def program(comm: Communicator) -> Found:
         dist.init_process_group("minidist")
-        return everything(lambda: comm.traffic.bytes_sent)
+        return everything(lambda: comm.traffic.bytes)
 
     return minidist.run(program, RANKS, torch=True, **engine)
 

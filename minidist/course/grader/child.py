@@ -147,7 +147,7 @@ def run_program(
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
         watch.switch(watch.calls)
         try:
-            sent = comm.traffic.messages_sent  # a barrier, so far
+            sent = comm.traffic.messages  # a barrier, so far
             witness = Communicator(
                 Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group()
             )
@@ -159,7 +159,7 @@ def run_program(
                     "the answer replaces sys.setprofile's function, by which calls are watched"
                 )
             watch.switch(None)
-            check_seen(share, comm.traffic.messages_sent - sent)
+            check_seen(share, comm.traffic.messages - sent)
         except BaseException as error:
             last = watch.returned.get(threading.get_ident(), NOTHING_YET)
             # where a check fails is of use to who writes it, and tries solutions and mistakes

@@ -1,14 +1,10 @@
-"""Ranks and messages. Everything above is built from `isend` and `irecv`.
+"""The communicator of `minidist/comm.py` with checks, a ledger, streams and shared memory added.
 
-    rank 0 ── send(buffer, to=1, tag=7) ───────▶ rank 1: recv(buffer, source=0, tag=7)
+    Communicator        the book's methods, and more: every page of the book takes one
+      ├─ Wire           carries the messages: threads, MPI, torch.distributed (`wire.py`)
+      └─ Ledger         counts and records them (`ledger.py`)
 
-A message needs both ends: the receiver names its sender and the tag, and brings a buffer of exactly
-the message's bytes. Messages of one tag between two ranks arrive in the order they were sent. There
-is no receive from any source, so what a program does never depends on who was faster.
-
-What users call is written here once, with its checks, its counting and its tracing. It stands on a
-wire, which carries the messages (`threads`, `mpi`, `torch`; see `wire.py`), and writes into a
-ledger (`ledger.py`).
+What users call is written here once, with its checks, its counting and its tracing.
 """
 
 from __future__ import annotations
@@ -22,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from minidist import comm as book
 from minidist.full.comm.agree import agree, same_call
 from minidist.full.comm.buffers import Array, Buffer, Nowhere, copy, dtype_of, flatten, shaped
 from minidist.full.comm.errors import ranks_of, whole
-from minidist.full.comm.ledger import Awaited, Ledger
+from minidist.full.comm.ledger import Awaited, Ledger, Traffic
 from minidist.full.comm.registered import Registered
 from minidist.full.comm.report import TAGS
 from minidist.full.comm.request import Pending, Span, awaited_exchange, exchange, post
@@ -44,8 +41,8 @@ Kept = TypeVar("Kept")
 Computing = TypeVar("Computing", bound=Callable[..., Any])
 
 
-class Communicator:
-    """A group of ranks that can send to each other.
+class Communicator(book.Communicator):
+    """A group of ranks that can send to each other. The one to read is `minidist.comm.Communicator`.
 
     Attributes
     ----------
@@ -68,10 +65,14 @@ class Communicator:
         Memory that the other ranks of the node can read.
     """
 
+    traffic: Traffic
+    clock: Callable[[], float]
+
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
+        transport: Any = wire  # one that is given flat arrays, and makes its groups by `split`
+        super().__init__(transport)
         self.wire, self.ledger, self.traffic = wire, ledger, ledger.traffic
         wire.debug = ledger.debug
-        self.rank, self.size = wire.rank, wire.size
         self.members, self.name = wire.members, wire.name
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
@@ -103,19 +104,8 @@ class Communicator:
 
     # ---------------------------------------------------------------- messages
 
-    def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        """Start sending; leave the buffer unchanged until the returned request was waited for."""
-        array = self._checked(buffer, to, tag, "to")
-        self.ledger.traffic.sent(1, array.nbytes)
-        return post(self, self.wire.isend, SEND, array, to, tag)
-
-    def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
-        """Start receiving; the buffer is filled once the returned request was waited for."""
-        array = self._checked(buffer, source, tag, "source")
-        return post(self, self.wire.irecv, RECEIVE, array, source, tag)
-
-    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send, and return when the buffer may be changed, before or after it has arrived.
+    def isend(self, buffer: book.Buffer, to: int, tag: int = 0) -> Pending:
+        """Start sending; leave the buffer unchanged until the returned request was waited for.
 
         Raises
         ------
@@ -125,24 +115,22 @@ class Communicator:
         TypeError
             If it is not a buffer, of a dtype that does not travel, or a number is not whole.
         """
-        self.isend(buffer, to, tag).wait()
+        array = self._checked(buffer, to, tag, "to")
+        self.ledger.traffic.sent(1, array.nbytes)
+        return post(self, self.wire.isend, SEND, array, to, tag)
 
-    def recv(self, buffer: Buffer, source: int, tag: int = 0) -> None:
-        """Wait for the message of `source` and fill the buffer, which must have exactly its size.
-        Raises as `send`.
-        """
-        self.irecv(buffer, source, tag).wait()
+    def irecv(self, buffer: book.Buffer, source: int, tag: int = 0) -> Pending:
+        """Start receiving; the buffer is filled once the returned request was waited for."""
+        array = self._checked(buffer, source, tag, "source")
+        return post(self, self.wire.irecv, RECEIVE, array, source, tag)
 
     def exchange(
-        self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int = 0
+        self, out: book.Buffer, to: int, into: book.Buffer, source: int, tag: int = 0
     ) -> None:
-        """Send `outgoing` to one rank and receive `incoming` from one, both posted before either is
-        waited for.
-
-        A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then
-        receives can.
+        """Send `out` to one rank and receive `into` from one, both posted before either is waited
+        for. Raises as `isend`.
         """
-        leaving, arriving = self._checked_exchange(outgoing, to, incoming, source, tag)
+        leaving, arriving = self._checked_exchange(out, to, into, source, tag)
         self.ledger.traffic.sent(1, leaving.nbytes)
         awaited = awaited_exchange(self, arriving, source, tag)
         exchange(self, self.wire.exchange, awaited, leaving, to, arriving, source, tag)
@@ -232,7 +220,7 @@ class Communicator:
         """Return `levels()`, which the first call makes."""
         return self.keep(Levels, self.levels)
 
-    def stream(self) -> Stream[Communicator]:
+    def stream(self) -> Stream[Communicator]:  # type: ignore[override]  # used as the book's is
         """Return a queue that runs collectives beside this thread, in the order of launching.
         Collective.
         """
@@ -368,17 +356,17 @@ class Communicator:
     # ---------------------------------------------------------------- helpers
 
     def _checked_exchange(
-        self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int
+        self, out: book.Buffer, to: int, into: book.Buffer, source: int, tag: int
     ) -> tuple[Array, Array]:
-        leaving = self._checked(outgoing, to, tag, "to")
-        arriving = self._checked(incoming, source, tag, "source")
-        if outgoing is incoming and type(outgoing) is not Nowhere:
+        leaving = self._checked(out, to, tag, "to")
+        arriving = self._checked(into, source, tag, "source")
+        if out is into and type(out) is not Nowhere:
             raise ValueError(
                 "exchange needs two buffers: what leaves must not be overwritten by what arrives"
             )
         return leaving, arriving
 
-    def _checked(self, buffer: Buffer, peer: int, tag: int, role: str) -> Array:
+    def _checked(self, buffer: Any, peer: int, tag: int, role: str) -> Array:
         if type(peer) is not int or type(tag) is not int:
             peer, tag = whole(role, peer), whole("tag", tag)
         if not 0 <= peer < self.size:

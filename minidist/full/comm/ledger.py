@@ -15,24 +15,26 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from minidist import comm as book
 from minidist.full.comm.report import label
 from minidist.full.trace import Trace
 from minidist.full.trace.events import EventKind
 
 
-class Traffic:
+class Traffic(book.Traffic):
     """What one rank sent through one communicator, and through all that were split or forked from
-    it.
+    it: `messages`, `bytes`, and more than the book counts.
 
     What an engine's own collectives send (MPI's, gloo's, NCCL's) is their secret. It is in
     `engine_bytes`, as what the rank had to send at least, by formula (see `choose.LEAST`), and not
-    in `messages_sent` and `bytes_sent`. `seconds` is the time in which the rank's own thread was
+    in `messages` and `bytes`. `seconds` is the time in which the rank's own thread was
     busy with communication, waiting included. What a fork's thread does meanwhile is not in it:
     that is the point of a fork.
     """
 
     def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
-        self.messages_sent = self.bytes_sent = self.engine_bytes = 0
+        super().__init__()
+        self.engine_bytes = 0
         self.seconds = 0.0
         self._origin, self._other_thread = origin, other_thread
         self._lock = threading.Lock()
@@ -42,8 +44,8 @@ class Traffic:
         to send.
         """
         with self._lock:  # a fork's thread counts too
-            self.messages_sent += messages
-            self.bytes_sent += bytes
+            self.messages += messages
+            self.bytes += bytes
             self.engine_bytes += engine_bytes
         if self._origin is not None:
             self._origin.sent(messages, bytes, engine_bytes)

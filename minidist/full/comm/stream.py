@@ -11,6 +11,7 @@ it exits, and a worker that waits for a dead rank would keep the program from en
 
 import threading
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,12 +36,21 @@ class Handle(Protocol):
 
 
 class Stream(Protocol[Comm]):
-    """What `comm.stream()` returns on every wire."""
+    """What `comm.stream()` returns on every wire. The one to read is `minidist.comm.Stream`."""
 
     comm: Comm
 
+    @abstractmethod
     def launch(self, work: Callable[..., Any], *args: Any) -> Handle:
         """Run `work(*args)` after what was launched before, and return at once."""
+
+    def wait(self) -> None:
+        """Return once everything that was launched is done: also a job that is launched now."""
+        self.launch(_nothing).wait()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Job(Generic[Comm]):
@@ -86,7 +96,7 @@ class Job(Generic[Comm]):
         return self.result
 
 
-class ThreadStream(Generic[Comm]):
+class ThreadStream(Stream[Comm]):
     """A stream that is a thread. `comm` is what its work communicates on.
 
     The thread knows the jobs, and not the stream: it ends when nobody holds the stream any more and

@@ -192,7 +192,7 @@ class Matrices:
         counted = 0
         for comm in comms - {None}:
             assert comm is not None
-            counted += comm.traffic.bytes_sent
+            counted += comm.traffic.bytes
             counted += comm.traffic.engine_bytes
         return counted
 

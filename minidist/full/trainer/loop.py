@@ -343,8 +343,7 @@ class Trainer:
         if apart := self.parallel.replica.between_nodes():
             each["nodes"] = apart[0].traffic
         return {
-            axis: np.array([traffic.bytes_sent, traffic.engine_bytes])
-            for axis, traffic in each.items()
+            axis: np.array([traffic.bytes, traffic.engine_bytes]) for axis, traffic in each.items()
         }
 
     def _save(self, writer: Writer, step: int) -> None:

@@ -74,12 +74,12 @@ def gradients(
     )
     count = parallel.recipe.microbatches
     parts = list(TOKENS.chunk(count * layout.dp))[parallel.mesh.dp.rank :: layout.dp]
-    sent = comm.traffic.bytes_sent
+    sent = comm.traffic.bytes
     parallel.step(parts, parts)
     assert not torch.is_autocast_enabled("cpu"), "it ends with the forward"
     grads = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     assert all(p.dtype == torch.float32 for p in (*parallel.model.parameters(), *grads))
-    return grads, found, comm.traffic.bytes_sent - sent
+    return grads, found, comm.traffic.bytes - sent
 
 
 HALF = Recipe(autocast="bfloat16")

@@ -297,9 +297,9 @@ def test_amaxes_are_the_largest_of_all_ranks_for_one_message_a_step(ranks: int) 
         rows = slice(8 * comm.rank // ranks, 8 * (comm.rank + 1) // ranks)
         (loss_of(model, 0, rows) * (comm.rank + 1)).backward()
         own = torch.stack([scale.amax for scale in scales_of(model)])
-        sent = comm.traffic.messages_sent
+        sent = comm.traffic.messages
         update_scales(model, comm)
-        return own, histories(model)[:, 0], comm.traffic.messages_sent - sent
+        return own, histories(model)[:, 0], comm.traffic.messages - sent
 
     results = minidist.run(program, ranks)
     largest = torch.stack([own for own, _, _ in results]).amax(0)

@@ -84,9 +84,9 @@ def spread(
     parallelize_context(model, comm, way, order)
     inputs, targets = (shard_tokens(part, comm, order) for part in (text()[:, :-1], text()[:, 1:]))
     where = replace(WHERE, positions=inputs[1], documents=DOCUMENTS if packed else None)
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     found = terms_of(model, inputs[0], targets[0], where)
-    sent = comm.traffic.bytes_sent - before
+    sent = comm.traffic.bytes - before
     for term in found.values():
         all_reduce(term, comm)
     return found, sent
@@ -145,11 +145,11 @@ def traffic(comm: Communicator, **how: Any) -> list[tuple[int, int]]:
         for heads in (4, 2, 2)
     ]
     leaves = [part[:, :, mine].requires_grad_() for part in drawn]
-    counts = [(comm.traffic.bytes_sent, comm.traffic.messages_sent)]
+    counts = [(comm.traffic.bytes, comm.traffic.messages)]
     output = model.attend(*leaves, *how.get("documents", ()))
-    counts.append((comm.traffic.bytes_sent, comm.traffic.messages_sent))
+    counts.append((comm.traffic.bytes, comm.traffic.messages))
     output.sum().backward()
-    counts.append((comm.traffic.bytes_sent, comm.traffic.messages_sent))
+    counts.append((comm.traffic.bytes, comm.traffic.messages))
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(counts)]
 
 
@@ -335,13 +335,13 @@ def test_documents_of_other_tokens_are_refused_before_anything_is_sent() -> None
         model.attend = causal_attention
         parallelize_context(model, comm, way)
         parts = [torch.randn(1, 2, 8, 8) for _ in range(3)]
-        sent = comm.traffic.messages_sent
+        sent = comm.traffic.messages
         with pytest.raises(
             ValueError,
             match=r"documents=\[1, 8\] do not say .*those of all ranks' tokens, \[1, 16\]",
         ):
             model.attend(*parts, torch.zeros(1, 8, dtype=torch.int64))
-        assert comm.traffic.messages_sent == sent
+        assert comm.traffic.messages == sent
 
     for way in WAYS:
         minidist.run(partial(program, way=way), 2)

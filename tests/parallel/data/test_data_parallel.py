@@ -177,11 +177,11 @@ def test_every_rank_clips_alike_without_a_message() -> None:
         model = build(CONFIG, seed=comm.rank)
         wrapped = wrap(model, comm, Case())
         summed_loss(wrapped, tokens[share(5, comm.size, comm.rank)], 1.0).backward()
-        before = comm.traffic.messages_sent
+        before = comm.traffic.messages
         return (
             clip_by_global_norm(model.parameters(), 0.5),
             gradients(model),
-            comm.traffic.messages_sent - before,
+            comm.traffic.messages - before,
         )
 
     for found, clipped, messages in minidist.run(program, 3):

@@ -133,7 +133,7 @@ def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ran
     """
 
     def program(comm: Communicator) -> str:
-        before, sent = state(model := small(comm.rank)), comm.traffic.messages_sent
+        before, sent = state(model := small(comm.rank)), comm.traffic.messages
         with pytest.raises(ValueError, match="op='max' is unknown to") as unknown:
             variant(model, comm, op="max")
         with pytest.raises(
@@ -149,7 +149,7 @@ def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ran
                 'op="sum" if each rank divides its loss by the number of tokens of all ranks'
                 in str(caught.value)
             )
-        assert all(map(torch.equal, state(model), before)) and comm.traffic.messages_sent == sent
+        assert all(map(torch.equal, state(model), before)) and comm.traffic.messages == sent
         variant(model, comm, op="mean")
         return str(missing.value)
 
@@ -207,12 +207,12 @@ def test_buffers_follow_rank_0_in_training_and_in_the_evaluation_after_it(
         wrapped.eval()
         wrapped(x(comm.rank))
         evaluated = statistics.running_mean.clone()
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         wrapped(x(comm.rank))
         wrapped.train()
         with wrapped.no_sync():
             wrapped(x(comm.rank))
-        assert comm.traffic.bytes_sent == before
+        assert comm.traffic.bytes == before
         statistics.running_mean.copy_(drifted)
         statistics.momentum = 0.0
         wrapped(x(comm.rank))
@@ -375,10 +375,10 @@ def test_the_model_inside_can_be_copied_saved_and_loaded(variant: type[DataParal
             pickle.loads(pickle.dumps(wrapped.module)),
             saved(wrapped),
         ):
-            before, sent = state(model), comm.traffic.bytes_sent
+            before, sent = state(model), comm.traffic.bytes
             assert all(map(torch.equal, state(copied), before))
             copied(x(comm.rank)).sum().backward()  # a copy is on its own
-            assert comm.traffic.bytes_sent == sent
+            assert comm.traffic.bytes == sent
             assert all(map(torch.equal, state(model), before))
         for attempt in (copy.deepcopy, pickle.dumps):
             with pytest.raises(

@@ -29,11 +29,11 @@ def test_one_all_reduce_a_bucket_and_only_after_backward(
         layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         options = {"bucket_bytes": 2 * WIDTH * WIDTH * 4} if variant is PlainDataParallel else {}
         model = variant(layers, comm, op="sum", **options)  # type: ignore[arg-type]
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         model(torch.ones(2, WIDTH)).sum().backward()
-        during = comm.traffic.bytes_sent - before
+        during = comm.traffic.bytes - before
         model.synchronize()
-        return during, comm.traffic.bytes_sent - before
+        return during, comm.traffic.bytes - before
 
     trace = Trace()
     sent = minidist.run(program, ranks, trace=trace)

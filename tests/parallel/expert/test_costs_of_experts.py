@@ -35,10 +35,10 @@ def forward(comm: Communicator, counts: Counts, node: int = 0) -> tuple[float, i
 
     experts.forward = work  # type: ignore[method-assign]
     comm.barrier()
-    start, sent = comm.clock(), comm.traffic.messages_sent
+    start, sent = comm.clock(), comm.traffic.messages
     Dispatch(experts, comm, levels)(torch.empty(sum(counts), HIDDEN, device="meta"), counts)
-    between = levels.across.traffic.bytes_sent if levels else 0
-    return comm.clock() - start, comm.traffic.messages_sent - sent, between
+    between = levels.across.traffic.bytes if levels else 0
+    return comm.clock() - start, comm.traffic.messages - sent, between
 
 
 @pytest.mark.parametrize(

@@ -182,9 +182,9 @@ def told(
         )
         x, y = rows.clone().requires_grad_(), rows.clone().requires_grad_()
         serial = whole(x, own)
-        before = comm.traffic.bytes_sent, comm.traffic.messages_sent
+        before = comm.traffic.bytes, comm.traffic.messages
         ours = dispatch(y, own)
-        sent = comm.traffic.bytes_sent - before[0], comm.traffic.messages_sent - before[1]
+        sent = comm.traffic.bytes - before[0], comm.traffic.messages - before[1]
         (serial**2).sum().backward()
         (ours**2).sum().backward()
         for parameter in whole.parameters():
@@ -252,11 +252,11 @@ def test_a_layer_sends_what_the_formula_says() -> None:
             layer.choose = lambda scores: torch.stack(
                 [(torch.arange(8) + j) % 4 for j in (0, 1)], -1
             ).expand(3, 8, 2)  # type: ignore[method-assign]
-        before = mesh.ep.traffic.bytes_sent
+        before = mesh.ep.traffic.bytes
         loss = model(torch.zeros(3, 8, dtype=torch.int64)).sum()
-        forward = mesh.ep.traffic.bytes_sent - before
+        forward = mesh.ep.traffic.bytes - before
         loss.backward()
-        return forward, mesh.ep.traffic.bytes_sent - before - forward
+        return forward, mesh.ep.traffic.bytes - before - forward
 
     rows = config.top_k * 3 * 8
     payload, counts = 2 * rows * config.hidden * 8 // ranks, 8 * config.experts // ranks
@@ -277,9 +277,9 @@ def test_rows_in_8_bits() -> None:
         )
         x[0, :128] *= 1e6  # a scale of its own
         x.requires_grad_()
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         back = Dispatch(experts, comm, fp8=True)(x, [0, rows] if comm.rank == 0 else [rows, 0])
-        sent = comm.traffic.bytes_sent - before
+        sent = comm.traffic.bytes - before
         back.sum().backward()
         return x.detach(), back.detach(), sent, x.grad
 
@@ -418,10 +418,10 @@ def test_the_auxiliary_loss_alone_is_one_number(
 def test_what_is_refused(config: GPTConfig, layout: Layout, recipe: Recipe, sentence: str) -> None:
     def program(comm: Communicator) -> None:
         mesh = Mesh(comm, layout)
-        before = comm.traffic.messages_sent
+        before = comm.traffic.messages
         with pytest.raises(RecipeError, match=sentence):
             parallelize(GPT(config), mesh, recipe, lambda logits, _: logits.sum())
-        assert comm.traffic.messages_sent == before
+        assert comm.traffic.messages == before
 
     minidist.run(program, layout.size)
 

@@ -97,14 +97,14 @@ def plain_zero(comm: Communicator, stage: int) -> tuple[dict[str, Tensor], int, 
         unit.layer.register_forward_pre_hook(look)
         for parameter in unit.parameters:
             parameter.register_post_accumulate_grad_hook(look)  # type: ignore[no-untyped-call]
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     for step in batches(comm.size, comm.rank):
         for x, loss in step:
             output = zero.forward(x)
             loss(output).backward()  # type: ignore[no-untyped-call]
             zero.backward(output.grad)
         zero.step(optimizer)
-    sent = comm.traffic.bytes_sent - before
+    sent = comm.traffic.bytes - before
     account.sample()
     for unit in zero.units:
         unit.unshard()
@@ -218,6 +218,6 @@ def test_layers_that_cannot_be_cut_are_refused_in_a_sentence(
     def program(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=said):
             PlainZeRO(layers(), comm, stage)
-        assert comm.traffic.messages_sent == 0
+        assert comm.traffic.messages == 0
 
     minidist.run(program, 2)

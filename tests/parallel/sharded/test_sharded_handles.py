@@ -44,7 +44,7 @@ def train(comm: Communicator, kind: type[DataParallel], device: str, options: An
         optimizer.step()
         optimizer.zero_grad()
         values = [p.tolist() for p in model.parameters() if p.device.type == "cpu"]
-        yield comm.traffic.messages_sent, comm.traffic.bytes_sent, comm.clock(), values
+        yield comm.traffic.messages, comm.traffic.bytes, comm.clock(), values
 
 
 @EACH

@@ -64,14 +64,14 @@ def test_state_is_a_part_and_bytes_are_those_of_ddp(stage: type[ZeRO1], ranks: i
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = wrap(build(CONFIG, comm.rank), comm, Case(stage))
         optimizer = model.optimizer(torch.optim.AdamW)  # type: ignore[operator]
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         step(model, comm.rank)
         optimizer.step()
         held = sum(
             t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
         )
         total = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        return comm.traffic.bytes_sent - before, held, total
+        return comm.traffic.bytes - before, held, total
 
     sent, held, total = zip(*minidist.run(program, ranks), strict=True)
     assert sum(held) == 2 * total[0]  # nobody's state is anybody else's

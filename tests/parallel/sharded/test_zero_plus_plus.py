@@ -66,7 +66,7 @@ def test_three_times_n_between_nodes_becomes_three_quarters(ranks: int, node: in
         )
         sizes = [parameter.numel() for parameter in model.parameters()]
         wrapped(torch.randn(2, WIDTH)).sum().backward()
-        return wrapped.nodes.across.traffic.bytes_sent, sum(sizes), comm.traffic.bytes_sent
+        return wrapped.nodes.across.traffic.bytes, sum(sizes), comm.traffic.bytes
 
     sent, elements, _ = zip(*minidist.run(program, ranks), strict=True)
     nodes = ranks // node

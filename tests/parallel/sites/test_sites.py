@@ -246,7 +246,7 @@ def test_bytes_are_those_of_data_parallelism_divided_by_h(fragments: int) -> Non
         held = account.sample()
         assert held["optimizer"] == 2 * bytes and held["communication"] == bytes
         return (
-            parallel.mesh.dcn.traffic.bytes_sent,
+            parallel.mesh.dcn.traffic.bytes,
             outer.volume(0, steps),
             outer.volume(0, 5) + outer.volume(5, steps),
         )
@@ -266,7 +266,7 @@ def test_a_sparse_step_sends_136_times_less() -> None:
         outer = Outer(optimizer, {parameter: 0}, comm, meetings)
         for _ in range(4):
             outer.stepped()
-        return comm.traffic.bytes_sent, outer.volume(0, 4)
+        return comm.traffic.bytes, outer.volume(0, 4)
 
     for sent, formula in minidist.run(program, 2):
         assert sent == formula == 2 * 3 * (96 + 16 + 8)

@@ -235,7 +235,7 @@ def served(
                 return squared(model(inputs[step][rows]), targets[step][rows])
 
             work(parameters, comm, range(steps), loss_of, stale)
-        return [each.detach() for each in parameters], comm.clock(), comm.traffic.bytes_sent
+        return [each.detach() for each in parameters], comm.clock(), comm.traffic.bytes
 
     return minidist.run(program, 1 + workers, cluster=cluster)
 

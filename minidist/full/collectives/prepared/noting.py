@@ -22,8 +22,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from minidist.comm import Buffer
 from minidist.full.collectives.shared import Staging
-from minidist.full.comm.buffers import Array, Buffer, copy
+from minidist.full.comm.buffers import Array, copy
 from minidist.full.comm.communicator import Communicator, Computing, Levels
 from minidist.full.comm.ledger import Traffic
 from minidist.full.comm.request import Pending, awaited_exchange, exchange, post
@@ -39,7 +40,7 @@ class Notes:
     ----------
     steps : list[Step]
         In their order.
-    sent : dict[Traffic, list[int]]
+    sent : dict
         Messages and bytes that the steps send, by where they count: they are counted in one go.
     algorithm : str
         The one that was chosen; empty if there was nothing to do.
@@ -47,12 +48,12 @@ class Notes:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.sent: dict[Traffic, list[int]] = {}
+        self.sent: dict[int, tuple[Traffic, list[int]]] = {}
         self.algorithm = ""
 
     def count(self, traffic: Traffic, messages: int, bytes: int) -> None:
         """Note what a step sends."""
-        total = self.sent.setdefault(traffic, [0, 0])
+        _, total = self.sent.setdefault(id(traffic), (traffic, [0, 0]))
         total[0] += messages
         total[1] += bytes
 
@@ -67,7 +68,7 @@ class Notes:
 
     def take(self) -> list[Step]:
         """Return all steps, and forget them."""
-        counting: list[Step] = [partial(each.sent, *total) for each, total in self.sent.items()]
+        counting: list[Step] = [partial(each.sent, *total) for each, total in self.sent.values()]
         steps, self.steps, self.sent = self.steps, [], {}
         return counting + steps
 
@@ -133,10 +134,8 @@ class Noting(Communicator):
         )
         return Message(self.notes, start)
 
-    def exchange(
-        self, outgoing: Buffer, to: int, incoming: Buffer, source: int, tag: int = 0
-    ) -> None:
-        leaving, arriving = self._checked_exchange(outgoing, to, incoming, source, tag)
+    def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int = 0) -> None:
+        leaving, arriving = self._checked_exchange(out, to, into, source, tag)
         self.notes.count(self.ledger.traffic, 1, leaving.nbytes)
         message = leaving, to, arriving, source
         step = partial(

@@ -14,7 +14,7 @@ from typing import Any, Generic
 import torch
 from torch.utils._pytree import tree_leaves
 
-from minidist.full.comm.stream import Comm
+from minidist.full.comm.stream import Comm, Stream
 from minidist.full.comm.torch_wire.stalls import Stalls
 from minidist.full.trace.events import EventKind
 
@@ -44,7 +44,7 @@ class CudaJob(Generic[Comm]):
         return self.result
 
 
-class CudaStream(Generic[Comm]):
+class CudaStream(Stream[Comm]):
     """A stream on the GPU. `comm` is what its work communicates on."""
 
     def __init__(self, caller: Comm, stalls: Stalls) -> None:

@@ -96,6 +96,13 @@ class TorchWire(Wire):
         if self.cuda is not None:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.cuda)
 
+    @property
+    def device(self) -> torch.device:
+        """Where a rank's tensors belong: its GPU, or the CPU."""
+        if not self.carries_cuda:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
     # ---------------------------------------------------------------- messages
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
