@@ -10,8 +10,8 @@ from minidist.full.trace.lines import PACKAGE, of_a_user
 
 FULL = f"full{os.sep}"
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
-# the package's folders that wait on behalf of the others
-MESSAGES = ("comm", "collectives", "torch_backend")
+# the package's pages and folders that wait on behalf of the others
+MESSAGES = ("comm", "ring", "collectives", "torch_backend")
 
 
 def label(tag: int) -> str:
@@ -29,7 +29,7 @@ def user_line(frame: FrameType | None) -> str:
     inside, own = "", None
     while frame is not None and not of_a_user(frame.f_code.co_filename):
         folder, name = _folder(frame), frame.f_code.co_name
-        if folder == "collectives" and not name.startswith("_"):
+        if folder in ("ring", "collectives") and not name.startswith("_"):
             inside = f" in {name}"
         if own is None and folder not in ("", *MESSAGES):
             own = frame
@@ -43,13 +43,11 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def _folder(frame: FrameType) -> str:
-    """Return the name of the package's folder that a frame belongs to, or ""."""
+    """Return the name of the package's folder or page that a frame belongs to, or ""."""
     file = frame.f_code.co_filename
-    return (
-        file.removeprefix(PACKAGE).removeprefix(FULL).split(os.sep)[0]
-        if file.startswith(PACKAGE)
-        else ""
-    )
+    if not file.startswith(PACKAGE):
+        return ""
+    return file.removeprefix(PACKAGE).removeprefix(FULL).split(os.sep)[0].removesuffix(".py")
 
 
 def marked_traceback(rank: int, error: BaseException) -> str:
