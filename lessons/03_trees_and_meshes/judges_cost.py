@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import minidist
-from minidist import Cluster, Communicator
+from minidist import Cluster, Communicator, ring
 from minidist.course.grader.contract import (
     SEEN,
     Arrays,
@@ -23,7 +23,7 @@ from minidist.course.grader.contract import (
     expect,
     known,
 )
-from minidist.full.collectives import all_reduce, ring, tree
+from minidist.full.collectives import all_reduce, tree
 from minidist.full.comm import Link
 
 

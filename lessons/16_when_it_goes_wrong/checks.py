@@ -36,6 +36,7 @@ from judges_trace import (
 from judges_watch import SCENES, expect_finding, judge_scene, look_on, scene_case, scenes
 
 from minidist.course.grader.contract import (
+    COLLECTIVES,
     STRATEGIES,
     TRAINER,
     Arrays,
@@ -48,7 +49,7 @@ from minidist.course.grader.contract import (
 )
 from minidist.full.trace import Event
 
-BY_HAND = ("minidist.full.collectives", *STRATEGIES)
+BY_HAND = (*COLLECTIVES, *STRATEGIES)
 ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.full.comm.agree"))
 DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, *TRAINER))
 SLOW = Task(3, "the slow rank", ("minidist.draw.table",))

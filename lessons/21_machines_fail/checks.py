@@ -14,6 +14,7 @@ from judges_time import Paces, judge_goodput, judge_spares, judge_straggler, pac
 
 from minidist import Communicator
 from minidist.course.grader.contract import (
+    COLLECTIVES,
     STRATEGIES,
     TRAINER,
     Arrays,
@@ -37,7 +38,7 @@ VIEWS = Task(1, "who is left", BY_HAND)
 HELD = Task(
     2,
     "what they hold",
-    (*BY_HAND, "minidist.full.collectives"),
+    (*BY_HAND, *COLLECTIVES),
     may_use=("comm.all_gather_object",),
 )
 BATCHES = Task(3, "the same batches", BY_HAND)

@@ -6,6 +6,7 @@
 # player first).
 
 # %%
+import operator
 import sys
 
 import numpy as np
@@ -16,12 +17,12 @@ from minidist import Cluster
 from minidist.draw.notebook import show
 from minidist.draw.recording import record
 from minidist.full.collectives import all_reduce
-from minidist.full.collectives.ring import ring_all_reduce
+from minidist.ring import ring_all_reduce
 
 
 def ring(comm):
     buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
-    ring_all_reduce(buffer, comm, np.add)
+    ring_all_reduce(np.array_split(buffer, comm.size), comm, operator.iadd)
 
 
 show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))

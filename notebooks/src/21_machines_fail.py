@@ -8,6 +8,7 @@
 import contextlib
 import io
 import json
+import operator
 import re
 import sys
 import time
@@ -23,7 +24,6 @@ from minidist.cli.train import train_as
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
 from minidist.full.collectives import all_reduce
-from minidist.full.collectives.ring import ring_all_reduce, ring_reduce_scatter
 from minidist.full.comm.errors import QuorumError
 from minidist.full.comm.membership.agreement import Presence, View, Wanted, next_view
 from minidist.full.comm.membership.member import Member
@@ -34,6 +34,7 @@ from minidist.full.ddp.sampler import DistributedSampler
 from minidist.full.trainer.observed.stragglers import Stragglers
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
 from minidist.plan.failures.simulate import simulate
+from minidist.ring import ring_all_reduce, ring_reduce_scatter
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 
@@ -41,10 +42,11 @@ COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 def ring(comm):
     """Add up one buffer; rank 2 is lost after the first half."""
     buffer = comm.watch("gradients", np.full(8, comm.contribution), cells=comm.size)
+    chunks = np.array_split(buffer, comm.size)
     if comm.rank == 2:
-        ring_reduce_scatter(np.array_split(buffer, comm.size), comm, np.add)
+        ring_reduce_scatter(chunks, comm, operator.iadd)
     else:
-        ring_all_reduce(buffer, comm, np.add)
+        ring_all_reduce(chunks, comm, operator.iadd)
 
 
 stuck = record(ring, ranks=4)

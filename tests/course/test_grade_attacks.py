@@ -243,24 +243,22 @@ def test_a_patched_writer_hides_no_leaning(tmp_path: Path) -> None:
     for what in ("what writes records", "json"):
         source = f"{LEANING['the reference itself']}\n{PATCHES[what][0]}\n"
         tests = attack(tmp_path, source, task=2, title=FEW)
-        assert scores(tests) == 0 and all(
-            "calls minidist.full.collectives.ring" in test.output for test in tests
-        )
+        assert scores(tests) == 0 and all("calls minidist.ring" in test.output for test in tests)
 
 
 REFERENCE = (
-    "from minidist.full.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy "
-    "as np\n"
+    "from minidist import ring\nfrom minidist.full.collectives import all_reduce, all_gather, reduce_scatter\n"
+    "import numpy as np, operator\n"
 )
 LEANING = {
     "the reference itself": REFERENCE
     + """
 def ring_reduce_scatter(chunks, comm):
-    return ring.ring_reduce_scatter(chunks, comm, np.add).copy()
+    return ring.ring_reduce_scatter(chunks, comm, operator.iadd).copy()
 def ring_all_gather(chunks, comm):
     ring.ring_all_gather(chunks, comm)
 def ring_all_reduce(buffer, comm):
-    ring.ring_all_reduce(buffer, comm, np.add)
+    ring.ring_all_reduce(np.array_split(buffer, comm.size), comm, operator.iadd)
 """,
     "the package's collectives": REFERENCE
     + """

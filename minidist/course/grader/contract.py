@@ -51,6 +51,7 @@ SHORTCUTS = ("comm.native", "comm.all_gather_object", "comm.allocate", "comm.spl
 # where the answers are, besides `judges`, `judges_cost`, ...
 NEVER = ("checks", "solution", "minidist.course", "minidist.lessons")
 # Groups of modules for `not_from`: pages of the book, and the folders behind them.
+COLLECTIVES = ("minidist.ring", "minidist.collectives", "minidist.full.collectives")
 STRATEGIES = (
     *(f"minidist.{page}" for page in ("ddp", "zero", "fsdp", "tensor", "pipeline")),
     *(f"minidist.{page}" for page in ("context", "expert", "slow_wires")),

@@ -15,11 +15,11 @@ from minidist.full.collectives import (
     hierarchical,
     pairwise,
     recursive,
-    ring,
     shared,
     tree,
 )
 from minidist.full.comm import Communicator
+from minidist.ring import ring_all_gather
 
 SMALL = 1 << 15  # up to this many bytes latency dominates: few rounds beat few bytes
 
@@ -40,7 +40,7 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
         "shared": shared.reduce_scatter,
     },
     "all_gather": {
-        "ring": ring.ring_all_gather,
+        "ring": ring_all_gather,
         "recursive": recursive.all_gather,
         "pairwise": pairwise.all_gather,
         "shared": shared.all_gather,

@@ -1,4 +1,4 @@
-"""The ring of `ring.py` for large buffers: it works in segments, and messages arrive in reused
+"""The ring of `minidist/ring.py` for large buffers: it works in segments, and messages arrive in reused
 memory.
 
 a buffer of P chunks   │ c0 ......│ c1 ......│ c2 ......│       a segment is a piece of every chunk, of a megabyte:
@@ -8,9 +8,9 @@ segment 2              │   ■■     │   ■■     │   ■■     │   
 
 from minidist.full.collectives.fast import cut, segments, temporary
 from minidist.full.collectives.reduction import Combine
-from minidist.full.collectives.ring import ring_all_gather
 from minidist.full.comm.buffers import Array, Chunks
 from minidist.full.comm.communicator import Communicator
+from minidist.ring import ring_all_gather
 
 
 def all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:

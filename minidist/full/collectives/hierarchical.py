@@ -14,9 +14,9 @@ each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
 from minidist.full.collectives import fast_ring, tree
 from minidist.full.collectives.fast import cut
 from minidist.full.collectives.reduction import Combine
-from minidist.full.collectives.ring import ring_all_gather
 from minidist.full.comm.buffers import Array, Chunks
 from minidist.full.comm.communicator import Communicator
+from minidist.ring import ring_all_gather
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
