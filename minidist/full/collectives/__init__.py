@@ -39,7 +39,6 @@ from minidist.full.collectives.operations import (
     scatter,
 )
 from minidist.full.collectives.prepared.handle import Prepared, PreparedLater, prepare
-from minidist.full.collectives.prepared.on_meta import PreparedOnMeta
 from minidist.full.collectives.reduction import REDUCTIONS
 from minidist.full.comm.buffers import DTYPES
 
@@ -49,7 +48,6 @@ __all__ = [
     "REDUCTIONS",
     "Prepared",
     "PreparedLater",
-    "PreparedOnMeta",
     "algorithms",
     "all_gather",
     "all_reduce",

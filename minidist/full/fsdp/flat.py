@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from minidist.full.collectives import PreparedOnMeta
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.full.collectives.fast import cut
 from minidist.full.comm import Communicator
 from minidist.full.ddp.flatten import take_gradients, views_into
@@ -152,26 +152,20 @@ class Direct:
     """
 
     def __init__(self, link: Communicator, across: Communicator | None = None) -> None:
-        self.link = link
-        self._gather = PreparedOnMeta("all_gather", link)
-        self._reduce_scatter = PreparedOnMeta("reduce_scatter", link)
-        self._all_reduce = PreparedOnMeta("all_reduce", link)
-        self._across: PreparedOnMeta | None = None
-        if across is not None:
-            self._across = PreparedOnMeta("all_reduce", across)
+        self.link, self.across = link, across
 
     def gather(self, flat: "Flat", unsharded: Tensor) -> None:
         """Fill `unsharded` with all ranks' elements of a flat: one all-gather."""
-        self._gather(flat.mine_for(unsharded), out=unsharded, counts=flat.shard.counts)
+        all_gather(flat.mine_for(unsharded), self.link, unsharded, counts=flat.shard.counts)
 
     def reduce(self, gradient: Tensor, flat: "Flat", op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients."""
         if not flat.replicated and self.link.size > 1:
-            gradient = self._reduce_scatter(gradient, op=op)
+            gradient = reduce_scatter(gradient, self.link, op)
         else:  # in place: of one rank nothing is copied
-            self._all_reduce(gradient, op=op)
-        if self._across is not None:
-            self._across(gradient, op=op)
+            all_reduce(gradient, self.link, op)
+        if self.across is not None:
+            all_reduce(gradient, self.across, op)
         return gradient
 
 

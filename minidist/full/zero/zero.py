@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.full.collectives import PreparedLater, PreparedOnMeta
+from minidist.full.collectives import PreparedLater, reduce_scatter
 from minidist.full.comm import Communicator
 from minidist.full.comm.agree import same_call
 from minidist.full.comm.stream import Handle, Stream
@@ -351,18 +351,13 @@ class ZeRO2(ZeRO1):
 
     def _prepare_reductions(self) -> None:
         """Make no handle of a bucket, which lies in other memory at each backward."""
-        self.reduce_scatter = {
-            link: PreparedOnMeta("reduce_scatter", link)
-            for link in {bucket.link for bucket in self.shards}
-        }
 
     def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
         """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream.
 
         They are freed with the call.
         """
-        reduce_scatter = self.reduce_scatter[bucket.link]
-        self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, op=self.op))
+        self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, bucket.link, self.op))
 
     def launch(self, bucket: Bucket) -> Handle:
         """Wait for the bucket before, then begin to reduce this one; return what to wait for."""

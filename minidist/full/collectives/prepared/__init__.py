@@ -5,5 +5,5 @@
 
 There is no second implementation of anything. `handle.py` has `prepare`, which calls the operation
 itself, once, on a communicator that sends nothing (`noting.py`): it notes each message, sum and
-copy. A handle repeats what was noted. `on_meta.py` is for buffers that lie elsewhere at each call.
+copy. A handle repeats what was noted.
 """
