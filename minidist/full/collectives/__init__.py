@@ -1,4 +1,22 @@
-"""Floor 2: collectives, each built from sends and receives.
+"""Collectives, each built from sends and receives.
+
+    the book                        here
+    ring.ring_all_gather            the same function
+    ring.ring_reduce_scatter        `fast_ring.reduce_pieces`, in two temporaries and in segments
+    collectives.all_reduce          `operations.all_reduce`: checks, and chooses an algorithm
+    algorithm=                      `choose.TABLE`, and the rule of "auto" in `choose.explain`
+    naive_all_reduce                `central.all_reduce`
+    tree_reduce, broadcast          `tree.reduce`, `tree.broadcast`, in blocks
+    doubling_all_reduce             `recursive.all_reduce`
+    halving_reduce_scatter          `recursive._halve`; `recursive.halving_doubling` gathers as well
+    all_to_all                      `pairwise.all_to_all`
+    hierarchical_all_reduce         `hierarchical.all_reduce`
+    reduction                       `reduction.reduction`, for all dtypes
+    split, cut                      `fast.cut`, `buffers.Chunks`
+    -                               `shared.all_reduce`: ranks of a node read each other's memory
+
+What the book has in a few lines is here once more where speed needs it: temporaries and segments
+(`fast.py`), results in memory of the caller's, `prepare`. Both pass the same tests.
 
     family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
     central             x                                       x         x       x       x
@@ -10,12 +28,11 @@
     shared              x             x             x           x
     native              x             x             x           x         x       x       x           x
 
-A family is a file of that name; `native` is the wire's engine itself: MPI, gloo or NCCL. Read
-`ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments, with the memory of
-`fast.py`. Users call `operations.py`. `choose.py` has the rule behind `algorithm="auto"`:
-`explain("all_reduce", bytes, comm)` says what it takes and why, and `LEAST` counts what a rank must
-send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers
-have no mean, and `native` refuses a reduction that its engine cannot compute.
+A family is a file of that name, the ring `fast_ring.py`; `native` is the wire's engine itself: MPI,
+gloo or NCCL. Users call `operations.py`. `explain("all_reduce", bytes, comm)` of `choose.py` says what
+"auto" takes and why, and `least` counts what a rank must send. Every algorithm carries all `DTYPES`
+and knows all `REDUCTIONS` (`reduction.py`). But integers have no mean, and `native` refuses a
+reduction that its engine cannot compute.
 
 What is called often, on the same memory, need not be checked and chosen each time (`prepared/`):
 

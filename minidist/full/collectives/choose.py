@@ -167,59 +167,21 @@ def _find(
 
 # ---------------------------------------------------------------- the least that a rank must send
 
-# of `whole` elements in all and `own` of this rank's shard, on `ranks` ranks, of which this one is
-# `behind` = (rank - root) mod P; the sum over the ranks is the least that brings everything where it
-# belongs
 
+def least(operation: str, whole: int, own: int, ranks: int, behind: int) -> int:
+    """Return the fewest elements that a rank must send if the work is shared out evenly.
 
-def least_of_all_reduce(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Reduce the foreign chunks at their owners, then hand out the own one."""
-    return whole - own + (ranks - 1) * own
-
-
-def least_of_reduce_scatter(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Send every foreign chunk to its owner."""
-    return whole - own
-
-
-def least_of_all_gather(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Send the own chunk to every other rank."""
-    return (ranks - 1) * own
-
-
-def least_of_broadcast(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Pass everything on from rank to rank; the last rank sends nothing."""
-    return whole if behind < ranks - 1 else 0
-
-
-def least_of_reduce(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Pass the sum on from rank to rank; the root sends nothing."""
-    return whole if behind else 0
-
-
-def least_of_gather(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Send the own chunk to the root."""
-    return own if behind else 0
-
-
-def least_of_scatter(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Send every other rank its chunk, from the root."""
-    return 0 if behind else whole - own
-
-
-def least_of_all_to_all(whole: int, own: int, ranks: int, behind: int) -> int:
-    """Send every other rank its chunk."""
-    return whole - own
-
-
-LEAST: dict[str, Callable[[int, int, int, int], int]] = {
-    "all_reduce": least_of_all_reduce,
-    "reduce_scatter": least_of_reduce_scatter,
-    "all_gather": least_of_all_gather,
-    "broadcast": least_of_broadcast,
-    "reduce": least_of_reduce,
-    "gather": least_of_gather,
-    "scatter": least_of_scatter,
-    "all_to_all": least_of_all_to_all,
-}
-"""By operation: the fewest elements that a rank must send if the work is shared out evenly."""
+    `whole` is the number of elements, `own` that of this rank's shard, and `behind` is
+    (rank - root) mod P. The sum over the ranks is the least that brings everything where it belongs.
+    """
+    foreign, to_all = whole - own, (ranks - 1) * own
+    return {
+        "all_reduce": foreign + to_all,  # reduced at the owners, then handed out
+        "reduce_scatter": foreign,
+        "all_gather": to_all,
+        "broadcast": whole if behind < ranks - 1 else 0,  # from rank to rank: the last sends none
+        "reduce": whole if behind else 0,
+        "gather": own if behind else 0,
+        "scatter": 0 if behind else foreign,
+        "all_to_all": foreign,
+    }[operation]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.full.collectives.choose import LEAST, find
+from minidist.full.collectives.choose import find, least
 from minidist.full.collectives.fast import cut
 from minidist.full.collectives.reduction import finish, reduction
 from minidist.full.comm.agree import agree
@@ -346,15 +346,12 @@ def _run(
     name, function = find(what, algorithm, everything * array.itemsize, comm)
     if comm.size == 1 and what not in ("gather", "scatter", "all_to_all"):
         return
-    least = None
+    sent = None
     if name == "native":
-        least = _least(what, comm, lengths or cut(everything, comm.size), root) * array.itemsize
-    comm.carry_out(what, name, array.nbytes, least, function, call)
-
-
-def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> int:
-    """Return how many elements an engine that runs a collective has to send from this rank."""
-    return LEAST[what](sum(shards), shards[comm.rank], comm.size, (comm.rank - root) % comm.size)
+        own = (lengths or cut(everything, comm.size))[comm.rank]
+        behind = (comm.rank - root) % comm.size
+        sent = least(what, everything, own, comm.size, behind) * array.itemsize
+    comm.carry_out(what, name, array.nbytes, sent, function, call)
 
 
 def check_root(root: int, comm: Communicator) -> None:

@@ -69,15 +69,8 @@ class Pending:
     def _finish(self, waited_from: float) -> None:
         self.request = None
         if self.comm.ledger.trace is not None:
-            record_end(
-                self.comm,
-                self.kind,
-                self.peer,
-                self.flow,
-                self.array.nbytes,
-                self.posted,
-                waited_from,
-            )
+            end = self.peer, self.flow, self.array.nbytes, self.posted, waited_from
+            record_end(self.comm, self.kind, *end)
 
 
 def post(
@@ -161,16 +154,19 @@ def record_end(
     waited_from: float | None = None,
 ) -> None:
     """Record one end of a message."""
-    trace, track, rank, now = (
-        comm.ledger.trace,
-        comm.ledger.track,
-        comm.members[comm.rank],
-        comm.clock(),
-    )
-    assert trace is not None
     name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
-    line = comm.ledger.status.line or source_line()
-    trace.record(Event(rank, kind, name, posted, now, bytes, track, flow, line, waited_from))
+    record(comm, kind, name, posted, bytes, flow=flow, waited_from=waited_from)
+
+
+def record(
+    comm: Ranks, kind: EventKind, name: str, started: float, bytes: int, **more: Any
+) -> None:
+    """Record an event that ends now, if anybody listens."""
+    ledger = comm.ledger
+    if ledger.trace is not None:
+        line = "" if kind == COMPUTE else ledger.status.line or source_line()
+        event = (comm.members[comm.rank], kind, name, started, comm.clock(), bytes, ledger.track)
+        ledger.trace.record(Event(*event, line=line, **more))
 
 
 class Span:
@@ -204,7 +200,7 @@ class Span:
             status.since, status.waiting = self.started, Awaited(self.name, self.comm.members)
 
     def __exit__(self, error: object, *_: object) -> None:
-        comm, ledger, ended = self.comm, self.comm.ledger, self.comm.clock()
+        comm, ledger = self.comm, self.comm.ledger
         if self.marked is not None:
             self.marked.__exit__(None, None, None)
         if self.engine_bytes is not None:
@@ -212,21 +208,8 @@ class Span:
             if error is None:
                 ledger.traffic.sent(0, 0, self.engine_bytes)
         if self.kind != COMPUTE:
-            ledger.traffic.waited(ended - self.started)
-        if ledger.trace is None or (self.kind == COLLECTIVE and comm.size == 1):
+            ledger.traffic.waited(comm.clock() - self.started)
+        if self.kind == COLLECTIVE and comm.size == 1:
             return  # on one rank a collective sends nothing, and a trace shows none
-        rank = comm.members[comm.rank]
-        line = "" if self.kind == COMPUTE else ledger.status.line or source_line()
-        ledger.trace.record(
-            Event(
-                rank,
-                self.kind,
-                self.name,
-                self.started,
-                ended,
-                self.bytes,
-                ledger.track,
-                line=line,
-                engine_bytes=self.engine_bytes or 0,
-            )
-        )
+        sent = self.engine_bytes or 0
+        record(comm, self.kind, self.name, self.started, self.bytes, engine_bytes=sent)

@@ -29,7 +29,7 @@ from minidist.full.comm.errors import SAME, LaunchError, MismatchError, differen
 from minidist.full.comm.job.watchdog import Watchdog
 from minidist.full.comm.ledger import Awaited, Ledger, Status
 from minidist.full.comm.mpi_wire.memory import bytes_of
-from minidist.full.comm.mpi_wire.noted import NotedReceive, NotedSend
+from minidist.full.comm.mpi_wire.noted import noted
 from minidist.full.comm.mpi_wire.segment import take_names_away
 from minidist.full.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.full.comm.report import TAGS, label, marked_traceback, tell
@@ -130,12 +130,12 @@ class MpiWire(Wire):
     def isend(self, array: Array, to: int, tag: int) -> Request:
         request = self.mpi.Isend([bytes_of(array), MPI.BYTE], to, tag)
         message = MpiRequest(request, array, False, self)
-        return NotedSend(message, self, array, to, tag) if self._notes(tag) else message
+        return noted(message, self.isend, self, array, to, tag) if self._notes(tag) else message
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         request = self.mpi.Irecv([bytes_of(array), MPI.BYTE], source, tag)
         message = MpiRequest(request, array, True, self)
-        return NotedReceive(message, self, array, source, tag) if self._notes(tag) else message
+        return noted(message, self.irecv, self, array, source, tag) if self._notes(tag) else message
 
     def _notes(self, tag: int) -> bool:
         """Tell whether a message has its dtype beside it: users' messages in debug mode."""

@@ -10,6 +10,8 @@ program wait for ever.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from minidist.full.comm.buffers import DTYPES, Array, dtype_name
@@ -21,56 +23,40 @@ NOTES = 2 * TAGS  # tags of notes; users' and the package's own are below
 
 
 class Noted(Request):
-    """A message under way, and its note."""
+    """A message under way, and its note, which `check` looks at when both are through."""
 
-    def __init__(self, message: Request, note: Request) -> None:
-        self.left = [message, note]
+    def __init__(self, message: Request, note: Request, check: Callable[[], None]) -> None:
+        self.left, self.check = [message, note], check
 
     def wait(self) -> None:
         """Block until both are through."""
         while self.left:
             self.left[0].wait()
-            self.take_away()
+            del self.left[0]
+        self.check()
 
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
         while self.left and self.left[0].test():
-            self.take_away()
+            del self.left[0]
+        if not self.left:
+            self.check()
         return not self.left
 
-    def take_away(self) -> None:
-        """Forget the first of what is left, which is through."""
-        del self.left[0]
 
+def noted(
+    message: Request, carry: Callable[..., Request], wire: Wire, array: Array, peer: int, tag: int
+) -> Noted:
+    """Have the wire `carry` a note as it does the message; raise MismatchError if what arrives
+    tells of another dtype.
+    """
+    own = DTYPES.index(dtype_name(array))
+    note = np.array([own], np.uint8)  # which a receive overwrites
 
-class NotedSend(Noted):
-    """A message that leaves, and its note."""
+    def check() -> None:
+        if note[0] != own:
+            sender, receiver = wire.members[peer], wire.members[wire.rank]
+            sent, expected = DTYPES[note[0]], DTYPES[own]
+            raise different_dtypes(sender, sent, receiver, expected, label(tag))
 
-    def __init__(self, message: Request, wire: Wire, array: Array, to: int, tag: int) -> None:
-        dtype = DTYPES.index(dtype_name(array))
-        note = np.array([dtype], np.uint8)
-        leaving = wire.isend(note, to, NOTES + tag)
-        super().__init__(message, leaving)
-
-
-class NotedReceive(Noted):
-    """A message that arrives, and its note, which is compared with what is expected."""
-
-    def __init__(self, message: Request, wire: Wire, array: Array, source: int, tag: int) -> None:
-        self.sender = wire.members[source]
-        self.receiver = wire.members[wire.rank]
-        self.tag = tag
-        self.expected = dtype_name(array)
-        self.note = np.zeros(1, np.uint8)
-        arriving = wire.irecv(self.note, source, NOTES + tag)
-        super().__init__(message, arriving)
-
-    def take_away(self) -> None:
-        """Forget the first of what is left; raise MismatchError if both are through, and the dtypes
-        differ.
-        """
-        super().take_away()
-        sent = DTYPES[self.note[0]]
-        if not self.left and sent != self.expected:
-            where = label(self.tag)
-            raise different_dtypes(self.sender, sent, self.receiver, self.expected, where)
+    return Noted(message, carry(note, peer, NOTES + tag), check)
