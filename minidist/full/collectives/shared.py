@@ -311,12 +311,6 @@ class Staging:
         self.turns = 0  # so often a half was taken
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
-    @staticmethod
-    def turns_on(comm: Communicator) -> int:
-        """Return how often these ranks have taken a half."""
-        staging = comm.kept.get(Staging)
-        return 0 if staging is None else staging.turns
-
     def turn(self, like: Array, count: int) -> list[Array]:
         """Return every rank's memory in the other half, as `count` elements of the kind of
         `like`.

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from minidist.full.comm.buffers import Array
@@ -169,6 +170,7 @@ def record(
         ledger.trace.record(Event(*event, line=line, **more))
 
 
+@dataclass
 class Span:
     """A context around a piece of work: it records one event, and counts time if the work is
     communication.
@@ -177,18 +179,11 @@ class Span:
     MPI or NCCL and records the wait itself. With None, each message inside records its own wait.
     """
 
-    __slots__ = ("bytes", "comm", "engine_bytes", "kind", "marked", "name", "started")
-
-    def __init__(
-        self, comm: Ranks, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None
-    ):
-        self.comm, self.name, self.kind, self.bytes, self.engine_bytes = (
-            comm,
-            name,
-            kind,
-            bytes,
-            engine_bytes,
-        )
+    comm: Ranks
+    name: str
+    kind: EventKind
+    bytes: int
+    engine_bytes: int | None = None
 
     def __enter__(self) -> None:
         self.marked = mark(self.name) if (mark := self.comm.ledger.mark) else None

@@ -19,9 +19,7 @@ from minidist.full.comm import Link
 from minidist.full.model import GPT, cross_entropy_sum
 from minidist.full.trace import Trace
 
-CASES = (
-    (ZeRO1, "cpu", {}),
-)
+CASES = ((ZeRO1, "cpu", {}),)
 EACH = pytest.mark.parametrize(
     ("kind", "device", "options"),
     CASES,

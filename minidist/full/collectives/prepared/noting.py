@@ -110,43 +110,21 @@ class Noting(Communicator):
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> "Message":  # type: ignore[override]
         array = self._checked(buffer, to, tag, "to")
         self.notes.count(self.ledger.traffic, 1, array.nbytes)
-        start = partial(
-            post,
-            self.comm,
-            self.wire.isend,
-            SEND,
-            array,
-            to,
-            tag,
-        )
-        return Message(self.notes, start)
+        message = self.wire.isend, SEND, array, to, tag
+        return Message(self.notes, partial(post, self.comm, *message))
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> "Message":  # type: ignore[override]
         array = self._checked(buffer, source, tag, "source")
-        start = partial(
-            post,
-            self.comm,
-            self.wire.irecv,
-            RECEIVE,
-            array,
-            source,
-            tag,
-        )
-        return Message(self.notes, start)
+        message = self.wire.irecv, RECEIVE, array, source, tag
+        return Message(self.notes, partial(post, self.comm, *message))
 
     def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int = 0) -> None:
         leaving, arriving = self._checked_exchange(out, to, into, source, tag)
         self.notes.count(self.ledger.traffic, 1, leaving.nbytes)
         message = leaving, to, arriving, source
-        step = partial(
-            exchange,
-            self.comm,
-            self.wire.prepare_exchange(*message, tag + self.tag_offset),
-            awaited_exchange(self, arriving, source, tag),
-            *message,
-            tag,
-        )
-        self.notes.steps.append(step)
+        carry = self.wire.prepare_exchange(*message, tag + self.tag_offset)
+        awaited = awaited_exchange(self, arriving, source, tag)
+        self.notes.steps.append(partial(exchange, self.comm, carry, awaited, *message, tag))
 
     def fence(self, bytes: int = 0) -> None:
         self.notes.steps.append(partial(self.comm.fence, bytes))
@@ -170,16 +148,8 @@ class Noting(Communicator):
             again = self._noted(partial(work, *arguments))
         else:
             again = self.wire.prepare_native(what, work, arguments)
-        step = partial(
-            self.comm.carry_out,
-            what,
-            algorithm,
-            bytes,
-            engine_bytes,
-            again,
-            (),
-        )
-        self.notes.steps.append(step)
+        call = what, algorithm, bytes, engine_bytes, again, ()
+        self.notes.steps.append(partial(self.comm.carry_out, *call))
 
     def _noted(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does again what `work` does now.
@@ -187,15 +157,15 @@ class Noting(Communicator):
         If that writes into a half of shared memory, it is noted for each half: which is free when
         it is done again depends on what else is done meanwhile.
         """
-        turns = Staging.turns_on(self)
+        before = self.kept.get(Staging)
+        turns = before.turns if before else 0
         steps = self.notes.of(work)
         staging = self.kept.get(Staging)
         if staging is None or staging.turns == turns:
             return partial(play, steps)
-        turned = staging.turns - turns
-        of_half = {turns % 2: steps}
+        turned, of_half = staging.turns - turns, {turns % 2: steps}
         staging.turns = turns + 1
-        of_half[(turns + 1) % 2] = self.notes.of(work)
+        of_half[staging.turns % 2] = self.notes.of(work)
         staging.turns = turns
         return partial(play_in_halves, staging, turned, of_half)
 
@@ -235,5 +205,4 @@ def play_in_halves(staging: Staging, turns: int, of_half: dict[int, list[Step]])
     """Do what was noted for the half of shared memory whose turn it is."""
     steps = of_half[staging.turns % 2]
     staging.turns += turns
-    for step in steps:
-        step()
+    play(steps)

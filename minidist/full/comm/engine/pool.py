@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.full.comm.wire import Wire
@@ -22,19 +23,20 @@ from minidist.full.comm.wire import Wire
 MANY = 16
 
 
+@dataclass
 class Pool:
     """The groups derived from one group; `free` has the numbers of those that this rank has
     forgotten, `among` the first group of each choice of ranks that was made without the others.
     """
 
-    def __init__(self) -> None:
-        # ranks, handle, and what is derived from it
-        self.made: dict[int, tuple[list[int], Any, Pool]] = {}
-        self.free: set[int] = set()
-        self.among: dict[tuple[int, ...], Group] = {}
-        self.many = MANY
+    # ranks, handle, and what is derived from it
+    made: dict[int, tuple[list[int], Any, Pool]] = field(default_factory=dict)
+    free: set[int] = field(default_factory=set)
+    among: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    many: int = MANY
 
 
+@dataclass(eq=False)
 class Group:
     """An engine's own group, such as an MPI communicator, as long as somebody on this rank uses it.
 
@@ -47,8 +49,9 @@ class Group:
         because each keeps its `origin`.
     """
 
-    def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:
-        self.handle, self.pool, self.origin = handle, pool or Pool(), origin
+    handle: Any
+    pool: Pool = field(default_factory=Pool)
+    origin: Group | None = None
 
     def derive(
         self, wire: Wire, parts: list[list[int]], mine: list[int], make: Callable[[], Any]

@@ -9,6 +9,7 @@ A view is written once, by whoever is first (`Store.claim`), so all members read
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from minidist.full.comm.errors import QuorumError
 from minidist.full.comm.membership.agreement import (
@@ -25,6 +26,7 @@ GRACE = 5.0  # seconds that members of the last view have to come, unless they a
 PATIENCE = 60.0  # seconds after which a member that finds no view gives up
 
 
+@dataclass(eq=False)
 class Member:
     """A process, or a thread, that can be a rank.
 
@@ -43,18 +45,14 @@ class Member:
         Seconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        number: int,
-        wanted: Wanted,
-        started: int,
-        grace: float = GRACE,
-        patience: float = PATIENCE,
-    ) -> None:
-        self.store, self.number, self.wanted, self.started = store, number, wanted, started
-        self.grace, self.patience = grace, patience
-        self.view = View(0, ())
+    store: Store
+    number: int
+    wanted: Wanted
+    started: int
+    grace: float = GRACE
+    patience: float = PATIENCE
+
+    view = View(0, ())
 
     def join(self, done: int = -1, place: int = 0) -> View | None:
         """Wait until this member belongs to a view, and return it; None: the job is done without.

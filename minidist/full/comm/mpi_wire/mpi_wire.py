@@ -16,6 +16,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,17 @@ NAP = 50e-6
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 
 
+@dataclass(eq=False)
 class MpiRequest(Request):
     """A message under way; a receive checks that the message filled its buffer, as MPI would accept
     a shorter one.
     """
 
-    def __init__(self, request: MPI.Request, array: Array, receives: bool, wire: MpiWire):
-        self.request, self.array, self.receives, self.wire = request, array, receives, wire
-        self.status = MPI.Status()
+    request: MPI.Request
+    array: Array
+    receives: bool
+    wire: MpiWire
+    status: MPI.Status = field(default_factory=MPI.Status)
 
     def wait(self) -> None:
         """Block until it is through: inside MPI, which spins, or in short naps where that would

@@ -3,6 +3,7 @@ formula.
 """
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -25,14 +26,14 @@ OPERATIONS = {
 UNKNOWN = ("float16", "bfloat16", "bool")
 
 
+@dataclass
 class NativeMpi:
     """MPI's collectives on flat arrays, called as all algorithms of the collectives are.
 
     What is not reduced travels as bytes, of whatever dtype.
     """
 
-    def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
+    mpi: Any
 
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> Any:
         """MPI_Allreduce in place."""
@@ -91,21 +92,17 @@ class NativeMpi:
         return self.mpi.Alltoallv(_pieces(leaving), _pieces(arriving))
 
 
+@dataclass
 class OnlyPrepared:
     """An MPI communicator whose collectives are only prepared: each returns a persistent request.
 
     (MPI 4.0, section 6.13.)
     """
 
-    def __init__(self, mpi: MPI.Intracomm) -> None:
-        self.Allreduce, self.Reduce, self.Bcast = (
-            mpi.Allreduce_init,
-            mpi.Reduce_init,
-            mpi.Bcast_init,
-        )
-        self.Reduce_scatter, self.Allgatherv = mpi.Reduce_scatter_init, mpi.Allgatherv_init
-        self.Gatherv, self.Scatterv = mpi.Gatherv_init, mpi.Scatterv_init
-        self.Alltoallv = mpi.Alltoallv_init
+    mpi: MPI.Intracomm
+
+    def __getattr__(self, collective: str) -> Any:
+        return getattr(self.mpi, f"{collective}_init")
 
 
 class Persistent:

@@ -9,6 +9,7 @@ long that one stood still is known only later: see `stalls.py`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
@@ -19,19 +20,15 @@ from minidist.full.comm.torch_wire.stalls import Stalls
 from minidist.full.trace.events import EventKind
 
 
+@dataclass
 class CudaJob(Generic[Comm]):
     """Work queued on the side stream, and the event behind it."""
 
-    def __init__(
-        self,
-        caller: Comm,
-        name: str,
-        result: Any,
-        event: torch.cuda.Event,
-        stalls: Stalls,
-    ):
-        self.caller, self.name, self.result, self.event = caller, name, result, event
-        self.stalls = stalls
+    caller: Comm
+    name: str
+    result: Any
+    event: torch.cuda.Event
+    stalls: Stalls
 
     def wait(self) -> Any:
         """Make the current stream wait until the work is done; return its result."""

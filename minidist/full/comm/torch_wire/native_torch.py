@@ -7,6 +7,7 @@ receives, or sends. So does NCCL itself.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -30,7 +31,6 @@ OPERATIONS = {
     "xor": Op.BXOR,
 }
 BITWISE = ("and", "or", "xor")  # which NCCL does not know, nor gloo for truth values
-Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
 # in errors of the two, if a rank is gone
@@ -60,20 +60,17 @@ def stalling(collective: Callable[..., None]) -> Callable[..., None]:
     return counted
 
 
+@dataclass
 class NativeTorch:
     """torch.distributed's collectives on flat arrays, called as all algorithms of the collectives
     are.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[int],
-        groups: Groups,
-        byte_tensor: Callable[[Any], torch.Tensor],
-        stalls: Stalls,
-    ) -> None:
-        self.addresses, (self.cpu, self.cuda) = addresses, groups
-        self.byte_tensor, self.stalls = byte_tensor, stalls
+    addresses: Sequence[int]
+    cpu: dist.ProcessGroup
+    cuda: dist.ProcessGroup | None
+    byte_tensor: Callable[[Any], torch.Tensor]
+    stalls: Stalls
 
     @stalling
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -102,13 +103,15 @@ class Header:
             )
 
 
+@dataclass(eq=False)
 class GlooRequest(Request):
     """A message over gloo."""
 
-    def __init__(self, work: dist.Work, member: int, headers: list[Header]):
-        self.work, self.member, self.headers = work, member, headers
-        self.waiter: WorkingThread | None = None
-        self.error: BaseException | None = None
+    work: dist.Work
+    member: int
+    headers: list[Header]
+    waiter: WorkingThread | None = None
+    error: BaseException | None = None
 
     def wait(self) -> None:
         """Block until it is through."""
@@ -142,15 +145,16 @@ class GlooRequest(Request):
             self.error = error
 
 
+@dataclass(eq=False)
 class StreamRequest(Request):
     """CUDA messages, posted together. They are through, for the current stream, in its own
     order.
     """
 
-    def __init__(
-        self, works: list[dist.Work], headers: list[Header], member: int, stalls: Stalls
-    ) -> None:
-        self.works, self.headers, self.member, self.stalls = works, headers, member, stalls
+    works: list[dist.Work]
+    headers: list[Header]
+    member: int
+    stalls: Stalls
 
     def wait(self) -> None:
         """Make the current stream wait. In debug mode block the host too: reports of who waits are

@@ -217,8 +217,8 @@ class TorchWire(Wire):
     def native(self) -> Any:
         from minidist.full.comm.torch_wire.native_torch import NativeTorch
 
-        groups = self.cpu, self.cuda
-        return NativeTorch(self.addresses, groups, self.byte_tensor, self.job.stalls)
+        where = self.addresses, self.cpu, self.cuda
+        return NativeTorch(*where, self.byte_tensor, self.job.stalls)
 
     def all_gather_object(self, answer: Any) -> list[Any]:
         return gather_answers(self.cpu, self.rank, answer)

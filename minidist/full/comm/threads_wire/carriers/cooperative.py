@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
@@ -25,13 +26,13 @@ from minidist.full.comm.errors import CommunicationError
 from minidist.full.comm.threads_wire.carriers.carrier import Job, Waiting, Work
 
 
+@dataclass(eq=False)
 class Task:
     """One rank, or one stream of a rank."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.stack: Any = None  # where its calls are
-        self.parked = False
+    name: str
+    stack: Any = None  # where its calls are
+    parked: bool = False
 
 
 class Stacks(Protocol):
