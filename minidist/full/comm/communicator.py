@@ -69,10 +69,11 @@ class Communicator(book.Communicator):
     clock: Callable[[], float]
 
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
-        transport: Any = wire  # one that is given flat arrays, and makes its groups by `split`
-        super().__init__(transport)
+        # a transport that is given flat arrays, and makes its groups by `split`
+        self.transport: Any = wire
         self.wire, self.ledger, self.traffic = wire, ledger, ledger.traffic
         wire.debug = ledger.debug
+        self.rank, self.size = wire.rank, wire.size
         self.members, self.name = wire.members, wire.name
         self.kept: dict[type, Any] = {}
         self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
