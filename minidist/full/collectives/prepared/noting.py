@@ -165,7 +165,7 @@ class Noting(Communicator):
             return partial(play, steps)
         turned, of_half = staging.turns - turns, {turns % 2: steps}
         staging.turns = turns + 1
-        of_half[staging.turns % 2] = self.notes.of(work)
+        of_half[(turns + 1) % 2] = self.notes.of(work)
         staging.turns = turns
         return partial(play_in_halves, staging, turned, of_half)
 
