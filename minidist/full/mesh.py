@@ -262,7 +262,8 @@ class Layout:
 
 
 class Mesh:
-    """The communicators of a layout, one along every axis. Making a mesh is collective.
+    """The communicators of a layout, one along every axis. The one to read is `minidist.mesh.Mesh`,
+    whose groups are the same. Making a mesh is collective.
 
     Attributes
     ----------

@@ -549,7 +549,7 @@ COLLECTIVES = [
     Mutation(
         "an engine's scatter counts what the root keeps",
         "minidist/full/collectives/choose.py",
-        old="0 if behind else whole - own",
+        old="0 if behind else foreign",
         new="0 if behind else whole",
         tests=(ENGINE_BYTES,),
     ),
@@ -816,8 +816,8 @@ SHARDED = [
     Mutation(
         "ZeRO-2 keeps what the last of several backwards has reduced",
         "minidist/full/zero/zero.py",
-        old="self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, op=self.op))",
-        new="self.shards[bucket].shard.gradient = reduce_scatter(gradients, op=self.op)",
+        old="self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, bucket.link, self.op))",
+        new="self.shards[bucket].shard.gradient = reduce_scatter(gradients, bucket.link, self.op)",
         tests=(
             f"{ZERO}::test_a_second_backward_adds_to_the_first_though_both_were_reduced[ZeRO2]",
         ),

@@ -110,8 +110,7 @@ def reduce_scatter(
                 f"counts={list(counts)} add up to {sum(counts)}, but there are {_rows(full)} "
                 f"rows: {fix}"
             )
-    told = None if counts is None else [*counts]
-    agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=told)
+    agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=counts)
     rows, lengths = _shards(full, comm.size, counts)
     shard: Kind = new_rows(full, rows[comm.rank]) if out is None else out
     reduced = flatten(shard, writable=True)
@@ -281,19 +280,10 @@ def all_to_all(
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])
-    sent, received = (
-        rows if send_counts is None else "counted",
-        "told" if receive_counts is None else "counted",
-    )
-    agree(
-        comm,
-        "all_to_all",
-        dtype_name(array),
-        algorithm,
-        row=full.shape[1:],
-        sent=sent,
-        received=received,
-    )
+    sent = rows if send_counts is None else "counted"
+    received = "told" if receive_counts is None else "counted"
+    named = {"row": full.shape[1:], "sent": sent, "received": received}
+    agree(comm, "all_to_all", dtype_name(array), algorithm, **named)
     if send_counts is None:
         if receive_counts is not None:
             said = f"receive_counts={list(receive_counts)} says what arrives"

@@ -36,11 +36,9 @@ class Pending:
         """Block until the buffer may be read (receive) or changed (send)."""
         if self.request is not None:
             self.awaited = True
-            verb, tag = (
-                "send to" if self.kind is SEND else "receive from",
-                self.tag + self.comm.tag_offset,
-            )
-            awaited = Awaited(verb, (self.comm.members[self.peer],), tag, self.array.nbytes)
+            verb = "send to" if self.kind is SEND else "receive from"
+            peer, tag = self.comm.members[self.peer], self.tag + self.comm.tag_offset
+            awaited = Awaited(verb, (peer,), tag, self.array.nbytes)
             self._finish(waited_from=wait(self.comm, awaited, self.request.wait))
 
     def test(self) -> bool:
@@ -103,20 +101,12 @@ def exchange(
     tag: int,
 ) -> None:
     """Have a wire `carry` both messages of an exchange that was checked and counted."""
-    status = comm.ledger.status
-    # as in `wait`, written out: a ring of small messages does little else
-    started = status.since = comm.clock()
-    status.waiting = awaited
-    try:
-        carry(leaving, to, arriving, source, tag + comm.tag_offset)
-    finally:
-        status.waiting = None
+    message = leaving, to, arriving, source, tag + comm.tag_offset
+    started = wait(comm, awaited, carry, *message)
     if comm.ledger.trace is not None:
         for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
             flow = name_flow(comm, kind, peer, tag)
             record_end(comm, kind, peer, flow, array.nbytes, started)
-    if not comm.tag_offset:
-        comm.ledger.traffic.waited(comm.clock() - started)
 
 
 def wait(comm: Ranks, awaited: Awaited, block: Callable[..., None], *message: Any) -> float:

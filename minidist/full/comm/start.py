@@ -9,14 +9,13 @@ from typing import Any
 from minidist.full.comm.agree import debug_mode
 from minidist.full.comm.communicator import Communicator
 from minidist.full.comm.errors import LaunchError
-from minidist.full.comm.job.limit import time_limit
+from minidist.full.comm.job.limit import MPI_SIZES, first_set, time_limit
 from minidist.full.comm.job.watchdog import arrival
 from minidist.full.comm.mpi_wire.segment import check_room
 from minidist.full.comm.threads_wire.threads_wire import alone
 from minidist.full.trace import Trace
 
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
-MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
 MEMBER, STORE = "MINIDIST_MEMBER", "MINIDIST_STORE"
 MEMBERS = (MEMBER, STORE, "MINIDIST_WANTED")  # what launch --replace tells its ranks
@@ -61,9 +60,7 @@ def init(
 
 def launched_rank() -> str:
     """Return the number of this rank as its launcher says it, before there is a communicator."""
-    return next(
-        (os.environ[name] for name in (MEMBER, *MPI_RANKS, *TORCH_RANKS) if name in os.environ), "0"
-    )
+    return first_set(MEMBER, *MPI_RANKS, *TORCH_RANKS) or "0"
 
 
 def started_by_mpi() -> bool:
@@ -88,10 +85,7 @@ def set_as_torchrun() -> None:
     ranks on one machine, and says by `MINIDIST_OVER_MPI` that they are MPI's nevertheless.
     (PyTorch's documentation of `torch.distributed.run`, "Environment Variables".)
     """
-    rank, size = (
-        next((os.environ[name] for name in names if name in os.environ), "")
-        for names in (MPI_RANKS, MPI_SIZES)
-    )
+    rank, size = first_set(*MPI_RANKS), first_set(*MPI_SIZES)
     if rank and size and OVER_MPI in os.environ:
         os.environ |= {"RANK": rank, "WORLD_SIZE": size, "GROUP_RANK": "0"}
         os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}

@@ -1,4 +1,4 @@
-"""How long one operation may wait: as the caller says, or the environment."""
+"""What the environment says: numbers of the launcher, and how long one operation may wait."""
 
 import os
 
@@ -6,6 +6,12 @@ from minidist.full.comm.errors import LaunchError
 from minidist.full.options import SECONDS, read_number
 
 LIMIT = 300.0  # seconds
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def first_set(*names: str) -> str:
+    """Return the first of these variables that is set, or nothing."""
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 def time_limit(wanted: float | None) -> float:

@@ -27,6 +27,7 @@ from minidist.full.comm.communicator import Communicator
 from minidist.full.comm.engine.host import host
 from minidist.full.comm.engine.pool import Group
 from minidist.full.comm.errors import SAME, LaunchError, MismatchError, different_bytes
+from minidist.full.comm.job.limit import MPI_SIZES, first_set
 from minidist.full.comm.job.watchdog import Watchdog
 from minidist.full.comm.ledger import Awaited, Ledger, Status
 from minidist.full.comm.mpi_wire.memory import bytes_of
@@ -295,7 +296,7 @@ def world(limit: float) -> Communicator:
         If the launcher started several processes but each sees only itself: it belongs to another
         MPI.
     """
-    started = int(next((os.environ[name] for name in SIZES if name in os.environ), "1"))
+    started = int(first_set(*MPI_SIZES) or 1)
     if started > 1 and MPI.COMM_WORLD.Get_size() == 1:
         library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
         raise LaunchError(
@@ -351,6 +352,3 @@ class MpiMailbox:
         status = MPI.Status()
         message = self.mpi.improbe(status=status)
         return None if message is None else (status.Get_source(), message.recv())
-
-
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

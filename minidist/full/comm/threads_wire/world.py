@@ -140,7 +140,8 @@ class World:
             self._check_dtypes(send, receive)
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
-            self._meet(send, receive)
+            send.met, receive.met, receive.link = receive.posted, send.departs, send.link
+            send.done = receive.done = True
             if self.cluster is None:
                 # it may be polling this message among others
                 partner.lane.polls, partner.lane.released = 0, True
@@ -160,11 +161,6 @@ class World:
         lanes = [*self.lanes_of[sender].values(), *self.lanes_of[receiver].values()]
         return label(tag) + calls(lanes, self.carrier)
 
-    def _meet(self, send: Operation, receive: Operation) -> None:
-        """Complete both ends of a message."""
-        send.met, receive.met, receive.link = receive.posted, send.departs, send.link
-        send.done = receive.done = True
-
     def all_gather_object(
         self, lane: Lane, place: tuple[str, int], ranks: Group, answer: Any
     ) -> RollCall:
@@ -179,9 +175,6 @@ class World:
                     self._wake(other)
         self.wait(lane, call)
         return call
-
-    def expose(self, memory: Any) -> None:
-        """Note memory that other ranks will read and write."""
 
     def group(self, name: tuple[str, int], members: Callable[[], tuple[int, ...]]) -> Group:
         """Return the one description of a group, which all its ranks ask for once, and share."""

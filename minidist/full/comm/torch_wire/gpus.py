@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.job.limit import first_set
 from minidist.full.options import RANKS, read_number
 
 SHARING = "MINIDIST_RANKS_PER_GPU"
@@ -127,8 +128,7 @@ def number_in(*names: str, default: int | None = None) -> int:
     """Return the first number in the first of these variables that is set: SLURM writes `4(x2)` for
     4 on 2 nodes.
     """
-    text = next((os.environ[name] for name in names if name in os.environ), None)
-    found = re.match(r"\d+", text or "")
+    found = re.match(r"\d+", first_set(*names))
     if found is None and default is None:
         raise LaunchError(
             f"none of {', '.join(names)} is a number: start with torchrun, or with srun and "
