@@ -5,8 +5,9 @@
     ring.ring_reduce_scatter        `fast_ring.reduce_pieces`, in two temporaries and in segments
     collectives.all_reduce          `operations.all_reduce`: checks, and chooses an algorithm
     algorithm=                      `choose.TABLE`, and the rule of "auto" in `choose.explain`
-    naive_all_reduce                `central.all_reduce`
-    tree_reduce, broadcast          `tree.reduce`, `tree.broadcast`, in blocks
+    star                            `central.all_reduce`
+    binomial_tree                   `tree.family`
+    sum_up, send_down               `tree.reduce`, `tree.broadcast`, in blocks
     doubling_all_reduce             `recursive.all_reduce`
     halving_reduce_scatter          `recursive._halve`; `recursive.halving_doubling` gathers as well
     all_to_all                      `pairwise.all_to_all`
