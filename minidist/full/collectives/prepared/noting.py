@@ -59,18 +59,22 @@ class Notes:
 
     def of(self, work: Callable[..., object], *arguments: Any) -> list[Step]:
         """Return what `work(*arguments)` does, in a list of its own."""
-        outer = self.steps, self.sent
-        self.steps, self.sent = [], {}
+        steps, sent = self.steps, self.sent
+        self.steps = []
+        self.sent = {}
         work(*arguments)
         inner = self.take()
-        self.steps, self.sent = outer
+        self.steps = steps
+        self.sent = sent
         return inner
 
     def take(self) -> list[Step]:
         """Return all steps, and forget them."""
         counting: list[Step] = [partial(each.sent, *total) for each, total in self.sent.values()]
-        steps, self.steps, self.sent = self.steps, [], {}
-        return counting + steps
+        found = counting + self.steps
+        self.steps = []
+        self.sent = {}
+        return found
 
 
 class Noting(Communicator):
@@ -89,7 +93,10 @@ class Noting(Communicator):
 
     def node_levels(self) -> Levels:
         inside, across = self.comm.node_levels()
-        return Levels(Noting(inside, self.notes), Noting(across, self.notes))
+        return Levels(
+            Noting(inside, self.notes),
+            Noting(across, self.notes),
+        )
 
     # ---------------------------------------------------------------- what is noted
 
@@ -122,9 +129,11 @@ class Noting(Communicator):
         leaving, arriving = self._checked_exchange(out, to, into, source, tag)
         self.notes.count(self.ledger.traffic, 1, leaving.nbytes)
         message = leaving, to, arriving, source
-        carry = self.wire.prepare_exchange(*message, tag + self.tag_offset)
+        whole_tag = tag + self.tag_offset
+        carry = self.wire.prepare_exchange(*message, whole_tag)
         awaited = awaited_exchange(self, arriving, source, tag)
-        self.notes.steps.append(partial(exchange, self.comm, carry, awaited, *message, tag))
+        step = partial(exchange, self.comm, carry, awaited, *message, tag)
+        self.notes.steps.append(step)
 
     def fence(self, bytes: int = 0) -> None:
         self.notes.steps.append(partial(self.comm.fence, bytes))
@@ -163,9 +172,12 @@ class Noting(Communicator):
         staging = self.kept.get(Staging)
         if staging is None or staging.turns == turns:
             return partial(play, steps)
-        turned, of_half = staging.turns - turns, {turns % 2: steps}
-        staging.turns = turns + 1
-        of_half[(turns + 1) % 2] = self.notes.of(work)
+        turned = staging.turns - turns
+        of_half = {turns % 2: steps}
+        # Now the other half, from the turn after.
+        other = turns + 1
+        staging.turns = other
+        of_half[other % 2] = self.notes.of(work)
         staging.turns = turns
         return partial(play_in_halves, staging, turned, of_half)
 
