@@ -47,11 +47,6 @@ def run(
         `minidist.full.comm.run`, which says what is raised.
     """
     if torch:
-        if options.get("engine") == "greenlets":
-            raise ValueError(
-                "torch=True needs a thread for each rank, by which torch knows it, and greenlets "
-                "share one: use engine='cooperative', or 'threads'"
-            )
         from minidist.torch_backend import simulated
 
         fn = simulated(_computing(fn, options.get("cluster")))

@@ -81,11 +81,6 @@ def test_the_name_of_torchs_own_mpi_is_refused_by_torch() -> None:
         minidist.run(lambda comm: dist.init_process_group("mpi"), 2, torch=True)
 
 
-def test_greenlets_are_no_ranks_for_torch() -> None:
-    with pytest.raises(ValueError, match=r"torch=True needs a thread for each rank.*cooperative"):
-        minidist.run(lambda comm: None, 2, torch=True, engine="greenlets")
-
-
 def test_products_take_time_on_a_cluster() -> None:
     def program(comm: Communicator) -> float:
         matrix = torch.ones(64, 64, requires_grad=True)

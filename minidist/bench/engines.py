@@ -92,8 +92,6 @@ def main(argv: Sequence[str]) -> int:
     found = []
     for name, size in cases:
         for engine in asked.engines:
-            if (name, engine) == ("gpt", "greenlets"):
-                continue  # a backward that waits needs a thread of its own
             with get_context("spawn").Pool(1) as alone:
                 found.append(alone.apply(measure, (name, size, engine)))
             print(*row(found[-1]), sep="  ", file=sys.stderr)
@@ -111,12 +109,6 @@ def check(parser: Parser, asked: Namespace) -> None:
     check_writable(parser, asked.json)
     if not asked.programs and not asked.step:
         parser.error("nothing to measure: give --programs, or --step")
-    if "greenlets" in asked.engines and asked.programs and not importlib.util.find_spec("greenlet"):
-        others = " ".join(name for name in ENGINES if name != "greenlets")
-        parser.error(
-            "greenlets needs the package greenlet: pip install greenlet, or take --engines "
-            f"{others}"
-        )
     if not asked.step:
         return
     parts = asked.step.split("x")

@@ -175,16 +175,6 @@ COMM = [
         ),
     ),
     Mutation(
-        "greenlets change while torch is in a mode of their thread",
-        "minidist/full/comm/threads_wire/carriers/greenlets.py",
-        old="if torch is not None and _modes(torch) != USUAL:",
-        new="if False:",
-        tests=(
-            "tests/comm/test_cooperative.py::"
-            "test_greenlets_refuse_to_wait_where_others_would_compute_wrongly",
-        ),
-    ),
-    Mutation(
         "a job that is killed leaves MPI's segment",
         "minidist/full/comm/mpi_wire/mpi_wire.py",
         old="        take_names_away()",
@@ -486,8 +476,8 @@ COLLECTIVES = [
     Mutation(
         "a handle always writes into the half of shared memory for which it was noted first",
         "minidist/full/collectives/prepared/noting.py",
-        old="staging.turns = turns + 1",
-        new="staging.turns = turns + 2",
+        old="staging.turns = other",
+        new="staging.turns = other + 1",
         tests=(
             "tests/collectives/test_prepared.py::"
             "test_handles_and_plain_calls_take_turns_in_shared_memory",
@@ -496,8 +486,8 @@ COLLECTIVES = [
     Mutation(
         "a handle does not count what it sends",
         "minidist/full/collectives/prepared/noting.py",
-        old="return counting + steps",
-        new="return steps",
+        old="found = counting + self.steps",
+        new="found = self.steps",
         tests=(
             "tests/collectives/test_prepared.py::"
             "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",

@@ -12,7 +12,6 @@ import torch
 import minidist
 from minidist import Cluster, Communicator
 from minidist.full import Recipe, parallelize
-from minidist.full.comm import CommunicationError
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, Where
 from minidist.full.trainer.loop import carried_of, loss_of
@@ -70,11 +69,3 @@ def test_training_gives_the_same_bits_bytes_and_clock_in_turns(name: str) -> Non
     for seed in (1, 2):
         found = minidist.run(program, layout.size, cluster=cluster, engine="cooperative", seed=seed)
         assert found == expected
-
-
-def test_greenlets_refuse_to_train_where_a_backward_would_wait() -> None:
-    layout, options = LAYOUTS["dp 2 x pp 2 x tp 2"]
-    with pytest.raises(CommunicationError, match="would hold for the other ranks too"):
-        minidist.run(
-            lambda comm: steps(comm, layout, Recipe(**options)), layout.size, engine="greenlets"
-        )

@@ -5,8 +5,8 @@
     minidist.run(program, ranks=64, engine="cooperative", seed=7)       one at a time, in an order that can be repeated
 
 Which engine? `threads` for programs that work: it needs nothing, and long products run at once.
-`cooperative` to repeat a failure, to look for a race, or for many ranks; `greenlets` for thousands
-of ranks that differentiate nothing. Values, bytes, messages and the virtual clock are the same.
+`cooperative` to repeat a failure, to look for a race, or for many ranks. Values, bytes, messages and
+the virtual clock are the same.
 
 Sends wait for their receive, however small (`eager_limit` raises that): a program that works here
 does not work by luck.
@@ -181,9 +181,7 @@ def run(
     engine : str, optional
         `threads`, the default: all ranks run at once. `cooperative`: exactly one runs, and hands over only where
         it waits, polls, or calls `comm.hand_over()`; on threads that pass a baton, so any program
-        works. `greenlets`: the same order ten times as fast on the stacks of one thread, with the
-        package greenlet; a rank that waits inside a backward, `no_grad` or another mode of torch
-        that belongs to the thread is refused, as others would compute under it. `browser`: the same
+        works. `browser`: the same
         order in Pyodide, where it is the only one, and the default; nothing can interrupt a rank
         there, so `limit` ends none that computes.
     seed : int, optional
@@ -198,7 +196,7 @@ def run(
         When a rank has waited longer than the limit: it says who waits for whom, and what the
         others do, at which line.
     LaunchError
-        If the limit is no time, greenlet is not installed, or the browser cannot suspend a rank.
+        If the limit is no time, or the browser cannot suspend a rank.
     ValueError, TypeError
         If there is no such engine here, or a seed says nothing for it; if the ranks are
         none, or too many for the cluster; if an argument is of another kind.

@@ -3,8 +3,8 @@
     loop ──▶ rank 0 ... waits: run_sync(gate) ──▶ loop ──▶ rank 7 ... opens rank 0's gate ... ──▶ loop
                ╰─ all its calls are suspended ───────────────────────────── and go on from here ─╯
 
-WebAssembly has no threads, and what compiles Python to it, Pyodide, cannot switch stacks itself as
-greenlets do. `run_sync` is the browser's own way, JavaScript Promise Integration: it suspends all
+WebAssembly has no threads, and what compiles Python to it, Pyodide, cannot switch stacks itself.
+`run_sync` is the browser's own way, JavaScript Promise Integration: it suspends all
 calls down to the loop that JavaScript calls Python from, until a promise is fulfilled. Meanwhile
 the loop begins other calls. Each stack begins at the loop, which is shallow, so none inherits the
 recursion depth of another, and Pyodide gives each what Python keeps for a thread.

@@ -4,7 +4,6 @@
       └─ Carrier   Threads          all ranks run at once         `threads.py`
                    Cooperative      exactly one runs at a time    `cooperative.py`
                      └─ Stacks      Baton: threads that take turns            `baton.py`
-                                    Greenlets: stacks of one thread           `greenlets.py`
                                     Browser: stacks that a browser sets aside `browser.py`
 
 A carrier knows no message and no clock. All that another kind of cooperative ranks has to bring is

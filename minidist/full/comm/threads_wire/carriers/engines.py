@@ -2,12 +2,9 @@
 
     threads       all ranks run at once, and the system interleaves them
     cooperative   exactly one runs, and hands over where it waits; on threads that pass a baton: any program
-    greenlets     the same, on stacks of one thread: ten times as fast, for programs that wait neither in a
-                  backward nor under `no_grad`: numpy, or tensors without gradients; refused elsewhere
     browser       the same, on stacks that a browser sets aside: the only one there, and only there
 
-The rule is written and explicit, since nobody can tell before a program runs whether it will wait
-inside a backward. All cooperative engines draw alike: of one seed they make one interleaving.
+All cooperative engines draw alike: of one seed they make one interleaving.
 """
 
 from collections.abc import Callable
@@ -16,11 +13,10 @@ from minidist.full.comm.threads_wire.carriers.baton import Baton
 from minidist.full.comm.threads_wire.carriers.browser import IN_BROWSER, Browser
 from minidist.full.comm.threads_wire.carriers.carrier import Carrier
 from minidist.full.comm.threads_wire.carriers.cooperative import Cooperative, Stacks
-from minidist.full.comm.threads_wire.carriers.greenlets import Greenlets
 from minidist.full.comm.threads_wire.carriers.threads import Threads
 
 ON_STACKS: dict[str, Callable[[], Stacks]] = (
-    {"browser": Browser} if IN_BROWSER else {"cooperative": Baton, "greenlets": Greenlets}
+    {"browser": Browser} if IN_BROWSER else {"cooperative": Baton}
 )
 ENGINES = tuple(ON_STACKS) if IN_BROWSER else ("threads", *ON_STACKS)  # that there are here
 
@@ -33,8 +29,7 @@ def carrier_of(engine: str | None, seed: int | None, limit: float) -> Carrier:
     ValueError
         If there is no such engine here, or a seed is given to threads.
     LaunchError
-        If greenlets are asked for, and the package is not there, or the browser cannot set a stack
-        aside.
+        If the browser cannot set a stack aside.
     """
     engine = ENGINES[0] if engine is None else engine
     if engine not in ENGINES:
