@@ -159,8 +159,7 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        batch, time, _ = x.shape
-        return x.reshape(batch, time, -1, self.head_dim).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -197,8 +196,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Normalise the last dim, in float32 at least: a sum of squares overflows float16 early."""
     wide = widen(x)
     mean_square = wide.square().mean(-1, keepdim=True)
-    normed = wide * torch.rsqrt(mean_square + epsilon)
-    return weight * normed.to(x.dtype)
+    normed = (wide * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
+    return weight * normed
 
 
 def widen(x: Tensor) -> Tensor:

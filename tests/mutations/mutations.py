@@ -623,7 +623,7 @@ MESH_AND_MODEL = [
     ),
     Mutation(
         "rotary embedding turns neighbouring channels, not halves",
-        "minidist/full/model/gpt.py",
+        "minidist/model.py",
         old="first, second = x.chunk(2, dim=-1)",
         new="first, second = x[..., ::2], x[..., 1::2]",
         tests=(f"{MODEL}::test_logits_and_gradients_equal_hugging_face_in_float64[2-untied]",),
@@ -686,10 +686,9 @@ MESH_AND_MODEL = [
     ),
     Mutation(
         "padding counts in the loss",
-        "minidist/full/model/gpt.py",
-        old='return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")',
-        new="return F.cross_entropy(wide.flatten(0, -2), targets.flatten().clamp(min=0), "
-        'reduction="sum")',
+        "minidist/model.py",
+        old="return F.cross_entropy(by_token, targets.flatten(), ",
+        new="return F.cross_entropy(by_token, targets.flatten().clamp(min=0), ",
         tests=(f"{MODEL}::test_the_loss_is_a_sum_in_at_least_float32",),
     ),
 ]
@@ -1453,8 +1452,8 @@ MEMORY = [
     Mutation(
         "recomputing a range costs no forward on the way to what follows",
         "minidist/full/recompute/chain.py",
-        old="found.append(Point(room, passing + again.time + rest.time, again, rest))",
-        new="found.append(Point(room, again.time + rest.time, again, rest))",
+        old="time = passing + inner.time + rest.time",
+        new="time = inner.time + rest.time",
         tests=("tests/memory/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
