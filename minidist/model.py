@@ -159,7 +159,8 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
 
 
 class MLP(nn.Module):
