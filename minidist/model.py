@@ -13,8 +13,8 @@ that attention or a norm calls. A rank may hold only some heads, therefore atten
 number from the shapes it is given.
 
 Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
-(rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
-rotation follow Hugging Face's convention.
+(rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries); Radford et al.
+2019 (GPT-2), section 2.3 (initial weights). Weights and rotation follow Hugging Face's convention.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class GPT(nn.Module):
 
         Matrices are normal with deviation 0.02; those that write to the residual stream have
         0.02/√(2L), so that the sum of all 2L contributions starts as large as one.
-        (Radford et al. 2019, GPT-2, section 2.3.)
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
@@ -159,8 +158,9 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        batch, time, _ = x.shape
-        return x.reshape(batch, time, -1, self.head_dim).transpose(1, 2)
+        batch, time, channels = x.shape
+        heads = channels // self.head_dim
+        return x.reshape(batch, time, heads, self.head_dim).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -197,8 +197,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Normalise the last dim, in float32 at least: a sum of squares overflows float16 early."""
     wide = widen(x)
     mean_square = wide.square().mean(-1, keepdim=True)
-    normed = wide * torch.rsqrt(mean_square + epsilon)
-    return weight * normed.to(x.dtype)
+    normed = (wide * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
+    return weight * normed
 
 
 def widen(x: Tensor) -> Tensor:

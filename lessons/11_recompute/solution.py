@@ -49,7 +49,7 @@ def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -
 def fastest_plan(
     inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int
 ) -> Plan:
-    """Plan by dynamic programming. `full/recompute/chain.py` does so for plans that nest, with
+    """Plan by dynamic programming. `plan/memory/chain.py` does so for plans that nest, with
     gradients.
     """
 

@@ -18,7 +18,8 @@ from minidist.course.grader import contract
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
 from minidist.full.context.gathered import Gathered
 from minidist.full.model import Where
-from minidist.full.model.gpt import Attend, causal_attention, rotary_table, rotate
+from minidist.full.model.gpt import Attend, causal_attention, rotary_table
+from minidist.model import rotate
 
 VOCABULARY, WIDTH = 11, 8
 MATRICES = {

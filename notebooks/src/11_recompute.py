@@ -19,7 +19,7 @@ from minidist.full.adjoint import copy_to, reduce_from
 from minidist.full.memory.account import Account
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.recompute import best_interval, checkpoint, measure_block, recompute
-from minidist.full.recompute.chain import Chain, Stage, tradeoff
+from minidist.plan.memory.chain import Chain, Stage, tradeoff
 
 CONFIG = GPTConfig(vocabulary=64, layers=9, hidden=32, heads=2, sequence=32)
 TOKENS = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(0))

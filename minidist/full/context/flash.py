@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from minidist.full.model.attention import at_autocast
-from minidist.full.model.seen import Seen, bounds, chosen
+from minidist.full.model.seen import Seen, bounds
 
 HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
@@ -270,8 +270,8 @@ def attend(
             raise ValueError(
                 "causal=True and seen= both say what a query sees: give causal=False beside seen="
             )
-        seen.check(query, key, TILE)
-    if by_triton(query, key) and not chosen(seen):
+        seen.check(query)
+    if by_triton(query, key):
         from minidist.full.context.kernels.flash_triton import triton_forward
 
         rows = map(whole_rows, (query, key, value))
@@ -313,7 +313,7 @@ def attend_backward(
     `output` and `lse` may be those of more blocks of keys, merged: then these are the gradients
     through this block.
     """
-    if by_triton(query, key) and not chosen(seen):
+    if by_triton(query, key):
         from minidist.full.context.kernels.flash_triton import triton_backward
 
         rows = map(whole_rows, (gradient, query, key, value, output))

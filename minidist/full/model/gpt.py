@@ -1,41 +1,31 @@
-"""A serial GPT in the style of Llama: it knows nothing of ranks, and every strategy has to
-reproduce it.
-
-    tokens [B, T] ─▶ embedding ─▶ x [B, T, D] ─▶ layer 0 ─▶ ... ─▶ layer L-1 ─▶ norm ─▶ head ─▶ logits [B, T, V]
+"""The book's GPT (`minidist/model.py`) with dropout, windows, packed documents and experts.
 
     layer    x ──┬─▶ attention_norm ─▶ attention ─▶ dropout ─▶ + ──┬─▶ mlp_norm ─▶ mlp ─▶ dropout ─▶ + ──▶ x
                  └─────────────────────────────────────────────┘   └─────────────────────────────────┘
 
-    attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
-    mlp          down(silu(gate(x)) * up(x)); or, with experts, that of some of many such (`moe/`)
+Norms, rotation, the split into heads, the MLP and the loss are the book's. With the options off, the
+same weights give the same logits and gradients, bit for bit. Weights are drawn in the same order, so
+the same seed gives the same model.
 
 A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a
 dropout or the function `attention.attend`, or hooks a layer. So attention reads the number of heads
 from the shapes it gets, because a rank may hold only some heads. And a layer gets everything that
 it depends on (`x`, the rotary table, `where`) as an argument.
-
-Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021
-(rotary embedding); Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and
-rotation follow Hugging Face's convention.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minidist import model as book
 from minidist.full.model.attention import SlidingWindow, causal_attention
 from minidist.full.model.config import GPTConfig
 from minidist.full.model.dropout import ORIGIN, Dropout, Where
-from minidist.full.model.mlp import MLP, linear
+from minidist.full.model.mlp import MLP, sizes
 from minidist.full.model.moe.routed import MoE
-
-Rotary: TypeAlias = tuple[Tensor, Tensor]
-"""Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels; [B, 1,
-T, d/2] if positions differ from row to row.
-"""
+from minidist.model import RMSNorm, Rotary, linear, rotate
 
 Attend: TypeAlias = Callable[..., Tensor]
 """Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to the output of each head [B, H, T,
@@ -74,7 +64,7 @@ class GPT(nn.Module):
             self.layers = nn.ModuleList()
             for index in range(config.layers):
                 self.layers.append(Layer(config, index))
-            self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+            self.norm = RMSNorm(sizes(config))
             self.head = linear(config.hidden, config.vocabulary)
         self.to(dtype)
         self.to_empty(device=place)
@@ -175,11 +165,12 @@ class Layer(nn.Module):
 
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        plain = sizes(config)
+        self.attention_norm = RMSNorm(plain)
         self.attention = Attention(config)
         self.attention_dropout = Dropout(config.dropout, site=2 * index)
-        self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon)
-        self.mlp = MoE(config, index) if config.experts else MLP(config.hidden, config.intermediate)
+        self.mlp_norm = RMSNorm(plain)
+        self.mlp = MoE(config, index) if config.experts else MLP(plain)
         self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)
 
     def forward(self, x: Tensor, rotary: Rotary, where: Where) -> Tensor:
@@ -196,23 +187,18 @@ class Layer(nn.Module):
         return mapped
 
 
-class Attention(nn.Module):
-    """Causal attention with rotary positions and grouped queries.
+class Attention(book.Attention):
+    """The book's attention, which may have a window, and documents packed into a row.
 
     `attend` is a plain function. A strategy that spreads the sequence over ranks replaces it.
     """
 
+    attend: Attend
+
     def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        query_channels = config.heads * config.head_dim
-        key_channels = config.key_value_heads * config.head_dim
-        self.query = linear(config.hidden, query_channels)
-        self.key = linear(config.hidden, key_channels)
-        self.value = linear(config.hidden, key_channels)
-        self.output = linear(query_channels, config.hidden)
+        super().__init__(sizes(config))
         window = config.attention_window
-        self.attend: Attend = SlidingWindow(window) if window else causal_attention
+        self.attend = SlidingWindow(window) if window else causal_attention
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Tensor | None = None) -> Tensor:
         """Let each position of `x` [B, T, D] attend to itself and to earlier positions, of its
@@ -229,33 +215,6 @@ class Attention(nn.Module):
         mixed: Tensor = self.output(side_by_side)  # [B, T, D]
         return mixed
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        batch, time, channels = x.shape
-        heads = channels // self.head_dim
-        split = x.reshape(batch, time, heads, self.head_dim)
-        return split.transpose(1, 2)
-
-
-class RMSNorm(nn.Module):
-    """Divide by the root mean square of the channels, and scale each channel by a learned
-    weight.
-    """
-
-    def __init__(self, channels: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim of `x`, in float32 or better: a sum of squares overflows float16
-        early.
-        """
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean_square = wide.square().mean(-1, keepdim=True)
-        inverse = torch.rsqrt(mean_square + self.epsilon)
-        return self.weight * (wide * inverse).to(x.dtype)
-
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
     """Return cosines and sines of position * theta^(-2i/head_dim), both [..., T, head_dim/2].
@@ -266,34 +225,3 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
     frequencies = theta ** (-channels / head_dim)
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn channel pairs (i, i + d/2) of `x` [B, n, T, d] by the angle of each position.
-
-    The dot product of a turned query and a turned key then depends only on the distance between
-    their positions.
-    """
-    cosine, sine = rotary
-    first, second = x.chunk(2, dim=-1)
-    turned_first = first * cosine - second * sine
-    turned_second = second * cosine + first * sine
-    return torch.cat((turned_first, turned_second), dim=-1)
-
-
-def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of -log p(target) over tokens, in nats: a scalar of at least float32.
-
-    It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is
-    spread over ranks. The trainer divides by the token count of the whole batch.
-
-    Parameters
-    ----------
-    logits : Tensor
-        [..., V].
-    targets : Tensor
-        Token ids, int64 [...]; a target of -100 does not count.
-    """
-    wide_dtype = torch.promote_types(logits.dtype, torch.float32)
-    wide = logits.to(wide_dtype)
-    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")

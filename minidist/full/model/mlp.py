@@ -1,26 +1,23 @@
-"""The MLP of a block: SwiGLU (Shazeer 2020)."""
+"""The MLP of a block, and the sizes of a model as the book reads them."""
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from dataclasses import fields
 
+from torch import Tensor
+
+from minidist import model as book
+from minidist.full.model.config import GPTConfig
 from minidist.full.model.dropout import ORIGIN, Where
 
 
-class MLP(nn.Module):
-    """SwiGLU: a linear map, gated channel by channel by the silu of another."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate = linear(hidden, intermediate)
-        self.up = linear(hidden, intermediate)
-        self.down = linear(intermediate, hidden)
+class MLP(book.MLP):
+    """The book's MLP, called as a mixture of experts is, which takes its place."""
 
     def forward(self, x: Tensor, where: Where = ORIGIN) -> Tensor:
         """Map every position of `x` [B, T, D] separately, wherever it is."""
-        mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return mapped
+        return super().forward(x)
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Return a linear map without bias: Llama has none."""
-    return nn.Linear(inputs, outputs, bias=False)
+def sizes(config: GPTConfig, **others: int) -> book.GPTConfig:
+    """Return what the book's modules read of a configuration, with some `others`."""
+    read = {field.name: getattr(config, field.name) for field in fields(book.GPTConfig)}
+    return book.GPTConfig(**(read | others))

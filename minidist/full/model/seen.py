@@ -36,13 +36,10 @@ class Seen(NamedTuple):
     ----------
     first, end : Tensor
         int64 [b, Tq], where b is 1 or the number of sequences. Both ascend along the queries.
-    blocks : Tensor, optional
-        Boolean [tiles of queries, tiles of keys]: which tiles may be seen at all. None: all.
     """
 
     first: Tensor
     end: Tensor
-    blocks: Tensor | None = None
 
     def mask(self, rows: slice, columns: slice) -> Tensor:
         """Return which queries of a tile see which of its keys: boolean [b, rows, columns]."""
@@ -61,21 +58,19 @@ class Seen(NamedTuple):
         queries = self.first.shape[1]
         seen = torch.zeros(-(-queries // tile), len(begins), dtype=torch.bool)
         for number in range(len(seen)):
-            mine = slice(number * tile, number * tile + tile)
+            start = number * tile
+            mine = slice(start, start + tile)
             low = self.first[:, mine, None].cpu()
             high = self.end[:, mine, None].cpu()
             not_before = high > begins
             not_behind = low < begins + tile
             overlaps = not_before & not_behind & (low < high)
             seen[number] = overlaps.flatten(0, 1).any(0)
-        return seen if self.blocks is None else seen & self.blocks.cpu()
+        return seen
 
-    def check(self, query: Tensor, key: Tensor, tile: int) -> None:
-        """Raise ValueError unless there is a number for each query [B, H, Tq, d], and for each tile
-        if tiles are chosen.
-        """
+    def check(self, query: Tensor) -> None:
+        """Raise ValueError unless there is a number for each query [B, H, Tq, d]."""
         rows, _, queries, _ = query.shape
-        keys = key.shape[2]
         first = list(self.first.shape)
         end = list(self.end.shape)
         if first != end or first not in ([1, queries], [rows, queries]):
@@ -83,20 +78,6 @@ class Seen(NamedTuple):
                 f"seen= has bounds {first} and {end} for queries {list(query.shape)}: give both as "
                 f"[1, {queries}] or [{rows}, {queries}]"
             )
-        wanted = [-(-length // tile) for length in (queries, keys)]
-        if self.blocks is None:
-            return
-        given = list(self.blocks.shape)
-        if given != wanted:
-            raise ValueError(
-                f"seen= has {given} blocks, but {queries} queries and {keys} keys have {wanted} tiles "
-                f"of {tile}: give one number for each tile"
-            )
-
-
-def chosen(seen: Seen | None) -> bool:
-    """Tell whether tiles have been chosen beyond those that have nothing to see."""
-    return seen is not None and seen.blocks is not None
 
 
 def bounds(seen: Seen | None, device: torch.device) -> tuple[Tensor, ...]:
@@ -187,11 +168,14 @@ def banded_attention(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -
     """
     grouped = query.shape[1] != key.shape[1]
     # `split` and `cat`, not slices: the gradient of each slice would have the size of all keys
-    queries, keys, values = (torch.split(x, BAND, dim=2) for x in (query, key, value))
+    queries = torch.split(query, BAND, dim=2)
+    keys = torch.split(key, BAND, dim=2)
+    values = torch.split(value, BAND, dim=2)
     found = []
     bias, like = None, None
     for number, band in enumerate(queries):
-        rows = slice(number * BAND, number * BAND + band.shape[2])
+        start = number * BAND
+        rows = slice(start, start + band.shape[2])
         begins = first[:, rows]
         earliest = int(begins.min()) // BAND if len(begins) else number
         columns = slice(earliest * BAND, rows.stop)

@@ -12,9 +12,11 @@ An error is one sentence, and a grid with the failing cell in brackets (`errors.
     deadlock     when all ranks run their lists, with rendezvous for messages (`order.py`), none gets stuck
 """
 
+from collections import deque
+
 from minidist.full.pipeline.actions import BACKWARDS, COMPUTING, TRANSFERS, Action, Kind, Plan
 from minidist.full.pipeline.errors import Cell, ScheduleError
-from minidist.full.pipeline.order import execution_order
+from minidist.full.pipeline.order import in_order
 
 
 def check(plan: Plan) -> None:
@@ -47,7 +49,7 @@ def check(plan: Plan) -> None:
             raise ScheduleError(
                 f"{action} is missing", plan.actions, [seen[action._replace(kind=Kind.FORWARD)]]
             )
-    execution_order(plan)
+    deque(in_order(plan), maxlen=0)  # to the end
 
 
 def _check_place(plan: Plan, action: Action, cell: Cell) -> None:

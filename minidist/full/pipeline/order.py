@@ -19,7 +19,7 @@ from collections.abc import Iterator, Set
 from typing import TypeAlias
 
 from minidist.full.pipeline.actions import BACKWARDS, FLOWS, TRANSFERS, Action, Kind, Plan
-from minidist.full.pipeline.errors import Cell, ScheduleError
+from minidist.full.pipeline.errors import ScheduleError
 
 Key: TypeAlias = tuple[Kind, int, int]
 """What `Action.key` is: a plain tuple is equal to it, and made faster."""
@@ -63,29 +63,14 @@ def partner(action: Action) -> Action:
     return Action(kind, action.neighbour, action.microbatch)
 
 
-def execution_order(plan: Plan) -> list[Cell]:
-    """Return all cells of the plan in a possible order, if every message is a rendezvous.
+def in_order(plan: Plan) -> Iterator[Step]:
+    """Yield all actions of the plan in a possible order, if every message is a rendezvous, each with
+    its rank and its needs.
 
     Raises
     ------
     ScheduleError
         If the ranks get stuck; it names the cycle of ranks that wait for each other.
-    """
-    position = [0] * plan.ranks
-    order: list[Cell] = []
-    for rank, _, _ in in_order(plan):
-        order.append((rank, position[rank]))
-        position[rank] += 1
-    return order
-
-
-def in_order(plan: Plan) -> Iterator[Step]:
-    """Yield all actions of the plan in a possible order, each with its rank and its needs.
-
-    Raises
-    ------
-    ScheduleError
-        As `execution_order`.
     """
     position = [0] * plan.ranks
     done: set[Key] = set()
@@ -102,8 +87,9 @@ def in_order(plan: Plan) -> Iterator[Step]:
             return [*needs(action, plan)]
         first = of_first.get((kind, stage))
         if first is None:
-            first = of_first[kind, stage] = needs(Action(kind, stage), plan)
-        return [(each[0], each[1], microbatch) for each in first]
+            first = needs(Action(kind, stage), plan)
+            of_first[kind, stage] = first
+        return [(each.kind, each.stage, microbatch) for each in first]
 
     while ready:
         rank = ready.popleft()

@@ -60,12 +60,41 @@ def row_of(stages: Mapping[str, int], microbatches: int, *parts: tuple[int, str]
     return [action for action in (*row, *owed) if action.microbatch < microbatches]
 
 
+def in_turn(
+    rank: int,
+    ranks: int,
+    microbatches: int,
+    warm_up: int,
+    chunks: int = 1,
+    group: int = 1,
+    backward: Kind = Kind.BACKWARD,
+) -> Row:
+    """Return `warm_up` forwards, then one forward and one backward in turn, then the backwards that
+    are left.
+
+    Stage c * ranks + rank is the rank's chunk c, and `group` microbatches pass through each chunk in
+    turn. If a `backward` is the gradient of the inputs, W follows from number `rank` on.
+    """
+    turns = [step // group % chunks for step in range(microbatches * chunks)]
+    forwards = [f"F {chunk}" for chunk in turns]
+    backwards = [f"{backward} {chunks - 1 - chunk}" for chunk in turns]
+    if backward == Kind.INPUTS:
+        backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]
+    warm_up = min(warm_up, len(forwards))
+    steps = forwards[:warm_up]
+    for pair in zip(forwards[warm_up:], backwards, strict=False):
+        steps += pair
+    steps += backwards[len(forwards) - warm_up :]
+    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
+    return row_of(stages, microbatches, (1, ", ".join(steps)))
+
+
 def naive(rank: int, ranks: int, microbatches: int) -> Row:
     """Forward and backward of one microbatch, then of the next.
 
     Bubble (p-1)/p. A rank holds 1 microbatch.
     """
-    return row_of({"mine": rank}, microbatches, (microbatches, "F mine, B mine"))
+    return in_turn(rank, ranks, microbatches, warm_up=0)
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
@@ -75,7 +104,7 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     forward; in the paper it takes the last one first. The bubble is the same, and our order sums
     gradients as 1f1b does.
     """
-    return row_of({"mine": rank}, microbatches, (microbatches, "F mine"), (microbatches, "B mine"))
+    return in_turn(rank, ranks, microbatches, warm_up=microbatches)
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
@@ -84,9 +113,7 @@ def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
 
     Bubble (p-1)/(m+p-1), as gpipe. Rank r holds at most p - r microbatches.
     """
-    warm_up = min(ranks - rank - 1, microbatches)
-    in_turn = (microbatches - warm_up, "F mine, B mine")
-    return row_of({"mine": rank}, microbatches, (warm_up, "F mine"), in_turn, (warm_up, "B mine"))
+    return in_turn(rank, ranks, microbatches, warm_up=ranks - rank - 1)
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
@@ -111,25 +138,8 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
         raise ValueError(f"{fault}: make it {f'{below} or ' if below else ''}{above}, or use 1f1b")
     if chunks == 1:
         return one_forward_one_backward(rank, ranks, microbatches)
-    # the chunk of each forward
-    turns = [step // ranks % chunks for step in range(microbatches * chunks)]
-    forwards = [f"F {chunk}" for chunk in turns]
-    backwards = [f"B {chunks - 1 - chunk}" for chunk in turns]
     warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
-    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
-    return row_of(stages, microbatches, in_turn(forwards, backwards, warm_up))
-
-
-def in_turn(forwards: list[str], backwards: list[str], warm_up: int) -> tuple[int, str]:
-    """Return a part of a row: `warm_up` forwards, then one forward and one backward in turn, then
-    the backwards that are left.
-    """
-    warm_up = min(warm_up, len(forwards))
-    steps = forwards[:warm_up]
-    for pair in zip(forwards[warm_up:], backwards, strict=False):
-        steps += pair
-    steps += backwards[len(forwards) - warm_up :]
-    return 1, ", ".join(steps)
+    return in_turn(rank, ranks, microbatches, warm_up, chunks, ranks)
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
@@ -140,14 +150,7 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
     It holds at most p-r microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023,
     section 2.1, figure 3.)
     """
-    in_turn = (microbatches - rank, "F mine, I mine, W")
-    return row_of(
-        {"mine": rank},
-        microbatches,
-        (ranks - rank - 1, "F mine"),
-        (rank, "F mine, I mine"),
-        in_turn,
-    )
+    return in_turn(rank, ranks, microbatches, ranks - rank - 1, backward=Kind.INPUTS)
 
 
 def zb1p(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
@@ -175,15 +178,8 @@ def zb1p(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
             f"rank, but there are {microbatches}: make it {below} or {above}, or use zb-h1"
         )
     group = microbatches // groups
-    # the chunk of each forward
-    turns = [step // group % chunks for step in range(microbatches * chunks)]
-    forwards = [f"F {chunk}" for chunk in turns]
-    backwards = [f"I {chunks - 1 - chunk}" for chunk in turns]
-    # from backward number `rank` on, W of the one that is owed longest
-    backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]
     warm_up = (chunks - 1) * group + ranks - rank - 1
-    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
-    return row_of(stages, microbatches, in_turn(forwards, backwards, warm_up))
+    return in_turn(rank, ranks, microbatches, warm_up, chunks, group, Kind.INPUTS)
 
 
 def zb_v(rank: int, ranks: int, microbatches: int) -> Row:

@@ -1,7 +1,7 @@
 """Recomputation: backward runs parts of forward again instead of keeping what they saved.
 
-Read `plain.py`, one page, then `segments.py`. `chain.py` finds the best plan under a budget of
-bytes.
+Read `plain.py`, one page, then `segments.py`. The best plan under a budget of bytes is found by
+`plan/memory/chain.py`.
 """
 
 from minidist.full.recompute.segments import best_interval, checkpoint, measure_block, recompute

@@ -27,7 +27,7 @@ from torch import Tensor
 from minidist.full.adjoint import copy_to, reduce_from
 from minidist.full.comm import Communicator
 from minidist.full.model.attention import causal_attention
-from minidist.full.model.gpt import Rotary, rotate
+from minidist.model import Rotary, rotate
 
 
 def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:

@@ -7,7 +7,8 @@
     flight        of how many layers and microbatches that is held at once: by schedule
     peak          all of it, at the moment at which it is most; and how much of that a meter sees
 
-The files are `states.py`, `activations.py`, `engine.py`, `flight.py` and `peak.py`.
+The files are `states.py`, `activations.py`, `engine.py`, `flight.py` and `peak.py`. By itself stands
+`chain.py`: which activations to recompute, so that the others fit into a budget.
 The formulas of the papers themselves are in `equation.py`.
 """
 

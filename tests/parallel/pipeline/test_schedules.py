@@ -29,7 +29,7 @@ from minidist.full.pipeline import (
     with_communication,
 )
 from minidist.full.pipeline.errors import grid
-from minidist.full.pipeline.order import execution_order
+from minidist.full.pipeline.order import in_order
 from minidist.full.pipeline.schedules import CHUNKED
 from minidist.full.pipeline.simulate import course
 
@@ -605,10 +605,9 @@ def test_the_grid_of_a_large_plan_shows_what_surrounds_the_fault() -> None:
 
 def test_execution_order_covers_everything_once() -> None:
     whole = with_communication(plan("zb-v", 3, 6))
-    order = execution_order(whole)
-    assert sorted(order) == [
-        (rank, at) for rank, row in enumerate(whole.actions) for at in range(len(row))
-    ]
+    order = [(rank, action) for rank, action, _ in in_order(whole)]
+    for rank, row in enumerate(whole.actions):
+        assert [action for where, action in order if where == rank] == [*row]
 
 
 def test_huge_numbers_in_a_text_take_no_time_and_no_memory() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from minidist.full.model.config import GPTConfig
 from minidist.full.model.dropout import ORIGIN, Where
-from minidist.full.model.mlp import MLP
+from minidist.full.model.mlp import MLP, sizes
 from minidist.full.model.moe.capacity import Sum, choices_with_room
 from minidist.full.model.moe.combine import Compute, combine
 from minidist.full.model.moe.experts import Experts
@@ -26,8 +26,8 @@ class MoE(nn.Module):
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
         self.routed = RoutedExperts(config, index)
-        shared = config.shared_experts * config.intermediate
-        self.shared = MLP(config.hidden, shared) if shared else None
+        inside = config.shared_experts * config.intermediate
+        self.shared = MLP(sizes(config, intermediate=inside)) if inside else None
 
     def forward(self, x: Tensor, where: Where = ORIGIN) -> Tensor:
         """Map every position of `x` [B, T, D]; `where` gives their positions."""

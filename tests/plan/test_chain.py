@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from minidist.full.model import GPT, GPTConfig
-from minidist.full.recompute.chain import Chain, Stage, best_plan, tradeoff
 from minidist.full.recompute.segments import Plan, recompute, stages_of
+from minidist.plan.memory.chain import Chain, Stage, best_plan, tradeoff
 
 
 def equal_chain(length: int, saved: int = 0) -> Chain:

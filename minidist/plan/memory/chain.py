@@ -24,7 +24,11 @@ Cost: O(L³ * F) steps for L stages and F points of a frontier. Equal stages hav
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 from minidist.full.recompute.segments import Plan
 
@@ -66,25 +70,14 @@ class Solution:
     peak: int
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a frontier: with `room` bytes beside its first input and last gradient, a range
+class Point(NamedTuple):
+    """A point of a frontier: with `room` bytes beyond its first input and last gradient, a range
     takes `time` seconds.
-
-    It starts by storing stage `first`, or by recomputing the range of the plan `first`; `rest`
-    plans what follows.
     """
 
     room: int
     time: float
-    first: int | Point = field(compare=False)
-    rest: Point | None = field(compare=False)
-
-    def plan(self) -> Plan:
-        """Return the plan that leads to this point."""
-        first = self.first.plan() if isinstance(self.first, Point) else self.first
-        rest = self.rest.plan() if self.rest else ()
-        return (first, *rest)
+    plan: Plan
 
 
 def best_plan(chain: Chain, budget: int, points: int = 500) -> Solution:
@@ -100,13 +93,13 @@ def best_plan(chain: Chain, budget: int, points: int = 500) -> Solution:
         If no plan fits; the message names the smallest budget that works.
     """
     solutions = tradeoff(chain, points)
-    found = bisect_right(solutions, budget, key=lambda solution: solution.peak)
-    if not found:
+    fitting = [solution for solution in solutions if solution.peak <= budget]
+    if not fitting:
         raise ValueError(
             f"no plan for these {len(chain.stages)} stages fits into {budget} bytes: the smallest "
             f"budget that works is {solutions[0].peak}, so raise it, or make the batch smaller"
         )
-    return solutions[found - 1]
+    return fitting[-1]
 
 
 def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
@@ -118,84 +111,66 @@ def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
     ValueError
         If the chain has no stages.
     """
-    count = len(chain.stages)
+    stages, count = chain.stages, len(chain.stages)
     if not count:
         raise ValueError("a chain of 0 stages: there is nothing to plan")
-    size = [chain.input, *(stage.output for stage in chain.stages)]  # bytes of x_l
-    frontiers: dict[tuple[int, int], list[Point]] = {}
+    size = [chain.input, *(stage.output for stage in stages)]  # bytes of x_l
+    nothing = Point(0, 0.0, ())
+    frontiers = {(end, end): [nothing] for end in range(count + 1)}
     for start in reversed(range(count)):
+        stage = stages[start]
+        held = stage.saved + size[start + 1]
         for end in range(start + 1, count + 1):
-            candidates = _storing(chain, size, frontiers.get((start + 1, end)), start, end)
+            # Store stage `start`. In its backward, the last gradient has left its room.
+            backward = stage.saved + size[start + 1] + size[start] - size[end]
+            found = [
+                Point(
+                    max(rest.room + held, backward),
+                    rest.time + (stage.forward + stage.backward),
+                    (start, *rest.plan),
+                )
+                for rest in frontiers[start + 1, end]
+            ]
             for split in range(start + 1, end):
-                left, right = frontiers[start, split], frontiers[split, end]
-                candidates += _recomputing(chain, size, left, right, start, split, end)
-            frontiers[start, end] = _thinned(_undominated(candidates), points)
+                again, rests = frontiers[start, split], frontiers[split, end]
+                found += recomputing(
+                    stages[start:split], size[start : split + 1], size[end], again, rests
+                )
+            frontiers[start, end] = frontier(found, points)
     always = size[0] + size[count]
-    return [
-        Solution(point.plan(), point.time, point.room + always) for point in frontiers[0, count]
-    ]
+    return [Solution(plan, time, room + always) for room, time, plan in frontiers[0, count]]
 
 
-def _storing(
-    chain: Chain, size: list[int], rest: list[Point] | None, start: int, end: int
+def recomputing(
+    passed: Sequence[Stage], size: list[int], last: int, again: list[Point], rests: list[Point]
 ) -> list[Point]:
-    """Return the plans of start..end-1 that store what stage `start` saves."""
-    stage = chain.stages[start]
-    own, held = stage.forward + stage.backward, stage.saved + size[start + 1]
-    # the last gradient has left its room
-    backward = stage.saved + size[start + 1] + size[start] - size[end]
-    if rest is None or end == start + 1:
-        return [Point(max(held, backward), own, start, None)]
-    return [
-        Point(max(point.room + held, backward), point.time + own, start, point) for point in rest
-    ]
-
-
-def _recomputing(
-    chain: Chain,
-    size: list[int],
-    left: list[Point],
-    right: list[Point],
-    start: int,
-    split: int,
-    end: int,
-) -> list[Point]:
-    """Return the plans of start..end-1 that pass through start..split-1 first, and recompute it
-    after split..end-1.
+    """Return the plans that pass through some stages first, and recompute them after the rest.
 
     There is one for every room at which either side gets faster: the fastest plans of both sides
     that fit.
     """
-    passing = sum(chain.stages[stage].forward for stage in range(start, split))
-    forward = max(
-        [size[start + 1], *(size[stage] + size[stage + 1] for stage in range(start + 1, split))]
-    )
-    # this gradient has replaced the last one
-    left_rooms = [point.room + size[split] - size[end] for point in left]
-    right_rooms = [point.room + size[split] for point in right]
-    smallest = max(forward, left_rooms[0], right_rooms[0])
+    passing = sum(stage.forward for stage in passed)
+    forward = max([size[1], *map(sum, pairwise(size[1:]))])
+    # The rest has an input more. When it is done, the gradient of that has replaced the last one.
+    again_rooms = [point.room + size[-1] - last for point in again]
+    rest_rooms = [point.room + size[-1] for point in rests]
+    smallest = max(forward, again_rooms[0], rest_rooms[0])
     found = []
-    for room in {smallest, *(room for room in left_rooms + right_rooms if room > smallest)}:
-        again, rest = (
-            left[bisect_right(left_rooms, room) - 1],
-            right[bisect_right(right_rooms, room) - 1],
-        )
-        found.append(Point(room, passing + again.time + rest.time, again, rest))
+    for room in {smallest, *(room for room in again_rooms + rest_rooms if room > smallest)}:
+        inner = again[bisect_right(again_rooms, room) - 1]
+        rest = rests[bisect_right(rest_rooms, room) - 1]
+        time = passing + inner.time + rest.time
+        found.append(Point(room, time, (inner.plan, *rest.plan)))
     return found
 
 
-def _undominated(candidates: list[Point]) -> list[Point]:
+def frontier(candidates: list[Point], points: int) -> list[Point]:
     """Return the candidates that are faster than all others with as little room, by increasing
-    room.
+    room; of a longer list, some `points`.
     """
     kept: list[Point] = []
-    for point in sorted(candidates, key=lambda point: (point.room, point.time)):
+    for point in sorted(candidates, key=itemgetter(0, 1)):
         if not kept or point.time < kept[-1].time:
             kept.append(point)
-    return kept
-
-
-def _thinned(frontier: list[Point], points: int) -> list[Point]:
-    """Leave out points, but never the smallest or the fastest."""
-    stride = -(-len(frontier) // points)
-    return frontier[:-1][::stride] + frontier[-1:]
+    # The smallest and the fastest stay.
+    return kept[:-1][:: -(-len(kept) // points)] + kept[-1:]
