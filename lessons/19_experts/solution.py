@@ -16,7 +16,7 @@ from torch import Tensor
 from minidist import Communicator
 from minidist.full.adjoint import reduce_from
 from minidist.full.collectives import all_reduce
-from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.ddp.after_backward import reduce_gradients
 from minidist.full.expert.plain import plain_dispatch
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPTConfig, Where

@@ -18,10 +18,8 @@ import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
 from minidist.full.collectives import all_reduce
-from minidist.full.ddp.compress.plain import sparse_all_reduce
-from minidist.full.slow_wires.plain import PlainDiLoCo
-from minidist.further.stale.plain import train_delayed
 from minidist.further.stale.plans import flushed, most_versions, never_flushed, newest, one_behind
+from minidist.slow_wires import DiLoCo, sparse_all_reduce, train_delayed
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 
@@ -121,7 +119,7 @@ def paths(comm, every, lr, momentum, steps=80):
     lowest, curvature = (((4.0, 0.0), (1.0, 0.3)), ((4.0, 4.0), (0.3, 1.0)))[comm.rank]
     goal = torch.tensor(lowest, dtype=torch.float64)
     x = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    outer, seen = PlainDiLoCo([x], comm, every, lr, momentum), [(0.0, 0.0)]
+    outer, seen = DiLoCo([x], comm, every, lr, momentum), [(0.0, 0.0)]
     for _ in range(steps):
         with torch.no_grad():
             x -= 0.1 * torch.tensor(curvature, dtype=torch.float64) * (x - goal)
@@ -317,13 +315,13 @@ for delay, losses in tried.items():
 program = """
 import torch
 import minidist
-from minidist.full.slow_wires.plain import PlainDiLoCo
+from minidist.slow_wires import DiLoCo
 
 comm = minidist.init()
 torch.manual_seed(0)
 model = torch.nn.Linear(1000, 1)
 sgd = torch.optim.SGD(model.parameters(), lr=0.0005)
-outer = PlainDiLoCo(model.parameters(), comm, every=5)
+outer = DiLoCo(model.parameters(), comm, every=5)
 torch.manual_seed(comm.rank + 1)
 rows = torch.randn(64, 1000)
 for step in range(1, 11):
