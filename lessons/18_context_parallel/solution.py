@@ -36,7 +36,7 @@ def ring_forward(
     kept: dict[str, tuple[Tensor, ...]] = {}
     ctx = SimpleNamespace(save_for_backward=lambda *tensors: kept.update(tensors=tensors))
     output = RingAttention.forward(ctx, query, key, value, comm)
-    return output, kept["tensors"][-1]
+    return output, kept["tensors"][-1].squeeze(-1)
 
 
 def ring_backward(
@@ -49,8 +49,8 @@ def ring_backward(
     comm: Communicator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Let them go round again, with their gradients."""
-    saved = query, key, value, output, lse
-    ctx = SimpleNamespace(saved_tensors=saved, comm=comm, wide=output.dtype)
+    saved = query, torch.stack((key, value)), output, lse.unsqueeze(-1)
+    ctx = SimpleNamespace(saved_tensors=saved, comm=comm)
     return RingAttention.backward(ctx, gradient)[:3]
 
 

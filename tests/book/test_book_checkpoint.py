@@ -20,7 +20,7 @@ TOUCHES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
 def piece(block: Block, start: int, tensor: Tensor) -> Piece:
-    return Piece("weight", block, start, start + len(tensor), tensor)
+    return Piece("weight", block, start, tensor)
 
 
 def held(rank: int, value: float) -> list[Piece]:
@@ -81,8 +81,7 @@ def test_a_kill_before_any_touch_leaves_the_old_one_or_the_new(tmp_path: Path) -
         assert found in (list(range(1, last + 1)), list(range(1, last + 2))), kills
         last = found[-1]
     assert kills >= end >= 10, "a folder, four files, the state, their flushes, a rename"
-    there = newest(tmp_path)
-    assert there is not None and value_of(there) == last + 1
+    assert value_of(newest(tmp_path)) == last + 1
     assert not list(tmp_path.glob(".*")), "what killed runs left is gone"
 
 

@@ -1362,7 +1362,7 @@ MEMORY = [
         old="        return self.tp if self.sp else 1\n",
         new="        return self.tp\n",
         tests=(
-            "tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
+            "tests/plan/test_budget.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
         ),
     ),
     Mutation(
