@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minidist import budget
-from minidist.plan.equation import layer_activations, layer_input, model_states
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,18 @@ def replicas(machine: Machine, tp: int, pp: int) -> int:
 
 def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     """Say what a GPU holds."""
-    s, b, h, t, p = model.sequence, layout.microbatch, model.hidden, layout.tp, layout.pp
-    found = vars(model_states(model.parameters / (t * p), layout.dp, layout.zero))
-    layer = layer_activations(s, b, h, 1, t, layout.sp, attention_weights=False)
-    kept = layer_input(s, b, h) / (t if layout.sp else 1) if layout.recompute else layer
-    m = microbatches(layout, batch)
-    held = in_flight(p, m, layout.chunks) * model.layers / p * kept + layer - kept
-    return found | {"gradients": (2 if m > 1 else 1) * found["gradients"], "activations": held}
+    t, p, d, m = layout.tp, layout.pp, layout.dp, microbatches(layout, batch)
+    n = model.parameters / (t * p)
+    x = model.sequence * layout.microbatch * model.hidden
+    parts = t if layout.sp else 1
+    layer = x * (10 / parts + 24 / t)
+    kept = 2 * x / parts if layout.recompute else layer
+    return {
+        "parameters": 2 * n / (d if layout.zero >= 3 else 1),
+        "gradients": (4 if m > 1 else 2) * n / (d if layout.zero >= 2 else 1),
+        "optimizer": 12 * n / (d if layout.zero >= 1 else 1),
+        "activations": in_flight(p, m, layout.chunks) * model.layers / p * kept + layer - kept,
+    }
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:

@@ -3,7 +3,7 @@ data.
 
     the book              here
     schedule              `Plan`: for each rank its actions, also of several stages and with messages
-    check                 `order` and `check` prove a plan; a `ScheduleError` shows what is wrong
+    check                 `order.py` and `check` prove a plan; a `ScheduleError` shows what is wrong
     forward               `Run.forward`: 2F0 is microbatch 0 through stage 2
     backward              `Run.backward`; or in two, for the input now, and for the weights later
     recv                  `Run.receive` posts it early, and `Run.take` waits where it is used

@@ -10,6 +10,6 @@
     tensor_parallel              `parallelize_tensor`, for any model, by a plan of name patterns
 
 Read `minidist/tensor.py` first, then `full/adjoint.py`, `tensor_parallel.py`, `vocabulary.py` and
-`sequence.py`. `styles.py` and `plan.py` apply them to a serial model from
-outside; `layers.py` has layers that are built directly. `options.py` has what a user can ask for.
+`sequence.py`. `styles.py` and `plan.py` apply them to a serial model from outside; `layers.py` has
+layers that are built directly. `options.py` has what a user can ask for.
 """
