@@ -53,10 +53,3 @@ def test_the_table_of_a_folder_names_lines_of_its_page_and_what_is_here(page: st
         assert any(word in text for word in re.findall(r"\w{3,}", words)), words
         for name in re.findall(r"`([\w.]+)[`(]", where):
             assert (FOLDERS[page] / name).exists() or set(name.split(".")) <= defined(), name
-
-
-@pytest.mark.parametrize("page", FOLDERS)
-def test_a_folder_names_its_page_first(page: str) -> None:
-    prose = [line for line in docstring(FOLDERS[page]).splitlines() if not line.startswith("    ")]
-    order = re.findall(r"`([\w/]+\.py)`", "\n".join(prose))
-    assert order[:1] == [f"minidist/{page}.py"]
