@@ -31,7 +31,7 @@ def test_a_cut_mlp_is_the_whole_one(ranks: int) -> None:
 
         parts = {"gate": own(gate, 0), "up": own(up, 0), "down": own(down, 1)}
         inputs = x.clone().requires_grad_()
-        output = mlp(inputs, parts, comm)
+        output = mlp(inputs, **parts, comm=comm)
         forward = comm.traffic.bytes
         output.backward(upstream)
         assert comm.traffic.bytes == 2 * forward
