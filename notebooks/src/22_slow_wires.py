@@ -114,12 +114,13 @@ picture(
 
 
 # %%
-def paths(comm, every, lr, momentum, steps=80):
+def paths(comm, every, lr, momentum, steps=80, up=False):
     """Return where this site is after each step."""
     lowest, curvature = (((4.0, 0.0), (1.0, 0.3)), ((4.0, 4.0), (0.3, 1.0)))[comm.rank]
     goal = torch.tensor(lowest, dtype=torch.float64)
     x = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     outer, seen = DiLoCo([x], comm, every, lr, momentum), [(0.0, 0.0)]
+    outer.outer.param_groups[0]["maximize"] = up
     for _ in range(steps):
         with torch.no_grad():
             x -= 0.1 * torch.tensor(curvature, dtype=torch.float64) * (x - goal)
@@ -167,12 +168,12 @@ picture(
 #
 # ## Break it: the other sign
 #
-# Somebody computes after minus before. That is the same as an outer step with the rate −0.7.
+# Somebody computes after minus before. The outer step then goes up, as with the rate −0.7.
 # **Predict:** the sites are 5.7 away from (4, 4) at first. How far away are they after eight meetings?
 
 # %%
-for name, lr in (("before minus after", 0.7), ("after minus before", -0.7)):
-    seen = minidist.run(partial(paths, every=10, lr=lr, momentum=0.0), ranks=2)[0]
+for name, up in (("before minus after", False), ("after minus before", True)):
+    seen = minidist.run(partial(paths, every=10, lr=0.7, momentum=0.0, up=up), ranks=2)[0]
     print(f"{name}: {np.hypot(seen[-1][0] - 4, seen[-1][1] - 4):.6f} from (4, 4)")
 
 # %% [markdown]
