@@ -165,11 +165,19 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     if flat.dim() != 1 or flat.requires_grad or not flat.numel():
         # an empty tensor may have stride 0
         flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)
-    if type(flat) is not library.Tensor:  # such as a part of a gradient, which refuses an index
-        flat = flat.as_subclass(library.Tensor)
-    if name == "bfloat16" or flat.device.type != "cpu":
-        return flat
-    return np.from_dlpack(flat)  # After `numpy()`, torch would refuse to free a shard's memory.
+    return flat
+
+
+def memory_of(tensor: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
+    """View a CPU tensor as a flat numpy array.
+
+    Not by its `numpy()`: after that, torch would refuse to free the memory of a sharded parameter.
+    """
+    if not tensor.nbytes:
+        return np.empty(0, dtype)
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # which has to live as long as the view
+    return np.frombuffer(memory, dtype)
 
 
 def _unsupported(dtype: object) -> TypeError:
@@ -235,11 +243,10 @@ def template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    return (
-        array.view(np.uint8)
-        if isinstance(array, np.ndarray)
-        else np.from_dlpack(array.view(sys.modules["torch"].uint8))
-    )
+    if isinstance(array, np.ndarray):
+        return array.view(np.uint8)
+    assert is_tensor(array)
+    return memory_of(array, "uint8")
 
 
 class Chunks(list[Any]):
