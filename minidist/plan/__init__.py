@@ -8,7 +8,8 @@ before a run starts or anything is rented.
     step_seconds          `step` (`step.py`): products by their tiles, element-wise work, latencies
     bill                  `cost.py`, with energy and failures
 
-Read `minidist/budget.py` first: a step, a GPU and a bill in closed form. Then read on in this order:
+Read `minidist/budget.py` first: a step, a GPU and a bill in closed form. Then read on in this
+order:
 
     equation.py                          the formulas of two papers for bytes
     device.py, model.py, config.py       what is computed on what; a model as its file says it

@@ -7,8 +7,8 @@
     function, recorded        `Call.run_again`, when autograd asks for the first of the tensors that it saved
     recompute_layers          `recompute`: each block, or segments of several, by a policy or a plan
 
-Read `minidist/recompute.py` first, then `segments.py`. `chain.py` finds the best plan under a budget of
-bytes.
+Read `minidist/recompute.py` first, then `segments.py`. `chain.py` finds the best plan under a
+budget of bytes.
 """
 
 from minidist.full.recompute.segments import best_interval, checkpoint, measure_block, recompute
