@@ -91,7 +91,7 @@ q, k, v = draw(1, 2, 16, 4), draw(1, 2, 16, 4), draw(1, 2, 16, 4)
 def ring(comm):
     mine = [x.chunk(comm.size, 2)[comm.rank].clone().requires_grad_() for x in (q, k, v)]
     output = RingAttention.apply(*mine, comm)
-    forward = comm.traffic.bytes_sent
+    forward = comm.traffic.bytes
     output.sum().backward()
     n = sum(x.nbytes for x in mine[1:])
     return forward / n, (comm.traffic.bytes - forward) / n, mine[1].grad

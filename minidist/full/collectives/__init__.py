@@ -19,14 +19,6 @@
 What the book has in a few lines is here once more where speed needs it: temporaries and segments
 (`fast.py`), results in memory of the caller's, `prepare`. Both pass the same tests.
 
-    the book              here
-    all_reduce            `all_reduce` (`operations.py`), by the algorithm that `choose.py` takes
-    naive                 `central.py`
-    tree                  `tree.py`
-    halving, doubling     `recursive.py`
-    pairwise              `pairwise.py`
-    hierarchical          `hierarchical.py`, on the nodes that a communicator finds
-
     family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
     central             x                                       x         x       x       x
     ring                x             x             x
@@ -37,12 +29,12 @@ What the book has in a few lines is here once more where speed needs it: tempora
     shared              x             x             x           x
     native              x             x             x           x         x       x       x           x
 
-A family is a file of that name; `native` is the wire's engine itself: MPI, gloo or NCCL. Read
-`minidist/collectives.py` first, then `fast_ring.py`, which runs `ring.py` in segments, with the
-memory of `fast.py`. Users call `operations.py`. `choose.py` has the rule behind `algorithm="auto"`:
-`explain("all_reduce", bytes, comm)` says what it takes and why, and `LEAST` counts what a rank must
-send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`). But integers
-have no mean, and `native` refuses a reduction that its engine cannot compute.
+A family is a file of that name, the ring `fast_ring.py`; `native` is the wire's engine itself: MPI,
+gloo or NCCL. Read `minidist/collectives.py` first. Users call `operations.py`.
+`explain("all_reduce", bytes, comm)` of `choose.py` says what "auto" takes and why, and `least`
+counts what a rank must send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS`
+(`reduction.py`). But integers have no mean, and `native` refuses a reduction that its engine cannot
+compute.
 
 What is called often, on the same memory, need not be checked and chosen each time (`prepared/`):
 
