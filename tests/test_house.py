@@ -255,19 +255,13 @@ def test_a_folders_page_names_no_file_that_is_gone() -> None:
     assert gone == [], "a folder's `__init__.py` names files that are not in it"
 
 
-def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
-    pages = [file for file in FILES if file.name == "plain.py"]
-    assert pages
-    for page in pages:
-        assert len(code_lines(page)) <= 75, (
-            f"{name_of(page)} does it in the most direct way, or it is not the plain page"
-        )
-        order = re.findall(
-            r"`([\w/]+\.py)`", ast.get_docstring(parse(page.with_name("__init__.py"))) or ""
-        )
-        assert order[:1] == ["plain.py"], (
-            f"the docstring of {name_of(page.parent)} names plain.py first"
-        )
+def test_a_folder_named_after_a_page_names_that_page_first() -> None:
+    folders = [PACKAGE / "full" / page for page in PAGES]
+    for folder in filter(Path.is_dir, folders):
+        lines = (ast.get_docstring(parse(folder / "__init__.py")) or "").splitlines()
+        prose = "\n".join(line for line in lines if not line.startswith("    "))
+        order = re.findall(r"`([\w/]+\.py)`", prose)
+        assert order[:1] == [f"minidist/{folder.name}.py"], name_of(folder)
 
 
 def test_the_book_stays_small() -> None:

@@ -1,5 +1,5 @@
-"""Lesson 04, solved with the package. Read `minidist/full/ddp/plain.py`, `data_parallel.py`
-and `sampler.py`.
+"""Lesson 04, solved with the package. Read `minidist/ddp.py`, then `data_parallel.py` and
+`sampler.py` of `minidist/full/ddp`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.full.collectives import all_reduce
+from minidist.full.collectives import all_reduce, broadcast
 from minidist.full.ddp.buckets import Bucket, FlatBucket, partition
 from minidist.full.ddp.data_parallel import DDP
-from minidist.full.ddp.plain import reduce_gradients
-from minidist.full.ddp.replicas import copy_from_root
 from minidist.full.ddp.sampler import share
 
 
@@ -26,12 +24,13 @@ def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communic
 def start_equal(model: nn.Module, comm: Communicator) -> None:
     """Give every rank the parameters of rank 0."""
     for parameter in model.parameters():
-        copy_from_root(parameter, comm)
+        broadcast(parameter.detach(), comm, algorithm="tree")
 
 
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
-    """Reduce every gradient in a bucket of its own."""
-    reduce_gradients([[parameter] for parameter in model.parameters()], comm, algorithm="ring")
+    """Reduce every gradient by itself: `reduce_gradients` of the book without its buckets."""
+    for parameter in model.parameters():
+        all_reduce(parameter.grad, comm, algorithm="ring")
 
 
 def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:

@@ -1,7 +1,15 @@
 """Floor 5: the planner. It predicts which layout is fastest, how long it takes and what it costs,
 before a run starts or anything is rented.
 
-Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on in this order:
+    the book              here
+    parameters            `Model.parameters` (`model.py`): of GPTs, of experts, of latent attention
+    bytes_held            `bytes_held` (`memory/`): as each software keeps them, for every schedule
+    bytes_sent            `traffic.py`: on every link
+    step_seconds          `step` (`step.py`): products by their tiles, element-wise work, latencies
+    bill                  `cost.py`, with energy and failures
+
+Read `minidist/budget.py` first: a step, a GPU and a bill in closed form. Then read on in this
+order:
 
     equation.py                          the formulas of two papers for bytes
     device.py, model.py, config.py       what is computed on what; a model as its file says it

@@ -264,14 +264,14 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
+from minidist.context import RingAttention
 from minidist.full.context.flash import page_forward
-from minidist.full.context.plain import PlainRingAttention
 
 comm = minidist.init()
 generator = torch.Generator().manual_seed(0)
 whole = [torch.randn(1, 2, 256, 16, dtype=torch.float64, generator=generator) for _ in range(3)]
 mine = [x.chunk(comm.size, 2)[comm.rank].contiguous() for x in whole]
-output = PlainRingAttention.apply(*mine, comm)
+output = RingAttention.apply(*mine, comm)
 expected = page_forward(*whole, causal=True)[0].chunk(comm.size, 2)[comm.rank]
 print(f"rank {comm.rank}: {output.shape[2]} queries met 256 keys, off by {(output - expected).abs().max():.0e}, "
       f"{comm.traffic.bytes:,} bytes sent")

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 
 import minidist
 from minidist import Cluster
+from minidist.context import RingAttention, pass_on
 from minidist.draw.attention import record_attention
 from minidist.draw.notebook import picture, show
 from minidist.full.context import shard_tokens
 from minidist.full.context.blocks import before_any, meet
 from minidist.full.context.flash import attend, attend_backward
 from minidist.full.context.order import Meeting, meeting, pairs, positions
-from minidist.full.context.plain import PlainRingAttention, pass_on
 from minidist.full.context.ring import Ring
 from minidist.full.context.ulysses import Ulysses
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
@@ -28,7 +28,7 @@ from minidist.full.model.gpt import causal_attention
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
-show(record_attention(PlainRingAttention.apply, ranks=4), frames=4)
+show(record_attention(RingAttention.apply, ranks=4, output="output"), frames=4)
 
 # %% [markdown]
 # The queries stay where they are. A rank holds its neighbour's keys besides its own, never those of
@@ -90,7 +90,7 @@ q, k, v = draw(1, 2, 16, 4), draw(1, 2, 16, 4), draw(1, 2, 16, 4)
 
 def ring(comm):
     mine = [x.chunk(comm.size, 2)[comm.rank].clone().requires_grad_() for x in (q, k, v)]
-    output = PlainRingAttention.apply(*mine, comm)
+    output = RingAttention.apply(*mine, comm)
     forward = comm.traffic.bytes
     output.sum().backward()
     n = sum(x.nbytes for x in mine[1:])

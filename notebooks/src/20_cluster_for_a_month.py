@@ -844,7 +844,7 @@ print("\n".join(f"{what:36} {said:>10}   {found}" for what, said, found in LINES
 # steps before you rent it for a month, compare seconds and bytes with the plan, and ask where they
 # differ.
 #
-# `minidist/plan/plain.py` does this arithmetic on one page. And `python -m minidist plan --model
+# `minidist/budget.py` does this arithmetic on one page. And `python -m minidist plan --model
 # llama-70b --cluster p4de:64 --tokens 500M --batch 1M --sequence 4096` chooses the layout as well.
 #
 # ## Now on real processes

@@ -17,7 +17,7 @@ from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
 from minidist.full.trainer.flags import parse
 from minidist.full.trainer.start import start_of
-from minidist.further.stale.plain import train_delayed
+from minidist.slow_wires import train_delayed
 
 
 def test_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

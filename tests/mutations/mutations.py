@@ -821,13 +821,11 @@ SHARDED = [
         ),
     ),
     Mutation(
-        "the plain ZeRO-3 keeps every layer whole after forward",
-        "minidist/full/fsdp/plain.py",
-        old="                unit.reshard()\n            self.ends.append((x, y))",
-        new="                pass\n            self.ends.append((x, y))",
-        tests=(
-            "tests/parallel/sharded/test_plain_zero.py::test_what_is_held_is_what_the_table_says",
-        ),
+        "the book's ZeRO-3 keeps every layer whole",
+        "minidist/zero.py",
+        old="        self.unsharded.untyped_storage().resize_(0)\n",
+        new="        pass\n",
+        tests=("tests/book/test_book_zero.py::test_what_is_held_is_what_the_table_says",),
     ),
     Mutation(
         "the plain buckets are reduced before they are complete",
@@ -835,7 +833,7 @@ SHARDED = [
         old="self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes",
         new="self.parameters_to_reduce[::-1], 1, bucket_bytes",
         tests=(
-            "tests/parallel/data/test_plain.py::test_one_all_reduce_a_bucket_and_only_after_backward",
+            "tests/parallel/data/test_after_backward.py::test_one_all_reduce_a_bucket_and_only_after_backward",
         ),
     ),
     Mutation(
@@ -1353,7 +1351,7 @@ MEMORY = [
         old="        return self.tp if self.sp else 1\n",
         new="        return self.tp\n",
         tests=(
-            "tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
+            "tests/plan/test_budget.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
         ),
     ),
     Mutation(

@@ -34,7 +34,6 @@ from minidist.full import (
 from minidist.full.comm import Communicator
 from minidist.full.ddp.after_backward import PlainDataParallel
 from minidist.full.expert.expert_parallel import parallelize_experts
-from minidist.full.fsdp import PlainZeRO
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, Where, cross_entropy_sum
 from minidist.full.placement import placement_of
@@ -45,7 +44,6 @@ STRATEGIES: dict[str, Callable[[nn.Module, Communicator], object]] = {
     **{kind.__name__: partial(kind, op="sum") for kind in (DDP, ZeRO1, ZeRO2, FSDP, *PLAIN)},
     "ZeROPlusPlus": partial(ZeROPlusPlus, op="sum", node_ranks=1),
     "FSDP hybrid": partial(FSDP, op="sum", shard_ranks=2),
-    "PlainZeRO": lambda model, comm: PlainZeRO(list(model.layers), comm, 1),  # type: ignore[arg-type]
     "ShardedOptimizer": lambda model, comm: ShardedOptimizer(model.parameters(), SGD, comm),
 }
 # blocks of one shape, as in every real model: no broadcast would notice
@@ -78,15 +76,13 @@ def test_ranks_with_other_blocks_are_no_replicas(strategy: str) -> None:
 
     faults, *others = minidist.run(program, 4)
     assert all(other[0] == faults[0] for other in others)
-    name = "layers.0.attention.query.weight" if strategy == "PlainZeRO" else "embedding.weight"
     for fault, ranks, second, (start, stop) in zip(
         faults, (4, 2, 2), (1, 1, 1), [(10, 19)] * 3, strict=True
     ):
-        if name == "embedding.weight":
-            assert f"of the {ranks} ranks given here rank 0 has channels 0 to 9 of dim 0" in fault
-            assert f"but rank {second} channels {start} to {stop} of dim 0" in fault
+        assert f"of the {ranks} ranks given here rank 0 has channels 0 to 9 of dim 0" in fault
+        assert f"but rank {second} channels {start} to {stop} of dim 0" in fault
         assert (
-            name in fault
+            "embedding.weight" in fault
             and "pass the ranks that hold the same block: mesh.dp, or mesh.data" in fault
         )
 
@@ -218,7 +214,6 @@ def test_strategies_that_know_no_experts_say_so() -> None:
         for strategy, sentence in (
             ("ZeROPlusPlus", r"ZeRO\+\+ knows no experts"),
             ("FSDP hybrid", "shard_ranks=2 knows no experts"),
-            ("PlainZeRO", "which PlainZeRO would cut over all ranks"),
         ):
             with pytest.raises(ValueError, match=sentence):
                 STRATEGIES[strategy](model, mesh.data)

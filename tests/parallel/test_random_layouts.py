@@ -90,7 +90,7 @@ def with_experts(case: Case, random: Random) -> Case:
     )
     if config.balance != "none":
         config = replace(config, balance_rate=random.choice((0.001, 0.1)))
-    recipe = replace(case.recipe, ep_comm=random.choice(("direct", "direct", "plain")))
+    recipe = case.recipe
     # in few bits, a token may go to another expert
     dtype = case.dtype if recipe.lora else torch.float64
     frozen = tuple(name for name in case.frozen if ".mlp." not in name)

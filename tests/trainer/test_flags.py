@@ -351,7 +351,11 @@ ASKED: list[tuple[str, str, dict[str, object]]] = [
         "--cp-comm all_gather --cp-order striped",
         {"cp_comm": "all_gather", "cp_order": "striped"},
     ),
-    ("--ep 2 --experts 2", "--ep-comm plain --ep-fp8", {"ep_comm": "plain", "ep_fp8": True}),
+    (
+        "--ep 2 --experts 2",
+        "--ep-comm hierarchical --ep-fp8",
+        {"ep_comm": "hierarchical", "ep_fp8": True},
+    ),
     (
         "--pp 2",
         "--schedule zb1p --chunks 3 --microbatches 4 --offload-stages 0.5 --light-ends",

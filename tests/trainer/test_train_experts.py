@@ -142,7 +142,11 @@ def test_a_mixtral_is_exported_and_trained_on(
     ("ranks", "words", "sentence"),
     [
         (2, "--ep 2", "--ep 2 is for runs with --experts NUMBER"),
-        (2, "--experts 4 --ep-comm plain", "--ep-comm plain is for runs with --ep RANKS"),
+        (
+            2,
+            "--experts 4 --ep-comm hierarchical",
+            "--ep-comm hierarchical is for runs with --ep RANKS",
+        ),
         (
             2,
             "--experts 4 --ep 2 --ep-fp8 --verify",

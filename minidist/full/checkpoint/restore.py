@@ -1,5 +1,4 @@
-"""Loading beyond `plain.py`: only the bytes that are needed are read, and a damaged checkpoint
-changes nothing.
+"""Loading: only the bytes that are needed are read, and a damaged checkpoint changes nothing.
 
                  stored by 2 ranks        wanted by 3
     layer.0      rank-0000 ─────────────▶ rank 0

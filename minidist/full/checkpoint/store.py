@@ -1,6 +1,7 @@
-"""Sharded checkpoints beyond `plain.py`: its steps are functions, so a thread beside training can
-call them one by one; one sentence tells what the disk refused or damaged; old checkpoints are
-removed.
+"""Sharded checkpoints, written and found.
+
+The steps of the book's `save` are functions here, so that a thread can call them one by one while
+training goes on. One sentence tells what the disk refused or damaged; old checkpoints are removed.
 
     runs/a/step-00000100/          rank-0000.safetensors  rank-0001.safetensors  ...  index.json  state.json  SHA256SUMS
     runs/a/.unfinished-00000100/   what a killed run was writing, or removing; nobody reads it, the next save clears it
@@ -32,9 +33,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from minidist.checkpoint import flush
 from minidist.full.checkpoint import index
 from minidist.full.checkpoint.pieces import Extent, Piece
-from minidist.full.checkpoint.plain import flush
 from minidist.full.data.files import reason, retold
 
 INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unfinished"

@@ -16,8 +16,9 @@
     split, cut                      `fast.cut`, `buffers.Chunks`
     -                               `shared.all_reduce`: ranks of a node read each other's memory
 
-What the book has in a few lines is here once more where speed needs it: temporaries and segments
-(`fast.py`), results in memory of the caller's, `prepare`. Both pass the same tests.
+Read `minidist/collectives.py` first. What it has in a few lines is here once more where speed needs
+it: temporaries and segments (`fast.py`), results in memory of the caller's, `prepare`. Both pass
+the same tests.
 
     family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
     central             x                                       x         x       x       x
@@ -30,10 +31,11 @@ What the book has in a few lines is here once more where speed needs it: tempora
     native              x             x             x           x         x       x       x           x
 
 A family is a file of that name, the ring `fast_ring.py`; `native` is the wire's engine itself: MPI,
-gloo or NCCL. Users call `operations.py`. `explain("all_reduce", bytes, comm)` of `choose.py` says what
-"auto" takes and why, and `least` counts what a rank must send. Every algorithm carries all `DTYPES`
-and knows all `REDUCTIONS` (`reduction.py`). But integers have no mean, and `native` refuses a
-reduction that its engine cannot compute.
+gloo or NCCL. Users call `operations.py`.
+`explain("all_reduce", bytes, comm)` of `choose.py` says what "auto" takes and why, and `least`
+counts what a rank must send. Every algorithm carries all `DTYPES` and knows all `REDUCTIONS`
+(`reduction.py`). But integers have no mean, and `native` refuses a reduction that its engine cannot
+compute.
 
 What is called often, on the same memory, need not be checked and chosen each time (`prepared/`):
 

@@ -18,13 +18,13 @@
     TorchTransport         `torch_wire/torch_wire.TorchWire`
     end_job_on_error       `job/watchdog.Watchdog`, which also ends a job that hangs
 
-Read `communicator.py` first: there a message is checked, and counted in the books of `ledger.py`;
-`request.py` is one under way. Then `wire.py`, what carries it, and `threads_wire/`. `mpi_wire/` and
-`torch_wire/` hand it to their *engine*, the library under a wire: MPI, gloo or NCCL; `engine/` is
-what they share. With `job/` no rank waits for ever, and with `membership/` a job goes on without the
-ranks that it loses. `buffers.py` is what travels, `registered.py` the memory that ranks of a node
-share. `agree.py` compares calls in debug mode; `report.py` and `errors.py` find the words for what
-goes wrong.
+Read `minidist/comm.py` first, then `communicator.py`: there a message is checked, and counted in
+the books of `ledger.py`; `request.py` is one under way. Then `wire.py`, what carries it, and
+`threads_wire/`. `mpi_wire/` and `torch_wire/` hand it to their *engine*, the library under a wire:
+MPI, gloo or NCCL; `engine/` is what they share. With `job/` no rank waits for ever, and with
+`membership/` a job goes on without the ranks that it loses. `buffers.py` is what travels,
+`registered.py` the memory that ranks of a node share. `agree.py` compares calls in debug mode;
+`report.py` and `errors.py` find the words for what goes wrong.
 """
 
 from minidist.full.comm.communicator import Communicator

@@ -1,14 +1,7 @@
-"""Ring attention: `plain.py` with overlap, and with tokens in any order. The next block travels
-beside computing.
+"""Ring attention with tokens in any order: the next block travels while this one is met.
 
     computing    own block       block of r - 1     block of r - 2   ...
     stream       └ next block ┘  └ next block ┘     └ ...
-
-    plain.py                  here
-    pass_on                   `Ring.hop`: on a stream, begun before a block is met, and awaited after
-    meet                      `BlockAttention.forward` in `blocks.py`; who meets whom: `meeting` in `order.py`
-    meet_backward             `BlockAttention.backward`; `Ring.home` passes the gradients on
-    Meeting                   `meeting`, with half of a block in zigzag order: every rank computes as much in each hop
 
 With a window or documents, `in_sight.py` takes the place of the ring.
 
@@ -22,12 +15,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from minidist.context import pass_on
 from minidist.full.comm import Communicator
 from minidist.full.comm.stream import Handle, Stream
 from minidist.full.context.blocks import ByBlocks
 from minidist.full.context.in_sight import InSight
 from minidist.full.context.order import Sight
-from minidist.full.context.plain import pass_on
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,16 @@
 """Data parallelism: every rank has a full model and a part of the batch.
 
-Read `plain.py` first: it sums buckets of gradients after backward. `after_backward.py` applies it
-to a model: naive, with a server, or in buckets. Then read `data_parallel.py`: DDP sums the buckets
-while backward still runs. It *has* a `Reducer` (`reducer.py`), which says which bucket is launched
-next, and this has buckets (`buckets.py`), each filling, launched or done.
+    the book                  here
+    reduce_gradients          `reduce_gradients` (`after_backward.py`); of experts only copies are summed
+    partition                 `Reducer.__init__`; buckets are flat tensors in registered memory (`FlatBucket`)
+    take_gradients            `_gradient_arrived`: from then on the gradient is a view into its bucket
+    mark_ready                `Bucket.mark_ready`; `launch_ready` calls `DDP.launch` for each full bucket
+    finish                    `_backward_ended`: launches what is left, and waits for all
+
+Read `minidist/ddp.py` first: buckets of gradients are summed after backward, or while it runs.
+`after_backward.py` applies the first to a model: naive, with a server, or in buckets. Then read
+`data_parallel.py`, the second. DDP *has* a `Reducer` (`reducer.py`), which says which bucket is
+launched next, and this has buckets (`buckets.py`), each filling, launched or done.
 
 `strategy.py` is what all strategies share: a model that is wrapped, and the gradients that must
 come. `backward.py` has the hooks on backward, `flatten.py` lays tensors end to end, `replicas.py`

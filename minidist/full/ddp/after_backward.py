@@ -1,4 +1,4 @@
-"""The strategies that reduce after backward: `plain.py`'s `reduce_gradients`, applied to a model.
+"""The strategies that reduce after backward: the book's `reduce_gradients`, applied to a model.
 
 variant             a bucket has      messages for M parameters, B buckets
 ParameterServer     one parameter     P - 1 in and out of one rank, M times
@@ -8,10 +8,27 @@ PlainDataParallel   many              B all-reduces
 
 from torch import nn
 
+from minidist.full.collectives import all_reduce
 from minidist.full.comm import Communicator
 from minidist.full.ddp.buckets import BUCKET_BYTES, partition
-from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.ddp.flatten import take_gradients, views_into
 from minidist.full.ddp.strategy import DataParallel, refuse_sparse
+from minidist.full.placement import copies_of
+
+
+def reduce_gradients(
+    buckets: list[list[nn.Parameter]], comm: Communicator, op: str, algorithm: str = "auto"
+) -> None:
+    """Replace every gradient by the sum (or mean) of all ranks' gradients. Collective.
+
+    Cost: one all-reduce for each bucket. Experts that ranks have shared out have fewer copies than
+    all else, and only these are summed.
+    """
+    for bucket in buckets:
+        flat = take_gradients(bucket)
+        all_reduce(flat, copies_of(bucket[0], comm), op, algorithm)
+        for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
+            parameter.grad = total
 
 
 class NaiveDataParallel(DataParallel):

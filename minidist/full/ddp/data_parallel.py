@@ -1,16 +1,9 @@
-"""DDP: `plain.py` with overlap. A bucket is reduced while backward still computes the gradients of
-the next.
+"""DDP for any model: a bucket is reduced while backward still computes the gradients of the next.
 
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
-    plain.py                  here
-    partition                 `Reducer.__init__`; buckets are flat tensors in registered memory (`FlatBucket`)
-    take_gradients            `_gradient_arrived`: from then on the gradient is a view into its bucket
-    all_reduce                `launch_ready`, which calls `DDP.launch`: a bucket's handle, beside backward
-    after backward            `_backward_ended`: launches what is left, and waits for all
-
-`DDP` has a `Reducer`, which has these hooks. The bytes are those of `PlainDataParallel`: each rank
+`DDP` has a `Reducer`, which has the hooks on backward. The bytes are those of `PlainDataParallel`: each rank
 sends 2 (P - 1)/P n bytes for n bytes of gradients. (Li et al. 2020, section 3.2.)
 """
 

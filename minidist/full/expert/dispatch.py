@@ -1,11 +1,6 @@
-"""`plain.py` with one product for each expert, whoever sent its rows; and with two ways to send
-fewer bytes.
+"""Tokens to experts and back, with one product for each expert, whoever sent its rows.
 
-    plain.py                  here
-    told                      `Route`: the counts, and from them the order of the rows on each leg
-    all_to_all, there         `Route.there`, which ends by sorting the rows by expert
-    experts, sender by sender one call for all senders
-    all_to_all, back          `Route.back`: each leg undone, the last one first
+There are two ways to send fewer bytes.
 
 A *hierarchical* exchange goes inside nodes first. Rank i of a node gets from its neighbours all
 that any of them sends to the ranks i of other nodes, and passes it on: on N nodes of G ranks, a

@@ -26,7 +26,6 @@ from minidist.full.adjoint import reduce_from
 from minidist.full.collectives.fast import cut
 from minidist.full.expert.dispatch import Dispatch
 from minidist.full.expert.options import WAYS
-from minidist.full.expert.plain import plain_dispatch
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model.moe.balance import rebalance, sizes_of
 from minidist.full.model.moe.routed import RoutedExperts, routed_in
@@ -69,11 +68,6 @@ class ExpertParallelism(Strategy):
                 )
         if way not in WAYS:
             yield f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}"
-        if way == "plain" and recipe.ep_fp8:
-            yield (
-                f"{ep}: the plain page sends nothing in 8 bits: use the way 'direct', or leave "
-                "fp8 out"
-            )
         if not facts.experts:
             yield f"{ep}: the model has no experts to share out: give it some, or use ep=1"
         groups = layout.groups(("ep", "tp"))
@@ -130,9 +124,8 @@ def parallelize_experts(
 
     Parameters
     ----------
-    way : {"direct", "hierarchical", "plain"}
-        How rows travel: in one exchange, inside nodes first (see `dispatch.py`), or as on the plain
-        page.
+    way : {"direct", "hierarchical"}
+        How rows travel: in one exchange, or inside nodes first (see `dispatch.py`).
     fp8 : bool
         Send rows to their experts in 8 bits.
 
@@ -169,8 +162,7 @@ def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
                 )
                 record(parameter, experts=groups)
             layer.experts.numbers = range(*bounds[comm.rank])
-            plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
-            layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
+            layer.compute = Dispatch(layer.experts, comm, levels, fp8)
 
 
 def levels_fault(group: tuple[int, ...], nodes: Sequence[object]) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from minidist.full.options import Needs, one_of, option
 
-WAYS = ("direct", "hierarchical", "plain")
+WAYS = ("direct", "hierarchical")
 EXPERT_RANKS = Needs("--ep RANKS", "ep", lambda ranks: ranks > 1)
 
 
@@ -14,7 +14,7 @@ class ExpertParallelOptions:
 
     Attributes
     ----------
-    ep_comm : {"direct", "hierarchical", "plain"}
+    ep_comm : {"direct", "hierarchical"}
     ep_fp8 : bool
         Send tokens to their experts in 8 bits.
     """

@@ -1,7 +1,14 @@
 """ZeRO-3: the parameters, the gradients and the optimizer's state are shared out.
 
-Read `plain.py` first: all three stages of ZeRO as loops (`layers.py` checks their layers). Then read
-what a model is made of, from the inside out:
+    the book                    here
+    unshard, before a forward   `Passes.pre_forward`, which calls `Window.enter`, and so gathers the next one
+    reshard, after it           `Passes.post_forward`
+    unshard, before a backward  `Passes.pre_backward`
+    its last gradient arrives   `Passes.gradient_arrived`, which has `Flat.reduce` called on the stream
+    reshard, after a backward   `Passes.post_backward`
+
+Read `minidist/fsdp.py` first, and before it `minidist/zero.py`, where all three stages of ZeRO are
+loops. Then read what a model is made of, from the inside out:
 
 `flat.py` has a `Shard`, this rank's part of parameters laid end to end, and a `Flat`, which *has*
 one, and a tensor of all elements that exists while it is used. `unit.py`: a `Unit` has flats, which
@@ -17,7 +24,3 @@ unit. The optimizers of slices are in `full/optimizer/over_slices.py`, the optio
 One unit is gathered ahead: in forward `Window.enter` says which, in backward `Window.ahead`, when
 `Passes` asks it. `MOST` (`window.py`) is only how many units may have memory.
 """
-
-from minidist.full.fsdp.plain import PlainUnit, PlainZeRO
-
-__all__ = ["PlainUnit", "PlainZeRO"]

@@ -1,17 +1,11 @@
-"""ZeRO 3, or fully sharded data parallelism: `plain.py`'s stage 3 for any model, by hooks, and with
-overlap: the next unit is gathered while one is in use, and gradients are reduced beside backward.
+"""ZeRO 3, or fully sharded data parallelism, with overlap.
+
+The next unit is gathered while one is in use, and gradients are reduced while backward goes on.
 
     forward    gather 1 │ use 1, gather 2 │ use 2, gather 3 │ use 3
                                 free 1 ─┘         free 2 ─┘
     backward            use 3, gather 2 │ use 2, gather 1 │ use 1        gather: all-gather from every rank's shard
                                  free 3 ┘, reduce-scatter its gradients
-
-    plain.py                         here
-    unshard before a forward         `Passes.pre_forward`, which calls `Window.enter`, and so gathers the next one
-    reshard after it                 `Passes.post_forward`
-    unshard before a backward        `Passes.pre_backward`
-    reshard after it                 `Passes.post_backward`
-    reduce_scatter                   `Passes.gradient_arrived`, which has `Flat.reduce` called on the stream
 
     FSDP has                         which has
     `units`                          `Flat`s, each with this rank's `Shard` and a `Transport`

@@ -37,8 +37,8 @@ class TrainingState(Enum):
 
 
 class Unit:
-    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`,
-    use, `reshard`.
+    """The book's `Unit`, gathered while others compute: `unshard` begins, then `wait_for_unshard`, use,
+    `reshard`.
 
     Attributes
     ----------

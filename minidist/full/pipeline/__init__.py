@@ -1,7 +1,16 @@
 """Pipelines: ranks have stages of a model, microbatches pass through the stages, and a schedule is
 data.
 
-Read `plain.py`, one page: 1F1B by hand. Then read what works for any schedule:
+    the book              here
+    schedule              `Plan`: for each rank its actions, also of several stages and with messages
+    check                 `order.py` and `check` prove a plan; a `ScheduleError` shows what is wrong
+    forward               `Run.forward`: 2F0 is microbatch 0 through stage 2
+    backward              `Run.backward`; or in two, for the input now, and for the weights later
+    recv                  `Run.receive` posts it early, and `Run.take` waits where it is used
+    bubble, in_flight     `simulate`, and `peak_activations`
+
+Read `minidist/pipeline.py` first: 1F1B by hand, and schedules of forwards and backwards as data.
+Then read what works for any schedule:
 
 plan("1f1b", 4, 8) ─▶ check ─▶ with_offload ─▶ with_communication ─▶ executor.py
                    │           (if wanted)

@@ -1,18 +1,17 @@
-"""`plain.py` for any plan, with messages beside the computing: receives are posted early, and no
-send is waited for.
+"""The execution of any plan: receives are posted early, and no send is waited for.
 
 It also frees outputs once they are sent, lets several tensors go from stage to stage, and allows
 frozen stages, a parameter that the first and the last stage share, and a data axis.
 
-    plan       plain.py             here
-    2F0        forward              `Run.forward`: microbatch 0 through stage 2
-    2SEND_F0   after.send           `Run.send`: the output to stage 3; it is freed when it has arrived
-    3RECV_F0   before.receive       `Run.receive` posts it, and `Run.take` waits for it, where it is used
-    2B0        backward             `Run.backward`, from the gradient that stage 3 has sent
-    2I0, 2W0   -                    the same in two: for the input now, for the weights later (Qi et al. 2023)
-    2R         -                    with the last R of a rank, gradients become their sums over the data axis
-    2OFF0      -                    the weights of a stage that waits begin to leave for host memory (`HostMemory`)
-    2FETCH0    -                    they begin to come back; the stage's next action waits for them
+    plan       here
+    2F0        `Run.forward`: microbatch 0 through stage 2
+    2SEND_F0   `Run.send`: the output to stage 3; it is freed when it has arrived
+    3RECV_F0   `Run.receive` posts it, and `Run.take` waits for it, where it is used
+    2B0        `Run.backward`, from the gradient that stage 3 has sent
+    2I0, 2W0   the same in two: for the input now, for the weights later (Qi et al. 2023)
+    2R         with the last R of a rank, gradients become their sums over the data axis
+    2OFF0      the weights of a stage that waits begin to leave for host memory (`HostMemory`)
+    2FETCH0    they begin to come back; the stage's next action waits for them
 
 The plan says everything else: this file knows no schedule, only what each kind of action does
 (`DO`). Each tensor that goes from stage to stage is sent once in forward, and its gradient once in

@@ -1,11 +1,11 @@
-"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives
+"""Recomputation of any function: the graph stays autograd's own, so hooks and second derivatives
 work and parameters need not be listed. It takes inputs and outputs of any kind, autocast and GPUs,
 and has policies for a model's blocks.
 
     forward     x ──▶ function ──▶ y            autograd saves an empty object in place of each tensor; x is kept
     backward    autograd asks for tensor n ──▶ run function(x) again, up to the last saved tensor ──▶ return the n-th
 
-The plain page runs a backward of its own within backward. So parameters that it does not list get
+The book's page runs a backward of its own within backward. So parameters that it does not list get
 no gradient, hooks run twice, and DDP takes the end of the inner backward for the end. Here
 gradients flow and hooks run as usual; our autograd function only keeps the inputs. Parameters are
 not kept at all: the second run uses their values at that time, which ZeRO's hooks may just have

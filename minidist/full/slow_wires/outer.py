@@ -1,10 +1,4 @@
-"""`plain.py` for any model: in fragments, beside the training, for slices and 16-bit parameters.
-
-    plain.py               here
-    every H steps          each fragment every H steps, in turn: 1/F of the bytes at a time
-    all_reduce             `_send`, on a stream; `_merge` waits for it some steps later
-    parameter              what the optimizer updates: a slice under ZeRO, `_master` of 16 bits
-    parameter.copy_        `_overwrite`: mixing * parameter + (1 - mixing) * shared
+"""DiLoCo for any model: in fragments, while training goes on, for slices and 16-bit parameters.
 
     H = 4, F = 2, delay 1      step   1     2     3     4     5     6     7     8
     fragment 0                              send  merge             send  merge
@@ -14,7 +8,7 @@ What a site learns while a fragment travels is lost where mixing is 0. (Douillar
 Streaming DiLoCo, algorithm 2.)
 
 Cost: a fragment of n bytes, 2 (P - 1)/P n bytes every H steps, in float32 where parameters have 16
-bits. Memory beside `plain.py`'s: what is sent, n bytes.
+bits. Memory in addition to that of the book's `DiLoCo`: what is sent, n bytes.
 """
 
 from collections.abc import Mapping
@@ -104,7 +98,7 @@ class Fragment:
 
 
 class Outer:
-    """The outer optimizer beside an inner optimizer: see `plain.py`. It is a `Companion`.
+    """The outer optimizer that accompanies an inner optimizer. It is a `Companion`.
 
     Parameters
     ----------

@@ -1,13 +1,6 @@
-"""`plain.py` for any serial model: its layers are replaced, its parameters cut in place, and the
-cuts recorded. The embedding is cut, too, cuts need not be equal, and several ranks may share a
-key-value head.
+"""Tensor parallelism for any serial model: its layers are replaced, its parameters cut in place.
 
-    plain.py                     here
-    copy_to (f)                  `Boundary.enter`, once for a region (`ParallelRegion` in `styles.py`)
-    F.linear with gate, up       `ColumnParallelLinear`, in place of the module's own layer
-    F.linear with down           `RowParallelLinear`
-    reduce_from (g)              `Boundary.leave`; sequence parallelism has another boundary (`sequence.py`)
-    mine                         what `shard` leaves of each parameter
+The cuts are recorded. They need not be equal, and several ranks may share a key-value head.
 
 Embedding: each rank looks up the words that it holds and has zeros for the others; the sum over
 ranks joins them. The head is cut by words as well, and its logits stay split (see `vocabulary.py`).
@@ -17,7 +10,7 @@ first ranks hold one row more.
 Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets
 the gradient of its own queries only, so they sum the gradients of that head's weights: two
 all-reduces a layer among P/H_kv ranks, each of a matrix [d, D]. (Ainslie et al. 2023.) All other
-costs are those of `plain.py`.
+costs are those of `minidist/tensor.py`.
 """
 
 from dataclasses import dataclass, replace

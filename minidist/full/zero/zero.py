@@ -1,14 +1,7 @@
-"""ZeRO 1 and 2: `plain.py` for any model, in buckets, and with overlap: gradients are reduced while
-backward runs.
+"""ZeRO 1 and 2 for any model, in buckets: gradients are reduced while backward runs.
 
     DDP      all-reduce gradients                                 ─▶ every rank updates all parameters
     ZeRO     reduce-scatter gradients ─▶ rank r updates shard r   ─▶ all-gather parameters
-
-    plain.py                          here
-    PlainUnit                         a bucket (`buckets.py`), and its `BucketShard`
-    reduce_scatter                    phase 1: `launch` and `_reduce`, on a stream
-    the optimizer's step              phase 2: of `optimizer(kind, ...)`, which is over slices
-    unshard, in `step`                phase 3: `stepped`, with which the optimizer's step ends
 
 An all-reduce *is* a reduce-scatter and an all-gather, so ZeRO sends as much as DDP: 2 (P - 1)/P n
 bytes a rank. With n bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:

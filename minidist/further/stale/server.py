@@ -8,7 +8,7 @@
     s = k     a worker that stands still for k steps' time delays nobody; a slower one delays all in the end
 
 A worker takes exactly the version t - s, also when a newer one has come. Therefore the numbers do not
-depend on who is fast, and each gradient is that of weights s updates old: what `plain.py` calls
+depend on who is fast, and each gradient is that of weights s updates old: what `minidist/slow_wires.py` calls
 d = s + 1. (A server that hands out the newest there is, as Ho et al. 2013 do, has gradients that are at
 most so old, and other numbers in each run.)
 

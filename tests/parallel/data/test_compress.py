@@ -17,11 +17,11 @@ from minidist.full.ddp.compress.compressed import CompressedDDP
 from minidist.full.ddp.compress.int8 import Int8
 from minidist.full.ddp.compress.one_bit import OneBit
 from minidist.full.ddp.compress.options import Compression
-from minidist.full.ddp.compress.plain import sparse_all_reduce
 from minidist.full.ddp.compress.power_sgd import PowerSGD
 from minidist.full.ddp.compress.top_k import TopK
 from minidist.full.ddp.data_parallel import DDP
 from minidist.full.memory.account import Account
+from minidist.slow_wires import sparse_all_reduce
 
 RANKS = 3
 SHAPES = [(24, 16), (7,), (4, 3, 2, 5), (16, 20)]

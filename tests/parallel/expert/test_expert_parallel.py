@@ -24,7 +24,6 @@ from minidist.full.comm.threads_wire.cluster import Link
 from minidist.full.ddp.buckets import MIB
 from minidist.full.expert.dispatch import Dispatch
 from minidist.full.expert.expert_parallel import parallelize_experts
-from minidist.full.expert.plain import plain_dispatch
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.model.moe.balance import rebalance
@@ -43,7 +42,7 @@ sgd = partial(torch.optim.SGD, lr=0.5)
 
 LAYOUTS = {
     "ep2": (Layout(dp=2, ep=2), Recipe(), MOE),
-    "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1, ep_comm="plain"), MOE),
+    "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1), MOE),
     "ep2 of dp4, ZeRO 2, small buckets": (
         Layout(dp=4, ep=2),
         Recipe(zero=2, bucket_mib=3000 / MIB),
@@ -171,11 +170,7 @@ def told(
         for parameter, full in zip(mine.parameters(), whole.parameters(), strict=True):
             parameter.data.copy_(full.data[first : first + len(parameter)])
         levels = comm.levels(2) if how == "hierarchical" else None
-        dispatch = (
-            Dispatch(mine, comm, levels)
-            if how != "plain"
-            else partial(plain_dispatch, experts=mine, comm=comm)
-        )
+        dispatch = Dispatch(mine, comm, levels)
         own = counts[comm.rank]
         rows = torch.randn(
             sum(own), hidden, generator=generator.manual_seed(comm.rank), dtype=torch.float64
@@ -203,7 +198,7 @@ def told(
     return minidist.run(program, len(counts))
 
 
-@pytest.mark.parametrize("how", ("direct", "plain", "hierarchical"))
+@pytest.mark.parametrize("how", ("direct", "hierarchical"))
 @pytest.mark.parametrize(
     "counts",
     [
@@ -411,7 +406,6 @@ def test_the_auxiliary_loss_alone_is_one_number(
         (MOE, Layout(dp=8, ep=8), Recipe(), "ep=8: 7 experts are fewer than the 8 ranks of ep and tp: use at most 7"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="star"), "there is no way 'star' to reach experts: choose"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="hierarchical"), "ranks 0, 1 lie on nodes of 2: use the way 'direct'"),
-        (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="plain", ep_fp8=True), "sends nothing in 8 bits"),
         (GPTConfig(hidden=16, heads=2), Layout(dp=2, ep=2), Recipe(), "ep=2: the model has no experts to share out"),
     ],
 )  # fmt: skip

@@ -136,10 +136,7 @@ def test_whoever_has_an_expert_its_scales_are_those_of_the_serial_layer(layout: 
 CASES = {
     "ep 2": (Layout(dp=2, ep=2), Recipe(fp8=True)),
     "ep 2 of 4, ZeRO 1": (Layout(dp=4, ep=2), Recipe(fp8=True, zero=1)),
-    "ep 2, ZeRO 3, on a plain page": (
-        Layout(dp=2, ep=2),
-        Recipe(fp8=True, zero=3, ep_comm="plain"),
-    ),
+    "ep 2, ZeRO 3": (Layout(dp=2, ep=2), Recipe(fp8=True, zero=3)),
     "tp 2, ep 2": (Layout(dp=2, tp=2, ep=2), Recipe(fp8=True, sp=True)),
     "pp 2, ep 2, recomputed": (
         Layout(dp=2, pp=2, ep=2),

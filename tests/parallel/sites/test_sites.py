@@ -25,7 +25,6 @@ from minidist.full.model import GPT, GPTConfig
 from minidist.full.precision.masters import MasterWeights
 from minidist.full.recipe import Recipe, RecipeError
 from minidist.full.slow_wires.outer import Meetings, Outer
-from minidist.full.slow_wires.plain import PlainDiLoCo
 from minidist.full.slow_wires.sparse import CHUNK, DECAY, SparseStep
 from minidist.full.strategy import Parallel
 from minidist.full.trainer.checked import check_run, layout_of
@@ -33,6 +32,7 @@ from minidist.full.trainer.flags import parse
 from minidist.full.trainer.foreign import save_llama
 from minidist.full.trainer.loop import Measured, Trainer
 from minidist.full.trainer.start import start_of
+from minidist.slow_wires import DiLoCo
 
 SITES, ROWS, LR = 3, 7, 0.1
 
@@ -145,7 +145,7 @@ def test_the_plain_page_is_the_same(momentum: float) -> None:
     def plainly(comm: Communicator) -> nn.Module:
         model = copy.deepcopy(MODEL)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-        outer = PlainDiLoCo(model.parameters(), comm, 3, 0.7, momentum)
+        outer = DiLoCo(model.parameters(), comm, 3, 0.7, momentum)
         for step in range(7):
             found = gradients_at(model, step, share(ROWS, comm.size, comm.rank))
             for parameter, gradient in zip(model.parameters(), found, strict=True):

@@ -19,7 +19,6 @@ from minidist.full.memory.account import Account
 from minidist.full.pipeline import Plan, ScheduleError, read_plan, simulate
 from minidist.full.pipeline.check import check
 from minidist.further.stale.pipeline import StalePipeline
-from minidist.further.stale.plain import train_delayed
 from minidist.further.stale.plans import (
     Versions,
     check_versions,
@@ -31,6 +30,7 @@ from minidist.further.stale.plans import (
     one_behind,
 )
 from minidist.further.stale.server import serve, work
+from minidist.slow_wires import train_delayed
 
 WIDTH, LR, ROWS = 5, 0.1, 2
 NEVER: Mapping[int, float] = MappingProxyType({})

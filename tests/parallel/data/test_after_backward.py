@@ -1,5 +1,5 @@
-"""The plain page of data parallelism: what it sends, and when. That it trains as one rank would
-stands in VARIANTS.
+"""Gradients that are summed after backward: what is sent, and when. That a model trains as on one
+rank stands in VARIANTS.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from torch import nn
 import minidist
 from minidist.full import DataParallel, NaiveDataParallel
 from minidist.full.comm import Communicator
-from minidist.full.ddp.after_backward import PlainDataParallel
-from minidist.full.ddp.plain import reduce_gradients
+from minidist.full.ddp.after_backward import PlainDataParallel, reduce_gradients
 from minidist.full.trace import Trace
 
 LAYERS, WIDTH = 5, 121  # which neither 2 nor 3 divides
@@ -49,7 +48,7 @@ def test_reduced_gradients_are_sums_that_lie_end_to_end_and_no_gradient_counts_a
         first.grad = torch.full((2, 3), comm.rank + 1.0).T  # no flat memory
         if comm.rank == 1:
             second.grad = torch.arange(5.0)
-        reduce_gradients([[second, first]], comm)
+        reduce_gradients([[second, first]], comm, "sum")
         assert torch.equal(first.grad, torch.full((3, 2), 6.0)) and torch.equal(
             second.grad, torch.arange(5.0)
         )
