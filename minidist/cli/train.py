@@ -10,13 +10,11 @@ from pathlib import Path
 
 import torch
 
-from minidist.cli.plan.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.draw.gather_trace import gather_trace
-from minidist.draw.page.page import page
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
 from minidist.full.checkpoint.store import DamagedError, complete, set_aside
@@ -32,7 +30,7 @@ from minidist.full.data.tokenizers import Tokenizer, Tokens
 from minidist.full.launch.leaving import Warned, listening
 from minidist.full.mesh import AXES, Mesh
 from minidist.full.model import generate
-from minidist.full.trace import Event, Trace
+from minidist.full.trace import Trace
 from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.full.trainer.config import Config, ConfigError
 from minidist.full.trainer.elastic.carry import Carrier, Enters
@@ -105,7 +103,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
         max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node)))
     )
     comm.debug = comm.debug or config.run.debug
-    comm.trace = Trace() if config.run.trace or config.run.report else None
+    comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
     if config.parallel.order != SpreadOptions.order:
@@ -177,7 +175,6 @@ def run_and_report(
     trainer = together(comm, lambda: Trainer(run, start))
     if carrier is not None:
         carrier.prepare(trainer)
-    trainer.meter.planned_seconds = predicted_seconds(run)
     options = config.run
     exports = together(comm, lambda: told_besides(trainer))
     # on every rank: who shares a node is for all to find out
@@ -203,8 +200,6 @@ def run_and_report(
         warned = stack.enter_context(listening() if options.save else nullcontext(Warned()))
         trainer.warned = warned.__bool__ if options.save else None
         outcome = together(comm, lambda: trainer.run(reporter))
-    # before the report's own collectives: what the last step has recorded
-    events = gather_trace(comm).events if options.report and not options.trace else []
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     told = comm.all_gather_object((fingerprint(outcome.model), outcome.ties_alike))
@@ -222,8 +217,6 @@ def run_and_report(
         verdict = compare(config, samples, vocabulary, outcome, file)
     facts = summary(trainer, outcome, alike, verdict)
     print("\n" + facts, flush=True)
-    if options.report:
-        write_report(Path(options.report), line, facts, reporter, events)
     return 0 if alike and (verdict is None or verdict.same) else 1
 
 
@@ -233,23 +226,6 @@ def told_besides(trainer: Trainer) -> list[Export]:
     if trainer.comm.rank > 0:
         return []
     return exports_of(options.tensorboard, options.prometheus, trainer.first_step)
-
-
-def write_report(
-    path: Path, line: str, facts: str, reporter: Reporter | None, events: list[Event]
-) -> None:
-    """Write the page about a run, on rank 0."""
-    steps = reporter.recorded_steps() if reporter else []
-    title = line.strip().splitlines()[-1]
-    try:
-        path.write_text(page(title, facts, steps, events))
-    except OSError as error:
-        print(
-            f"minidist train: the report {path} cannot be written ({error.strerror})",
-            file=sys.stderr,
-        )
-    else:
-        print(f"\na page about the run: {path}", flush=True)
 
 
 def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:

@@ -38,7 +38,7 @@ FROZEN = """
     --recompute --offload --offload-folder
     --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --profile --tensorboard --prometheus --report --sample --peak-tflops --debug
+    --profile --tensorboard --prometheus --sample --peak-tflops --debug
 """
 
 

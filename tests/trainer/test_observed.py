@@ -1,9 +1,8 @@
-"""A run seen from outside: stragglers, TensorBoard, Prometheus, the page at the end."""
+"""A run seen from outside: stragglers, TensorBoard, Prometheus."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import resource
 import struct
@@ -19,12 +18,9 @@ from ranks import free_port
 from training import TINY, train_on
 
 from minidist import Cluster, Layout, run
-from minidist.draw.page.curves import curve
-from minidist.draw.page.timeline import waits
 from minidist.full.collectives import all_reduce
 from minidist.full.comm import Communicator
 from minidist.full.strategy import Parallel
-from minidist.full.trace.events import RECEIVE, Event, EventKind
 from minidist.full.trainer.metrics import StepMetrics
 from minidist.full.trainer.observed.exports import NUMBERS, Prometheus
 from minidist.full.trainer.observed.stragglers import STEPS, Stragglers
@@ -182,7 +178,6 @@ def test_options_that_cannot_be_are_refused(
     (tmp_path / "file").write_text("")
     for option, value in {
         "--prometheus": tmp_path / "file" / "below",
-        "--report": tmp_path / "file" / "below",
         "--tensorboard": tmp_path / "file",
     }.items():
         assert train_on(2, f"--steps 1 {option} {value}") == 2
@@ -204,46 +199,3 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:
     assert all(names and names <= known for names in named)
     assert set.union(*named[: len(asked)]) == known, "the dashboard shows all of them"
     assert all(rule["annotations"]["summary"] for rule in rules)
-
-
-# ---------------------------------------------------------------- the page
-
-
-def test_the_page_has_the_whole_run_and_needs_no_network(tmp_path: Path) -> None:
-    words = f"--save {tmp_path / 'run'} --save-every 2 --report {tmp_path / 'run.html'}"
-    assert train_on(2, *TINY, f"--steps 3 {words}") == 0
-    assert train_on(2, *TINY, f"--steps 5 {words} --resume") == 0
-    page = (tmp_path / "run.html").read_text()
-    assert re.search(r"loss, nats a token: [\d.]+ after step 1, [\d.]+ after step 5", page)
-    assert "<th>parameters</th>" in page and "rank 1: forward" in page
-    assert "Who waited for whom" in page and "<th>for 1</th>" in page
-    assert "http" not in page and "<script" not in page
-    assert page.count("rank 0: forward") == 1, "of one step"
-
-
-def test_who_waited_for_whom() -> None:
-    def event(rank: int, kind: EventKind, name: str, start: float, end: float) -> Event:
-        return Event(rank, kind, name, start, end)
-
-    messages = [
-        event(0, RECEIVE, "recv from 2", 1.0, 3.0),
-        event(0, RECEIVE, "recv from 1", 3.0, 3.5),
-    ]
-    assert waits(messages) == {0: {2: 2.0, 1: 0.5}}
-    calls = [
-        event(rank, EventKind.COLLECTIVE, "all_reduce", begin, 9.0)
-        for rank, begin in enumerate((1.0, 4.0, 2.0))
-    ]
-    assert waits(calls) == {0: {1: 3.0}, 2: {1: 2.0}}
-
-
-def test_a_curve_goes_on_beside_steps_without_a_number() -> None:
-    """The first steps of a run in 16 bits overflow: of a norm of inf, the whole line was nan."""
-    drawn = curve("norm", [1, 2, 3, 4, 5], [math.inf, 4.0, math.nan, None, 2.0])
-    assert 'points="119.0,6.0 320.0,102.0"' in drawn and "nan" not in drawn
-    assert (
-        "norm: inf after step 1, 2 after step 5; from 2 to 4; at 2 steps no finite number</fig"
-        in drawn
-    )
-    never = curve("loss", [1, 2], [math.nan, math.nan])
-    assert never == "<figure><figcaption>loss: at 2 steps no finite number</figcaption></figure>"

@@ -34,15 +34,14 @@ from minidist.full.data.text import read_corpus
 from minidist.full.launch.jobs import run_job
 from minidist.full.launch.mpirun import environment, find_mpirun
 from minidist.full.mesh import Mesh
-from minidist.full.trainer.checked import CheckedRun, check_run, device_of, layout_of
+from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
 from minidist.full.trainer.metrics import Reporter, StepMetrics
 from minidist.full.trainer.start import start_of
-from minidist.plan.device import Constants, Device, Machine, PlanError, table
+from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
-from minidist.plan.stages import SCHEDULES
 from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent
 
@@ -172,54 +171,9 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
     return float(max(comm.all_gather_object(median(map(once, range(7))))))
 
 
-def predicted_seconds(run: CheckedRun) -> float | None:
-    """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks
-    for utilisation.
-
-    None where nothing is known of the device, or the planner has no model of what the run does.
-    Collective.
-    """
-    if not modelled(run):
-        return None
-    comm, device = run.mesh.world, device_of(run.mesh.world)
-    name = known_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else ""
-    if name:
-        node = len(comm.node)
-        machine = Machine(name, Device.named(name), comm.size, node, PORT * node, 0.0)
-        planned = replace(run_of(run, machine), known=Constants.table())
-    elif device.type == "cpu" and run.config.run.peak_tflops:
-        return seconds_on(run, machine_here(comm, run))
-    else:
-        return None
-    return sum(step(planned, exact=True).values())
-
-
-def modelled(run: CheckedRun) -> bool:
-    """Tell whether the planner knows all that a run does."""
-    recipe, plan = run.fit.recipe, run.fit.plan
-    elsewhere = recipe.lora or recipe.fp8 or recipe.zeropp or run.config.offload_to
-    schedule = plan is None or plan.name in SCHEDULES
-    return (
-        not elsewhere
-        and schedule
-        and recipe.strategy == "ddp"
-        and recipe.recompute in ("none", "full", "selective")
-    )
-
-
 def seconds_on(run: CheckedRun, machine: Machine) -> float:
     """Predict a step on a machine of cores."""
     return sum(step(run_of(run, machine), exact=True).values())
-
-
-def known_device(said: str) -> str:
-    """Return which device of the table a GPU is that calls itself so, as "NVIDIA A100-SXM4-80GB";
-    nothing if none.
-    """
-    found = [
-        name for name in table("devices") if all(part in said.lower() for part in name.split("-"))
-    ]
-    return max(found, key=len, default="")
 
 
 def run_of(run: CheckedRun, machine: Machine) -> Setup:

@@ -161,8 +161,6 @@ class Trainer:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
                 self.reached = batches.state_dict()
-                if run.report and not run.trace and self.comm.trace is not None:
-                    self.comm.trace.events.clear()  # the report shows the last step alone
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     self.last = self._measured_step(step, batch.to(self.device))
                 self.done, self.position = step + 1, self.reached

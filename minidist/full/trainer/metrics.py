@@ -43,10 +43,10 @@ class StepMetrics:
 
     `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in
     which ranks were idle, as measured, and `planned_bubble` that of its plan, whose stages all take
-    the same time; `planned_utilisation` is what the planner predicts. `eval_loss` is that on
+    the same time. `eval_loss` is that on
     held-out text after this step, if it was measured.
 
-    Of a run that is observed (`--tensorboard`, `--prometheus`, `--report`): `computing` is how long
+    Of a run that is observed (`--tensorboard`, `--prometheus`): `computing` is how long
     the ranks have computed, `sent` the bytes that rank 0 has sent since it started, by axis, and
     `memory` those that it holds, by category.
     """
@@ -62,7 +62,6 @@ class StepMetrics:
     load: Load | None = None
     bubble: float | None = None
     planned_bubble: float | None = None
-    planned_utilisation: float | None = None
     eval_loss: float | None = None
     computing: Computing | None = None
     sent: dict[str, int] | None = None
@@ -113,7 +112,6 @@ class Reporter:
         exports: Sequence[Export] = (),
     ) -> None:
         self.exports = exports
-        self.history: list[dict[str, Any]] = []  # of this start, as in the file
         self.steps, self.first_step, self.label = steps, first_step, label
         self.every, self.in_place = every or -(-steps // LINES), in_place
         self.started = time.perf_counter()
@@ -129,7 +127,6 @@ class Reporter:
         for export in self.exports:
             export.step(metrics)
         fields = _fields(metrics)
-        self.history.append(fields)
         if self.file is not None:
             self._record(self.file, fields)
         last = metrics.step == self.steps
@@ -149,14 +146,6 @@ class Reporter:
         """
         width = min(WIDTH, shutil.get_terminal_size().columns) - 1
         return f"\r{line[:width]:<{width}}"
-
-    def recorded_steps(self) -> list[dict[str, Any]]:
-        """Return all steps that the file has, of earlier starts too; without one those of this
-        start.
-        """
-        if self.file is None or not self.file.is_file():
-            return self.history
-        return [json.loads(line) for line in _lines_until(self.file, self.steps)]
 
     def _record(self, file: Path, fields: dict[str, Any]) -> None:
         with self._going_on(file), file.open("a") as lines:
@@ -198,10 +187,7 @@ class Reporter:
         if m.communication and len(lines[0] + waiting) <= WIDTH:
             lines[0] += waiting
         if m.utilisation is not None:
-            planned = (
-                f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
-            )
-            parts.append(f"mfu {m.utilisation:.1%}{planned}")
+            parts.append(f"mfu {m.utilisation:.1%}")
         if m.load:
             parts.append(
                 f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy "

@@ -221,7 +221,6 @@ class RunOptions(AdapterOptions):
     prometheus: str = option(
         "", "port, or file, where Prometheus reads the last step's numbers; none: none"
     )
-    report: str = option("", "file for a page about the run, at its end; none: none")
     sample: int = option(0, "tokens of text to write at the end", up_to(1_000_000))
     peak_tflops: float = option(
         0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE
@@ -231,4 +230,4 @@ class RunOptions(AdapterOptions):
     @property
     def observed(self) -> bool:
         """Whether somebody looks at the ranks one by one, at their memory and their messages."""
-        return bool(self.tensorboard or self.prometheus or self.report)
+        return bool(self.tensorboard or self.prometheus)

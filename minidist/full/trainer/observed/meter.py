@@ -22,13 +22,9 @@ class StepMeter:
 
     Attributes
     ----------
-    planned_seconds : float or None
-        Of a step, if somebody has predicted them.
     computed : list of float
         By rank, the seconds that each has computed in the last step; empty if nobody asks for them.
     """
-
-    planned_seconds: float | None = None
 
     def __init__(
         self, config: Config, mesh: Mesh, device: torch.device, flops_per_token: float
@@ -95,7 +91,6 @@ class StepMeter:
         seconds = time.perf_counter() - self.wall
         speed = tokens / seconds
         waited = self.comm.traffic.seconds - self.waited if self.stalls is None else self.stood
-        planned = self.planned_seconds
         return StepMetrics(
             step,
             loss,
@@ -105,7 +100,6 @@ class StepMeter:
             speed,
             waited / seconds,
             utilisation=self.utilisation(speed),
-            planned_utilisation=self.utilisation(tokens / planned) if planned else None,
             computing=self.computing(self.computed),
             sent=self.sent or None,
             memory=self.memory or None,
