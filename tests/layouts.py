@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.full.apply import parallelize
 from minidist.full.comm import Communicator
 from minidist.full.context.order import positions
 from minidist.full.ddp.sampler import share
@@ -21,9 +20,9 @@ from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.model.moe.balance import rebalance
 from minidist.full.precision.fp8 import to_fp8, update_scales
 from minidist.full.precision.fp8_experts import experts_to_fp8
-from minidist.full.recipe import Recipe
 from minidist.full.strategy import Parallel
 from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.further import Recipe, parallelize
 
 SMALL = GPTConfig(
     vocabulary=19,

@@ -40,7 +40,7 @@ from minidist.full.launch.parser import Parser
 from minidist.full.layers.adapters import adapt
 from minidist.full.model import GPT, GPTConfig
 from minidist.full.options import NOT_NEGATIVE
-from minidist.full.trainer.config import ConfigError, in_flags
+from minidist.full.trainer.config import Config, ConfigError
 from minidist.full.trainer.foreign.llama import (
     COMPANIONS,
     CONFIG_FILE,
@@ -125,7 +125,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         raise CheckpointError(
             f"{checkpoint} does not say of which GPT it is: export those of train"
         ) from None
-    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=in_flags):
+    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=Config.in_flags):
         check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)

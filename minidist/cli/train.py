@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from minidist import further
 from minidist.cli.plan.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
@@ -124,7 +125,7 @@ def asked_for(argv: Sequence[str]) -> tuple[Config, list[str]]:
     """Return the run that the command line asks for, and notes; raise `ConfigError` if it could not
     be.
     """
-    config, notes = parse_with_notes(argv)
+    config, notes = parse_with_notes(argv, further.Config)
     if config.data.eval_text and not config.run.eval_every:  # `losses` measures at the end
         raise ConfigError(
             f"--eval-text {' '.join(config.data.eval_text)} is for runs with --eval-every STEPS: "

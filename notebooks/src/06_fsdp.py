@@ -16,7 +16,8 @@ import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.full import DDP, FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full import DDP, FSDP, MixedPrecision
+from minidist.further import ZeROPlusPlus
 from minidist.full.collectives import all_gather, reduce_scatter
 
 

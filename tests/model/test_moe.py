@@ -22,9 +22,10 @@ from minidist.full.model.moe.plain import plain_balance_loss, plain_moe, plain_r
 from minidist.full.model.moe.routed import RoutedExperts, routed_in
 from minidist.full.model.moe.router import router_logits
 from minidist.full.recompute.segments import recompute
-from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.foreign import load_llama, save_llama
 from minidist.full.trainer.options import ModelOptions
+from minidist.further import Config
 
 MIXTRAL = GPTConfig(
     vocabulary=64, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=24, sequence=16, experts=5, top_k=2,

@@ -851,12 +851,12 @@ SHARDED = [
     ),
     Mutation(
         "ZeRO++ reduces inside a node the rows of other ranks than their owners",
-        "minidist/full/zero/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        rows = _swapped(rows, self.across.size)  # all that goes to one neighbour "
         "together\n",
         new="",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::"
+            "tests/further/test_zero_plus_plus.py::"
             "test_rows_are_gathered_in_order_and_summed_for_their_owners[6-2]",
         ),
     ),
@@ -866,7 +866,7 @@ SHARDED = [
         old="            self.mine.copy_(self.shard.values)\n        self.second = None\n",
         new="            self.mine.copy_(self.shard.values)\n",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
+            "tests/further/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
         ),
     ),
 ]
@@ -2036,10 +2036,10 @@ FEW_BITS = [
     ),
     Mutation(
         "a model that ZeRO++ gives back is rounded to 8 bits",
-        "minidist/full/zero/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        self.nodes.exact = True",
         new="        pass",
-        tests=("tests/parallel/sharded/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
+        tests=("tests/further/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
     ),
     Mutation(
         "adapters go on beside whatever weights are there",

@@ -28,7 +28,8 @@ from minidist.full.model import GPTConfig
 from minidist.full.model.config import BALANCES
 from minidist.full.pipeline import NAMES, Plan, plan, read_plan
 from minidist.full.pipeline.schedules import CHUNKED
-from minidist.full.recipe import ADAPTERS, Recipe
+from minidist.full.recipe import ADAPTERS
+from minidist.further import Recipe
 
 DRAWS, SOAK = 8, 508
 ROUNDED = 0.4  # of the gradients' norm

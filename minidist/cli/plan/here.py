@@ -35,10 +35,10 @@ from minidist.full.launch.jobs import run_job
 from minidist.full.launch.mpirun import environment, find_mpirun
 from minidist.full.mesh import Mesh
 from minidist.full.trainer.checked import CheckedRun, check_run, device_of, layout_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
 from minidist.full.trainer.metrics import Reporter, StepMetrics
 from minidist.full.trainer.start import start_of
+from minidist.further import Recipe, parse
 from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
@@ -197,7 +197,9 @@ def predicted_seconds(run: CheckedRun) -> float | None:
 def modelled(run: CheckedRun) -> bool:
     """Tell whether the planner knows all that a run does."""
     recipe, plan = run.fit.recipe, run.fit.plan
-    elsewhere = recipe.lora or recipe.fp8 or recipe.zeropp or run.config.offload_to
+    elsewhere = recipe.lora or recipe.fp8 or run.config.offload_to
+    if isinstance(recipe, Recipe):
+        elsewhere = elsewhere or recipe.zeropp
     schedule = plan is None or plan.name in SCHEDULES
     return (
         not elsewhere

@@ -61,11 +61,6 @@ class ShardingOptions:
     hsdp : int
         For ZeRO 3: ranks in a group that shares parameters out, other groups have copies; see
         `FSDP`. 0: all ranks of the data axis.
-    zeropp : bool
-        For ZeRO 3: send fewer bytes between nodes; see `ZeROPlusPlus`.
-    node_ranks : int, optional
-        With `zeropp`: neighbouring ranks of the data axis that form a node; by default those that
-        share memory.
     allocate : callable, optional
         For ZeRO 3: what allocates shards; see `FSDP`.
     """
@@ -82,13 +77,6 @@ class ShardingOptions:
         NOT_NEGATIVE,
         needs=ZERO_3,
     )
-    zeropp: bool = option(
-        False,
-        "with --zero 3: ZeRO++, a quarter of the bytes between nodes",
-        needs=ZERO_3,
-        exact=False,
-    )
-    node_ranks: int | None = option(None, "with zeropp: ranks in a node", flag=False)
     allocate: Callable[[int, Any], Any] | None = option(
         None, "what allocates the memory of a shard", flag=False
     )

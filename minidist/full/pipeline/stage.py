@@ -85,7 +85,7 @@ class PipelineParallelism(Strategy):
                 f"ZeRO {recipe.zero} does not go with {row}: use ZeRO {stages}, or the schedule "
                 "gpipe or 1f1b"
             )
-        for name in (*ADAPTERS, "fp8", "zeropp"):
+        for name in (*ADAPTERS, "fp8"):
             if getattr(recipe, name) and name not in offered:
                 yield (
                     f"{name}={getattr(recipe, name)} does not go with {row}: use the schedule "

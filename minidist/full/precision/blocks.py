@@ -1,4 +1,4 @@
-"""Numbers in 8 or 4 bits with a scale for each block: what ZeRO++ and experts send in place of 16.
+"""Numbers in 8 or 4 bits with a scale for each block: what experts send in place of 16.
 
     block of 256 ─▶ scale = largest |x| / 127 (8 bits) or / 7 (4 bits) ─▶ round(x / scale), and the scale in float32
 

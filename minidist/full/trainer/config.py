@@ -6,23 +6,26 @@ starts.
     on this machine: files and memory              `cli/train_checks.py`
 
 What does not fit together among strategies is refused in the words of those who call `parallelize`;
-`in_flags` says the same in flags.
+`Config.in_flags` says the same in flags.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
+from minidist.full.apply import ORDER
 from minidist.full.data.files import retold
 from minidist.full.data.options import DataOptions
 from minidist.full.ddp.compress.options import keeps_back
 from minidist.full.launch.parser import flag
 from minidist.full.model import GPTConfig
 from minidist.full.options import flags_of
+from minidist.full.recipe import Recipe
+from minidist.full.strategy import Strategy
 from minidist.full.trainer.options import (
     MemoryOptions,
     ModelOptions,
@@ -43,6 +46,8 @@ class ConfigError(ValueError):
 class Config:
     """A whole run.
 
+    A subclass may have more options in its sections, and more strategies that read them.
+
     Raises
     ------
     ConfigError
@@ -55,6 +60,9 @@ class Config:
     parallel: SpreadOptions = field(default_factory=SpreadOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
+
+    recipe: ClassVar[type[Recipe]] = Recipe
+    strategies: ClassVar[Sequence[Strategy]] = ORDER
 
     def __post_init__(self) -> None:
         """Refuse options that no run can be made of."""
@@ -210,14 +218,30 @@ class Config:
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
-        with retold(ConfigError, ValueError, words=in_flags):
+        with retold(ConfigError, ValueError, words=self.in_flags):
             sizes = GPTConfig(
                 vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model)
             )
             sizes.check_learns()
         return sizes
 
-    def without_files(self) -> "Config":
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Return the dataclass of each section."""
+        return {each.name: each.default_factory for each in fields(cls)}
+
+    @classmethod
+    def in_flags(cls, sentence: str) -> str:
+        """Return a sentence on arguments, such as `raw_weights=True`, as one on flags:
+        `--raw-weights`.
+
+        Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a
+        command reads flags.
+        """
+        named = {option.name for kind in cls.kinds().values() for option in flags_of(kind)}
+        return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
+
+    def without_files(self) -> Self:
         """Return the run that computes the same, measures nothing beside, and leaves nothing on the
         disk.
         """
@@ -257,24 +281,6 @@ def precision_of(said: str, verify: bool) -> str:
 
 ELSEWHERE = {"fp8": "precision fp8", "autocast": "precision autocast"}
 """Names of `Recipe` that are not those of flags."""
-
-
-def in_flags(sentence: str) -> str:
-    """Return a sentence on arguments, such as `raw_weights=True`, as one on flags: `--raw-weights`.
-
-    Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a
-    command reads flags.
-    """
-    sections = (
-        ModelOptions,
-        DataOptions,
-        OptimizerOptions,
-        SpreadOptions,
-        MemoryOptions,
-        RunOptions,
-    )
-    named = {option.name for section in sections for option in flags_of(section)}
-    return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
 
 
 ARGUMENT = (

@@ -59,7 +59,7 @@ class Outcome:
 
     model: GPT
     history: list[StepMetrics]
-    sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
+    sent: Sent  # along each axis of the mesh, and between nodes, by all steps
     scaler: LossScaler | None = None
     held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`

@@ -7,7 +7,10 @@ options must be beside each other is in `config.py`.
 
 from dataclasses import dataclass
 
-from minidist.full.layers.options import AdapterOptions, RecomputeOptions
+from minidist.full.context.options import ContextParallelOptions
+from minidist.full.ddp.options import DataParallelOptions, ShardingOptions
+from minidist.full.expert.options import ExpertParallelOptions
+from minidist.full.layers.options import AdapterOptions, CompileOptions, RecomputeOptions
 from minidist.full.mesh import AXES
 from minidist.full.model.config import BALANCES, SCORES
 from minidist.full.options import (
@@ -21,9 +24,9 @@ from minidist.full.options import (
     option,
     up_to,
 )
-from minidist.full.pipeline.options import STAGES
-from minidist.full.recipe import Spread
-from minidist.full.slow_wires.options import LOCAL
+from minidist.full.pipeline.options import STAGES, PipelineOptions
+from minidist.full.slow_wires.options import LOCAL, SiteOptions
+from minidist.full.tensor.options import TensorParallelOptions
 from minidist.full.trainer.schedule import SHAPES
 
 PRECISIONS = (
@@ -138,7 +141,17 @@ class AxisOptions:
 
 
 @dataclass(frozen=True)
-class SpreadOptions(Spread, AxisOptions):
+class SpreadOptions(
+    CompileOptions,
+    SiteOptions,
+    ShardingOptions,
+    DataParallelOptions,
+    PipelineOptions,
+    ExpertParallelOptions,
+    ContextParallelOptions,
+    TensorParallelOptions,
+    AxisOptions,
+):
     """How the work is spread over ranks."""
 
     plan: str = option(

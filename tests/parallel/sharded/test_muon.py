@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
 import minidist
-from minidist.full import DDP, FSDP, Recipe, ZeRO1, ZeRO2, parallelize, placement_of
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2, placement_of
 from minidist.full.comm import Communicator
 from minidist.full.ddp.sampler import share
 from minidist.full.mesh import Layout, Mesh
@@ -22,6 +22,7 @@ from minidist.full.model import cross_entropy_sum
 from minidist.full.optimizer.muon import balance, muon_elements
 from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.trainer.start import loss_of
+from minidist.further import Recipe, parallelize
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"lr": 0.05},

@@ -19,7 +19,7 @@ from torch.optim import SGD, AdamW
 from torch.optim import optimizer as torch_hooks
 
 import minidist
-from minidist.full import FSDP, Recipe, ZeRO1, ZeRO2, parallelize
+from minidist.full import FSDP, ZeRO1, ZeRO2
 from minidist.full.comm import Communicator
 from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.mesh import Layout, Mesh
@@ -27,6 +27,7 @@ from minidist.full.model import cross_entropy_sum
 from minidist.full.optimizer.guard import GUARDS
 from minidist.full.precision.adamw import FusedAdamW
 from minidist.full.precision.masters import MasterWeights
+from minidist.further import Recipe, parallelize
 
 STAGES = (ZeRO1, ZeRO2, FSDP)
 EACH = pytest.mark.parametrize("stage", STAGES)

@@ -14,7 +14,6 @@ from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.full.apply import parallelize
 from minidist.full.checkpoint.store import complete
 from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
@@ -23,16 +22,16 @@ from minidist.full.memory.account import Account
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig
 from minidist.full.precision.masters import MasterWeights
-from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recipe import RecipeError
 from minidist.full.slow_wires.outer import Meetings, Outer
 from minidist.full.slow_wires.plain import PlainDiLoCo
 from minidist.full.slow_wires.sparse import CHUNK, DECAY, SparseStep
 from minidist.full.strategy import Parallel
 from minidist.full.trainer.checked import check_run, layout_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.foreign import save_llama
 from minidist.full.trainer.loop import Measured, Trainer
 from minidist.full.trainer.start import start_of
+from minidist.further import Recipe, parallelize, parse
 
 SITES, ROWS, LR = 3, 7, 0.1
 

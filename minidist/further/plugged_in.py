@@ -1,0 +1,69 @@
+"""All strategies, those of few people among them: in one order, and with one set of options."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from minidist.full import apply
+from minidist.full.apply import Fit
+from minidist.full.mesh import Mesh
+from minidist.full.pipeline.executor import Tensors
+from minidist.full.recipe import Recipe as CommonRecipe
+from minidist.full.strategy import Loss, Parallel, Strategy
+from minidist.full.trainer.config import Config as CommonConfig
+from minidist.full.trainer.flags import parse_with_notes
+from minidist.full.trainer.options import SpreadOptions as CommonSpread
+from minidist.further.zero_plus_plus.options import ZeROPlusPlusOptions
+from minidist.further.zero_plus_plus.strategy import QuantizedDataAxis
+from minidist.further.zero_plus_plus.zero_plus_plus import ZeROPlusPlus
+
+__all__ = ["ORDER", "Config", "Recipe", "SpreadOptions", "ZeROPlusPlus", "parallelize", "parse"]
+
+EXTENDED: dict[type[Strategy], Strategy] = {
+    type(each).__bases__[0]: each for each in (QuantizedDataAxis(),)
+}
+"""What stands in the place of a strategy of `full/`: a subclass of it, with more options."""
+
+ORDER = tuple(EXTENDED.get(type(each), each) for each in apply.ORDER)
+"""In which strategies are checked and applied."""
+
+
+@dataclass(frozen=True)
+class Recipe(ZeROPlusPlusOptions, CommonRecipe):
+    """A recipe with the options of all strategies."""
+
+
+@dataclass(frozen=True)
+class SpreadOptions(ZeROPlusPlusOptions, CommonSpread):
+    """How the work is spread over ranks."""
+
+
+@dataclass(frozen=True)
+class Config(CommonConfig):
+    """A whole run, with the options of all strategies."""
+
+    parallel: SpreadOptions = field(default_factory=SpreadOptions)
+
+    recipe: ClassVar[type[CommonRecipe]] = Recipe
+    strategies: ClassVar[Sequence[Strategy]] = ORDER
+
+
+def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config:
+    """Return the run that a command line asks for; raises as `parse_with_notes`."""
+    return parse_with_notes(argv, Config, prog)[0]
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    recipe: CommonRecipe | Fit,
+    loss: Loss,
+    carried: Callable[[Any], Tensor | Tensors] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> Parallel:
+    """Do as `minidist.full.parallelize`, with all strategies."""
+    return apply.parallelize(model, mesh, recipe, loss, carried, generator=generator, order=ORDER)
