@@ -60,7 +60,7 @@ def options() -> str:
 def home(name: str) -> str:
     """Return the file that declares an option of a recipe."""
     declaring = next(
-        base for base in reversed(Recipe.__mro__) if name in vars(base).get("__annotations__", {})
+        base for base in Recipe.__mro__ if name in vars(base).get("__annotations__", {})
     )
     return declaring.__module__.removeprefix("minidist.").replace(".", "/") + ".py"
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from minidist.full.ddp.after_backward import NaiveDataParallel, ParameterServer
 from minidist.full.ddp.buckets import MIB
-from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.full.ddp.compress.options import Compression, keeps_back
+from minidist.full.ddp.compress.compressed import CompressedDDP, Compressor, compressor_of
 from minidist.full.ddp.data_parallel import DDP
 from minidist.full.ddp.options import STRATEGIES, DataParallelOptions
 from minidist.full.ddp.replicas import make_equal
@@ -37,7 +36,16 @@ class EqualValues(Strategy):
 
 
 class DataAxis(Strategy):
-    """Reduces the gradients of what is left on this rank, or shards what there is."""
+    """Reduces the gradients of what is left on this rank, or shards what there is.
+
+    Parameters
+    ----------
+    compressor : callable
+        `compressor(recipe.compress)` returns what compresses gradients.
+    """
+
+    def __init__(self, compressor: Callable[[str], Compressor] = compressor_of) -> None:
+        self.compressor = compressor
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
         """Options go with the strategy and the stage, and divide the ranks of the data axis."""
@@ -75,7 +83,7 @@ class DataAxis(Strategy):
 
     def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
         """Compressed, the copies of a tied parameter would keep back what belongs to neither."""
-        if keeps_back(recipe.compress) and mesh.pp.size > 1 and tied_names(model):
+        if recipe.keeps_back and mesh.pp.size > 1 and tied_names(model):
             raise RecipeError(
                 f"compress={recipe.compress!r} keeps back gradients, and those of the tied head are "
                 "on two stages of the pipeline: leave --tied, --pp or --compress out"
@@ -100,7 +108,7 @@ class DataAxis(Strategy):
         first = min(MIB, size)  # a small first bucket: see `DDP`
         kind: Any = (DDP, ZeRO1, ZeRO2)[recipe.zero]
         if recipe.compress:
-            kind = partial(CompressedDDP, compression=Compression.read(recipe.compress))
+            kind = partial(CompressedDDP, compress=self.compressor(recipe.compress))
         return partial(kind, bucket_bytes=size, first_bucket_bytes=first)
 
     def words(self, recipe: Recipe, mesh: Mesh) -> str:

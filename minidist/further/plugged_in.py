@@ -16,14 +16,25 @@ from minidist.full.strategy import Loss, Parallel, Strategy
 from minidist.full.trainer.config import Config as CommonConfig
 from minidist.full.trainer.flags import parse_with_notes
 from minidist.full.trainer.options import SpreadOptions as CommonSpread
+from minidist.further.compress.options import CompressionOptions
+from minidist.further.compress.ways import compressor_of
 from minidist.further.zero_plus_plus.options import ZeROPlusPlusOptions
 from minidist.further.zero_plus_plus.strategy import QuantizedDataAxis
 from minidist.further.zero_plus_plus.zero_plus_plus import ZeROPlusPlus
 
-__all__ = ["ORDER", "Config", "Recipe", "SpreadOptions", "ZeROPlusPlus", "parallelize", "parse"]
+__all__ = [
+    "ORDER",
+    "Config",
+    "Recipe",
+    "SpreadOptions",
+    "ZeROPlusPlus",
+    "compressor_of",
+    "parallelize",
+    "parse",
+]
 
 EXTENDED: dict[type[Strategy], Strategy] = {
-    type(each).__bases__[0]: each for each in (QuantizedDataAxis(),)
+    type(each).__bases__[0]: each for each in (QuantizedDataAxis(compressor_of),)
 }
 """What stands in the place of a strategy of `full/`: a subclass of it, with more options."""
 
@@ -32,12 +43,12 @@ ORDER = tuple(EXTENDED.get(type(each), each) for each in apply.ORDER)
 
 
 @dataclass(frozen=True)
-class Recipe(ZeROPlusPlusOptions, CommonRecipe):
+class Recipe(ZeROPlusPlusOptions, CompressionOptions, CommonRecipe):
     """A recipe with the options of all strategies."""
 
 
 @dataclass(frozen=True)
-class SpreadOptions(ZeROPlusPlusOptions, CommonSpread):
+class SpreadOptions(ZeROPlusPlusOptions, CompressionOptions, CommonSpread):
     """How the work is spread over ranks."""
 
 

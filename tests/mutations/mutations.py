@@ -2333,19 +2333,19 @@ FAILURES = [
     ),
 ]
 
-COMPRESS = "tests/parallel/data/test_compress.py"
+COMPRESS = "tests/further/test_compress.py"
 
 COMPRESSION = [
     Mutation(
         "PowerSGD keeps what all ranks have not sent, in place of its own",
-        "minidist/full/ddp/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            own = matrix.right.T\n",
         new="            own = matrix.right.T * comm.size\n",
         tests=(f"{COMPRESS}::test_what_was_sent_and_what_is_kept_back_are_all_gradients",),
     ),
     Mutation(
         "PowerSGD begins each step with the first factor",
-        "minidist/full/ddp/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            torch.mm(whole, matrix.right, out=matrix.left)\n",
         new="            torch.mm(whole, torch.ones_like(matrix.right), out=matrix.left)\n",
         tests=(f"{COMPRESS}::test_the_warm_start_finds_the_best_factors",),
@@ -2366,7 +2366,7 @@ COMPRESSION = [
     ),
     Mutation(
         "what rounding a sum to signs loses is lost",
-        "minidist/full/ddp/compress/one_bit.py",
+        "minidist/further/compress/one_bit.py",
         old="        rest[comm.rank] += (mine - sent)[0]\n",
         new="",
         tests=(f"{COMPRESS}::test_nothing_is_lost_by_signs",),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from minidist.full.ddp.compress.options import COMPRESSION
+from minidist.full.ddp.compress.options import COMPRESSION, WAYS
 from minidist.full.options import NOT_NEGATIVE, Limit, Needs, one_of, option
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
@@ -42,12 +42,16 @@ class DataParallelOptions:
     )
     compress: str = option(
         "",
-        "send gradients compressed, and keep what is not sent for later: powersgd:RANK, "
-        "topk:SHARE, topk:SHARE:MOMENTUM, 1bit or int8",
+        f"send gradients compressed, and keep what is not sent for later: {WAYS}",
         COMPRESSION,
         needs=OVERLAPPED,
         exact=False,
     )
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether gradients are kept for later steps."""
+        return bool(self.compress)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import torch
 from minidist.full.apply import ORDER
 from minidist.full.data.files import retold
 from minidist.full.data.options import DataOptions
-from minidist.full.ddp.compress.options import keeps_back
 from minidist.full.launch.parser import flag
 from minidist.full.model import GPTConfig
 from minidist.full.options import flags_of
@@ -133,7 +132,7 @@ class Config:
                 "has sequences"
             )
             yield f"{cuts}: use at most --accumulate {batch}"
-        if self.scales_loss and keeps_back(parallel.compress):
+        if self.scales_loss and parallel.keeps_back:
             yield (
                 f"--compress {parallel.compress} keeps gradients for later steps, and with "
                 f"--precision {self.precision} these have another loss scale: use --precision bfloat16, or "
