@@ -33,7 +33,6 @@ def combinations() -> str:
         "cp": "context",
         "ep": "experts",
         "lora": "LoRA",
-        "qlora": "QLoRA",
         "fp8": "fp8",
     }
     rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]

@@ -13,6 +13,7 @@ from minidist.full.pipeline.schedules import CHUNKED
 from minidist.full.recipe import Recipe
 from minidist.full.trainer.loop import Outcome, Trainer
 from minidist.full.trainer.verify import Verdict
+from minidist.further.nf4.options import in_four_bits
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
 
@@ -139,7 +140,7 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     bytes, ranks = trainer.dtype.itemsize, recipe.hsdp or trainer.mesh.data.size
     each = MIXED_PRECISION_ADAM if bytes == 2 else ModelStates(bytes, bytes, 2 * bytes)
     if recipe.lora:
-        said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
+        said = adapted_states(sizes, recipe.lora, in_four_bits(recipe), ranks, recipe.zero, each)
     else:
         said = model_states(sizes.parameter_count, ranks, recipe.zero, each)
     held = {

@@ -46,6 +46,7 @@ from minidist.full.trainer.options import SpreadOptions
 from minidist.full.trainer.resume import fingerprint, sizes_of
 from minidist.full.trainer.start import Start, start_of
 from minidist.full.trainer.verify import compare
+from minidist.further.nf4.options import in_four_bits
 
 
 def main(argv: Sequence[str]) -> int:
@@ -275,7 +276,7 @@ def headline(trainer: Trainer, samples: Samples | Packed) -> str:
     memory, resumed = config.memory, trainer.start.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
     if config.adapter_rank:
-        beside = " beside matrices in 4 bits" if config.run.qlora else ""
+        beside = " beside matrices in 4 bits" if in_four_bits(config.run) else ""
         line += f", adapters of rank {config.adapter_rank}{beside}"
     if config.run.init:
         line += f", beginning with the weights in {config.run.init}"

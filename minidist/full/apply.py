@@ -92,6 +92,11 @@ class Fit:
         """The plan of the pipeline, which names only what is computed; None without a pipeline."""
         return self.checked.get(PIPELINE)
 
+    def extend(self, model: nn.Module) -> None:
+        """Add to a serial model the parameters that only strategies have."""
+        for strategy in self.checked:
+            strategy.extend(model, self.recipe)
+
     def shares(self, layout: Layout) -> dict[str, int]:
         """Return what each option asks to divide the tokens of a row; see `Strategy.shares`."""
         asked = [strategy.shares(self.recipe, layout) for strategy in self.checked]

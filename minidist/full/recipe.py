@@ -37,7 +37,6 @@ from minidist.full.slow_wires.options import SiteOptions
 from minidist.full.tensor.options import TensorParallelOptions
 
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
-ADAPTERS = ("lora", "qlora")
 
 
 class RecipeError(ValueError):
@@ -53,10 +52,10 @@ def offered(schedule: str) -> tuple[int | str, ...]:
     8 bits put no weight gradients off.
     """
     if schedule in (NO_PIPELINE, "gpipe", "1f1b"):
-        return (0, 1, 2, 3, "cp", "ep", *ADAPTERS, "fp8")
+        return (0, 1, 2, 3, "cp", "ep", "lora", "fp8")
     if schedule in ("naive", "interleaved"):
-        return (0, 1, "cp", "ep", *ADAPTERS, "fp8")
-    return (0, 1, "cp", "ep", *ADAPTERS)
+        return (0, 1, "cp", "ep", "lora", "fp8")
+    return (0, 1, "cp", "ep", "lora")
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Recipe(
 
     def goes_with(self, row: str) -> bool:
         """Tell whether this row of `supported` has all that the recipe asks for."""
-        asked = [name for name in (*ADAPTERS, "fp8") if getattr(self, name)]
+        asked = ["fp8"] if self.fp8 else []
         return {self.zero, *asked} <= set(self.supported[row])
 
     def settled(self, layout: Layout) -> "Recipe":

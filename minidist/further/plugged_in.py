@@ -15,9 +15,13 @@ from minidist.full.recipe import Recipe as CommonRecipe
 from minidist.full.strategy import Loss, Parallel, Strategy
 from minidist.full.trainer.config import Config as CommonConfig
 from minidist.full.trainer.flags import parse_with_notes
+from minidist.full.trainer.options import RunOptions as CommonRun
 from minidist.full.trainer.options import SpreadOptions as CommonSpread
 from minidist.further.compress.options import CompressionOptions
 from minidist.further.compress.ways import compressor_of
+from minidist.further.nf4.options import QLoRAOptions
+from minidist.further.nf4.qlora import add_qlora
+from minidist.further.nf4.strategy import QuantizedAdapters
 from minidist.further.zero_plus_plus.options import ZeROPlusPlusOptions
 from minidist.further.zero_plus_plus.strategy import QuantizedDataAxis
 from minidist.further.zero_plus_plus.zero_plus_plus import ZeROPlusPlus
@@ -26,15 +30,18 @@ __all__ = [
     "ORDER",
     "Config",
     "Recipe",
+    "RunOptions",
     "SpreadOptions",
     "ZeROPlusPlus",
+    "add_qlora",
     "compressor_of",
     "parallelize",
     "parse",
 ]
 
 EXTENDED: dict[type[Strategy], Strategy] = {
-    type(each).__bases__[0]: each for each in (QuantizedDataAxis(compressor_of),)
+    type(each).__bases__[0]: each
+    for each in (QuantizedDataAxis(compressor_of), QuantizedAdapters())
 }
 """What stands in the place of a strategy of `full/`: a subclass of it, with more options."""
 
@@ -43,7 +50,7 @@ ORDER = tuple(EXTENDED.get(type(each), each) for each in apply.ORDER)
 
 
 @dataclass(frozen=True)
-class Recipe(ZeROPlusPlusOptions, CompressionOptions, CommonRecipe):
+class Recipe(ZeROPlusPlusOptions, CompressionOptions, QLoRAOptions, CommonRecipe):
     """A recipe with the options of all strategies."""
 
 
@@ -53,10 +60,16 @@ class SpreadOptions(ZeROPlusPlusOptions, CompressionOptions, CommonSpread):
 
 
 @dataclass(frozen=True)
+class RunOptions(QLoRAOptions, CommonRun):
+    """How long, what is written, what is checked."""
+
+
+@dataclass(frozen=True)
 class Config(CommonConfig):
     """A whole run, with the options of all strategies."""
 
     parallel: SpreadOptions = field(default_factory=SpreadOptions)
+    run: RunOptions = field(default_factory=RunOptions)
 
     recipe: ClassVar[type[CommonRecipe]] = Recipe
     strategies: ClassVar[Sequence[Strategy]] = ORDER

@@ -1297,7 +1297,7 @@ OPINION = (
 )
 PRECISION = "tests/memory/precision/test_precision.py"
 FP8 = "tests/memory/precision/test_fp8.py"
-LORA = "tests/memory/adapters/test_lora.py"
+LORA = "tests/further/test_lora.py"
 
 MEMORY = [
     Mutation(
@@ -1506,14 +1506,14 @@ MEMORY = [
     ),
     Mutation(
         "a scale of NF4 is rounded down, below its largest weight",
-        "minidist/full/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="in_steps.ceil()",
         new="in_steps.floor()",
         tests=(f"{LORA}::test_an_error_is_at_most_half_the_widest_gap_of_its_block",),
     ),
     Mutation(
         "two weights of NF4 change their places in a byte",
-        "minidist/full/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="pairs[:, 0] << 4 | pairs[:, 1]",
         new="pairs[:, 1] << 4 | pairs[:, 0]",
         tests=(f"{LORA}::test_each_level_comes_back_as_itself",),
@@ -2007,7 +2007,7 @@ FEW_BITS = [
         old="            module.join = boundary.leave",
         new="            pass",
         tests=(
-            "tests/memory/adapters/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
+            "tests/further/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
         ),
     ),
     Mutation(

@@ -21,8 +21,8 @@ from minidist.full.model import GPTConfig
 from minidist.full.trainer.checked import layout_of, recipe_of
 from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.flags import HelpAsked, build_parser, read_toml, to_toml
-from minidist.full.trainer.options import OptimizerOptions, RunOptions
-from minidist.further import Config, Recipe, parse
+from minidist.full.trainer.options import OptimizerOptions
+from minidist.further import Config, Recipe, RunOptions, parse
 
 FROZEN = """
     --help --config --print-config
@@ -36,9 +36,9 @@ FROZEN = """
     --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing --outer-topk
     --compile --plan --accumulate --zeropp
     --recompute --offload --offload-folder
-    --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
+    --lora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --profile --tensorboard --prometheus --report --sample --peak-tflops --debug
+    --profile --tensorboard --prometheus --report --sample --peak-tflops --debug --qlora
 """
 
 

@@ -213,7 +213,7 @@ class Config:
     @property
     def adapter_rank(self) -> int:
         """Rank of the adapters; 0: none."""
-        return self.run.lora or 8 * self.run.qlora
+        return self.run.adapter_rank
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""

@@ -45,7 +45,7 @@ from minidist.full.trainer.metrics import Reporter, StepMetrics
 from minidist.full.trainer.observed.held_out import loss_on
 from minidist.full.trainer.observed.meter import StepMeter
 from minidist.full.trainer.optimizer import build_optimizer, check_room, rate_at
-from minidist.full.trainer.start import Start, adapted, carried_of, loss_of
+from minidist.full.trainer.start import Start, carried_of, loss_of, serial_model
 
 Sent = dict[str, NDArray[np.int64]]
 """By axis: the bytes of messages, and those that an engine had to send, by formula; see
@@ -365,7 +365,7 @@ class Trainer:
         self.parallel.unwrap()
         if all(placement_of(parameter) is WHOLE for parameter in self.model.parameters()):
             return self.model
-        whole = adapted(self.model.config, self.dtype, self.recipe)
+        whole = serial_model(self.checked)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         # a tied head has no weights of its own
         whole.load_state_dict(weights, strict=False, assign=True)
