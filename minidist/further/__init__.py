@@ -3,6 +3,7 @@
     zero_plus_plus/   ZeRO-3 in a quarter of the bytes between nodes
     compress/         gradients in fewer bytes: PowerSGD, int8, 1bit
     nf4/              adapters beside weights in four bits
+    sparse_step/      an outer step of sites in a hundredth of its bytes
     stale/            pipelines and servers that use old weights; not for the trainer
 
 A strategy has its options, and a subclass of the `Strategy` in whose place it stands, or a function

@@ -22,6 +22,8 @@ from minidist.further.compress.ways import compressor_of
 from minidist.further.nf4.options import QLoRAOptions
 from minidist.further.nf4.qlora import add_qlora
 from minidist.further.nf4.strategy import QuantizedAdapters
+from minidist.further.sparse_step.options import SparseSiteOptions
+from minidist.further.sparse_step.strategy import SparseSites
 from minidist.further.zero_plus_plus.options import ZeROPlusPlusOptions
 from minidist.further.zero_plus_plus.strategy import QuantizedDataAxis
 from minidist.further.zero_plus_plus.zero_plus_plus import ZeROPlusPlus
@@ -41,7 +43,7 @@ __all__ = [
 
 EXTENDED: dict[type[Strategy], Strategy] = {
     type(each).__bases__[0]: each
-    for each in (QuantizedDataAxis(compressor_of), QuantizedAdapters())
+    for each in (QuantizedDataAxis(compressor_of), QuantizedAdapters(), SparseSites())
 }
 """What stands in the place of a strategy of `full/`: a subclass of it, with more options."""
 
@@ -50,12 +52,14 @@ ORDER = tuple(EXTENDED.get(type(each), each) for each in apply.ORDER)
 
 
 @dataclass(frozen=True)
-class Recipe(ZeROPlusPlusOptions, CompressionOptions, QLoRAOptions, CommonRecipe):
+class Recipe(
+    ZeROPlusPlusOptions, CompressionOptions, QLoRAOptions, SparseSiteOptions, CommonRecipe
+):
     """A recipe with the options of all strategies."""
 
 
 @dataclass(frozen=True)
-class SpreadOptions(ZeROPlusPlusOptions, CompressionOptions, CommonSpread):
+class SpreadOptions(ZeROPlusPlusOptions, CompressionOptions, SparseSiteOptions, CommonSpread):
     """How the work is spread over ranks."""
 
 

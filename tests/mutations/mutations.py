@@ -2412,7 +2412,7 @@ OLD_WEIGHTS = [
     ),
     Mutation(
         "what is not sent of an outer step is forgotten",
-        "minidist/full/slow_wires/sparse.py",
+        "minidist/further/sparse_step/sparse_step.py",
         old="        self.error.copy_(kept)\n",
         new="        self.error.zero_()\n",
         tests=(f"{SITES}test_a_sparse_step_loses_nothing_for_good",),

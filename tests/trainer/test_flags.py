@@ -33,8 +33,8 @@ FROZEN = """
     --dp --tp --cp --ep --pp --dcn --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
     --schedule --chunks --microbatches --offload-stages --light-ends
     --strategy --bucket-mib --compress --zero --hsdp
-    --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing --outer-topk
-    --compile --plan --accumulate --zeropp
+    --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing
+    --compile --plan --accumulate --outer-topk --zeropp
     --recompute --offload --offload-folder
     --lora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace

@@ -4,6 +4,6 @@
     every H      between sites: what H steps have changed is averaged, and an outer optimizer takes it
 
 Read `plain.py` first: local SGD and DiLoCo on a page, all of the model at once. `outer.py` does the
-same in fragments, beside the training, for slices and masters. `sparse.py` sends a hundredth of it.
+same in fragments, beside the training, for slices and masters.
 `strategy.py` joins it to the other strategies, and `options.py` has what a user can ask for.
 """

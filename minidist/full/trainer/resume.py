@@ -185,7 +185,7 @@ def changed_options(before: Sections, config: Config) -> list[str]:
         if option.name in inexact or (needs is not None and needs.option in inexact):
             names.append(("parallel", option.name))
     names += [("optimizer", name) for name in now["optimizer"]]
-    if now["parallel"]["outer_topk"]:  # of what a rank has, the largest elements are sent
+    if config.parallel.chooses:  # what is sent depends on what a rank has
         cut = ("tp", "ep", "pp", "zero")
         sliced = ("dp", "cp") if now["parallel"]["zero"] else ()
         names += [("parallel", name) for name in cut + sliced]

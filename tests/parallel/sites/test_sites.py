@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,13 @@ from minidist.full.precision.masters import MasterWeights
 from minidist.full.recipe import RecipeError
 from minidist.full.slow_wires.outer import Meetings, Outer
 from minidist.full.slow_wires.plain import PlainDiLoCo
-from minidist.full.slow_wires.sparse import CHUNK, DECAY, SparseStep
 from minidist.full.strategy import Parallel
 from minidist.full.trainer.checked import check_run, layout_of
 from minidist.full.trainer.foreign import save_llama
 from minidist.full.trainer.loop import Measured, Trainer
 from minidist.full.trainer.start import start_of
 from minidist.further import Recipe, parallelize, parse
+from minidist.further.sparse_step.sparse_step import CHUNK, DECAY, SparseStep
 
 SITES, ROWS, LR = 3, 7, 0.1
 
@@ -261,7 +262,9 @@ def test_a_sparse_step_sends_136_times_less() -> None:
     def program(comm: Communicator) -> tuple[int, float]:
         parameter = nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(1)))
         optimizer = torch.optim.SGD([parameter], lr=1.0)
-        meetings = Meetings(every, momentum=0.0, share=1 / 64)
+        meetings = Meetings(
+            every, momentum=0.0, travels=partial(SparseStep, share=1 / 64), chooses=True
+        )
         outer = Outer(optimizer, {parameter: 0}, comm, meetings)
         for _ in range(4):
             outer.stepped()
