@@ -78,19 +78,8 @@ FLOORS = {
     "__init__": 6,  # the front door: what users name, from all floors
 }
 # Words of `further/` that anybody may use: names of files, and plain English.
-COMMON = {
-    "__init__",
-    "plain",
-    "options",
-    "strategy",
-    "pipeline",
-    "plans",
-    "server",
-    "Nodes",
-    "compress",
-    "int8",
-    "ways",
-}
+COMMON = {"__init__", "plain", "options", "strategy", "pipeline", "plans", "server"}
+COMMON |= {"Nodes", "Part", "Matrices", "compress", "int8", "ways"}
 MUTATORS = {
     "append",
     "extend",

@@ -7,12 +7,12 @@ from statistics import fmean, median
 from minidist.draw.table import format_sent
 from minidist.full.checkpoint.cadence import advice
 from minidist.full.mesh import CARRIED, SITES
-from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.pipeline import NAMES, Plan, plan, simulate
 from minidist.full.pipeline.schedules import CHUNKED
 from minidist.full.recipe import Recipe
 from minidist.full.trainer.loop import Outcome, Trainer
 from minidist.full.trainer.verify import Verdict
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW
 from minidist.further.nf4.options import in_four_bits
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states

@@ -2,6 +2,7 @@
 
     zero_plus_plus/   ZeRO-3 in a quarter of the bytes between nodes
     compress/         gradients in fewer bytes: PowerSGD, int8, 1bit
+    muon/             Muon, whose matrices ranks hold in parts
     nf4/              adapters beside weights in four bits
     sparse_step/      an outer step of sites in a hundredth of its bytes
     stale/            pipelines and servers that use old weights; not for the trainer

@@ -1,6 +1,6 @@
 """All strategies, those of few people among them: in one order, and with one set of options."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,11 +14,15 @@ from minidist.full.pipeline.executor import Tensors
 from minidist.full.recipe import Recipe as CommonRecipe
 from minidist.full.strategy import Loss, Parallel, Strategy
 from minidist.full.trainer.config import Config as CommonConfig
+from minidist.full.trainer.config import Groups
 from minidist.full.trainer.flags import parse_with_notes
 from minidist.full.trainer.options import RunOptions as CommonRun
 from minidist.full.trainer.options import SpreadOptions as CommonSpread
 from minidist.further.compress.options import CompressionOptions
 from minidist.further.compress.ways import compressor_of
+from minidist.further.muon.muon import SlicedMuon
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW, muon_groups
+from minidist.further.muon.options import MuonOptions, faults_of
 from minidist.further.nf4.options import QLoRAOptions
 from minidist.further.nf4.qlora import add_qlora
 from minidist.further.nf4.strategy import QuantizedAdapters
@@ -33,6 +37,7 @@ __all__ = [
     "Config",
     "Recipe",
     "RunOptions",
+    "SlicedMuon",
     "SpreadOptions",
     "ZeROPlusPlus",
     "add_qlora",
@@ -72,11 +77,23 @@ class RunOptions(QLoRAOptions, CommonRun):
 class Config(CommonConfig):
     """A whole run, with the options of all strategies."""
 
+    optimizer: MuonOptions = field(default_factory=MuonOptions)
     parallel: SpreadOptions = field(default_factory=SpreadOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     recipe: ClassVar[type[CommonRecipe]] = Recipe
     strategies: ClassVar[Sequence[Strategy]] = ORDER
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if self.optimizer.optimizer == "muon":
+            yield from faults_of(self)
+
+    def updater(self, model: nn.Module, groups: Groups) -> tuple[Any, Groups]:
+        """Return Muon for the matrices of layers, or what `full/` has."""
+        if self.optimizer.optimizer == "muon":
+            return MuonWithAdamW, muon_groups(model, groups)
+        return super().updater(model, groups)
 
 
 def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config:

@@ -923,12 +923,10 @@ OPTIMIZER = [
     ),
     Mutation(
         "Muon's matrices go to their owners in the order of the model",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            alike.sort(key=lambda part: self.owners[self.numbers[part.piece]])\n",
         new="",
-        tests=(
-            "tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",
-        ),
+        tests=("tests/further/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",),
     ),
     Mutation(
         "autocast is entered, and switched off",
@@ -946,23 +944,23 @@ OPTIMIZER = [
     ),
     Mutation(
         "Muon's largest matrices all go to one rank",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="owners[number] = given.index(min(given))",
         new="owners[number] = given.index(max(given))",
-        tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
+        tests=("tests/further/test_muon.py::test_owners_take_the_largest_first",),
     ),
     Mutation(
         "Muon makes each block of a matrix orthogonal by itself",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            matrix = block.full(matrix)\n",
         new="            block = None\n",
         tests=("tests/trainer/test_train_muon.py::test_on_other_axes_too",),
     ),
     Mutation(
         "Muon gets no group of its own",
-        "minidist/full/trainer/optimizer.py",
-        old="groups = muon_groups(parallel.model, groups)",
-        new="muon_groups(parallel.model, groups)",
+        "minidist/further/plugged_in.py",
+        old="return MuonWithAdamW, muon_groups(model, groups)",
+        new="return MuonWithAdamW, groups",
         tests=("tests/trainer/test_train_muon.py::test_masters_are_updated_in_32_bits",),
     ),
     Mutation(

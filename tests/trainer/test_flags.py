@@ -21,8 +21,8 @@ from minidist.full.model import GPTConfig
 from minidist.full.trainer.checked import layout_of, recipe_of
 from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.flags import HelpAsked, build_parser, read_toml, to_toml
-from minidist.full.trainer.options import OptimizerOptions
 from minidist.further import Config, Recipe, RunOptions, parse
+from minidist.further.muon.options import MuonOptions
 
 FROZEN = """
     --help --config --print-config
@@ -301,7 +301,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     config = parse(["--batch", "5", "--config", str(file)])
     assert config.data == DataOptions(batch=5, text=("a", "b"))
     assert (
-        config.optimizer == OptimizerOptions(lr=1.0, weight_decay=0.5)
+        config.optimizer == MuonOptions(lr=1.0, weight_decay=0.5)
         and type(config.optimizer.lr) is float
     )
     assert config.run == RunOptions()
@@ -449,7 +449,7 @@ def test_every_run_survives_toml(
     config = Config(
         model=type(base.model)(tied=tied),
         data=DataOptions(text=tuple(texts)),
-        optimizer=OptimizerOptions(lr=lr),
+        optimizer=MuonOptions(lr=lr),
         parallel=type(base.parallel)(strategy=strategy),
         run=RunOptions(save=save, seed=seed),
     )

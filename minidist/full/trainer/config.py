@@ -12,17 +12,21 @@ What does not fit together among strategies is refused in the words of those who
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import nn
 
 from minidist.full.apply import ORDER
 from minidist.full.data.files import retold
 from minidist.full.data.options import DataOptions
 from minidist.full.launch.parser import flag
+from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.model import GPTConfig
 from minidist.full.options import flags_of
+from minidist.full.precision.masters import MasterWeights
 from minidist.full.recipe import Recipe
 from minidist.full.strategy import Strategy
 from minidist.full.trainer.options import (
@@ -33,6 +37,7 @@ from minidist.full.trainer.options import (
     SpreadOptions,
 )
 
+Groups = list[dict[str, Any]]
 Sections = dict[str, dict[str, Any]]
 """The options of a run as plain data: by section, then by name."""
 
@@ -112,7 +117,6 @@ class Config:
                 "balanced over all and their padding: leave one of them out"
             )
         yield from self._faults_of_parallel_options()
-        yield from self._faults_of_muon()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
@@ -157,31 +161,20 @@ class Config:
                 "one of them out"
             )
 
-    def _faults_of_muon(self) -> Iterator[str]:
-        if self.optimizer.optimizer != "muon":
-            return
-        if self.memory.offload != "none":
-            yield (
-                f"--offload {self.memory.offload} updates chunk by chunk, and --optimizer muon needs "
-                "whole matrices, which ranks exchange: leave one of them out"
-            )
-        if self.model.experts:
-            yield (
-                f"--experts {self.model.experts} are stacks, and --optimizer muon is for single "
-                "matrices: leave one of them out"
-            )
-        if self.adapter_rank:
-            yield (
-                "--lora and --qlora train two factors of a change, which --optimizer muon would make "
-                "orthogonal one by one: leave one of them out"
-            )
-
     @property
     def offload_to(self) -> Path | Literal["cpu"] | None:
         """Where the optimizer's state lives; None: beside the parameters."""
         if self.memory.offload == "disk":
             return Path(self.memory.offload_folder or self.run.save)
         return "cpu" if self.memory.offload == "memory" else None
+
+    def updater(self, model: nn.Module, groups: Groups) -> tuple[Any, Groups]:
+        """Return the kind of optimizer, and its groups, given those of AdamW: the matrices of a
+        model, and its other parameters.
+        """
+        if self.offload_to:
+            return partial(OffloadedOptimizer, to=self.offload_to), groups
+        return MasterWeights, groups
 
     @property
     def precision(self) -> str:

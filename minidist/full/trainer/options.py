@@ -33,7 +33,7 @@ PRECISIONS = (
     *("float32", "float64", "bfloat16", "float16", "fp8"),
     *("autocast-bfloat16", "autocast-float16"),
 )
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = ("adamw",)
 OFFLOADS = ("none", "memory", "disk")
 
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
@@ -88,11 +88,11 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024), and the learning rate."""
+    """AdamW (Loshchilov & Hutter 2019), and the learning rate."""
 
     optimizer: str = option(
         "adamw",
-        "what updates the matrices of layers; the rest is AdamW's: adamw, muon",
+        f"what updates parameters: {', '.join(OPTIMIZERS)}",
         one_of(*OPTIMIZERS),
     )
     lr: float = option(1e-3, "peak learning rate", POSITIVE)
