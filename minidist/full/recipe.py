@@ -101,8 +101,8 @@ class Recipe(
 
     def goes_with(self, row: str) -> bool:
         """Tell whether this row of `supported` has all that the recipe asks for."""
-        asked = ["fp8"] if self.fp8 else []
-        return {self.zero, *asked} <= set(self.supported[row])
+        offered = self.supported[row]
+        return self.zero in offered and (not self.fp8 or "fp8" in offered)
 
     def settled(self, layout: Layout) -> "Recipe":
         """Return the recipe with the numbers that 0 stands for: of microbatches, and of chunks."""

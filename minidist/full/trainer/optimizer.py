@@ -33,10 +33,11 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
     options = config.optimizer
     groups = decay_groups(parallel.model, options.weight_decay)
     kind, groups = config.updater(parallel.model, groups)
-    betas = (options.beta1, options.beta2)
+    betas = options.beta1, options.beta2
+    adamw = torch.optim.AdamW
     with retold(ConfigError, OSError, before="--offload disk: "):
         built: MasterWeights = parallel.optimizer(
-            kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas
+            kind, groups, optimizer=adamw, lr=options.lr, betas=betas
         )
     return built
 

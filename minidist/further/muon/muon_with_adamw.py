@@ -97,4 +97,5 @@ def muon_groups(model: nn.Module, groups: Groups) -> Groups:
     rest = [parameter for parameter in matrices["params"] if parameter not in inside]
     # so that the changes are as large as AdamW's, and one --lr is right for both
     scale = {"muon": True, "adjust_lr_fn": "match_rms_adamw"}
-    return [matrices | scale | {"params": ours}, matrices | {"params": rest}, others]
+    orthogonal = matrices | scale | {"params": ours}
+    return [orthogonal, matrices | {"params": rest}, others]

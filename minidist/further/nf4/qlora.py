@@ -46,10 +46,16 @@ class QuantizedLinear(Stored):
     @property
     def packed(self) -> NF4Tensor:
         """The weight [D_out, D_in]."""
-        steps, mean = (
-            stored.detach().clone().view(torch.float32) for stored in (self.steps, self.mean)
+        # copies, as memory has to be aligned to be read as other numbers
+        steps = self.steps.detach().clone()
+        mean = self.mean.detach().clone()
+        return NF4Tensor(
+            self.codes.detach(),
+            self.scales.detach(),
+            steps.view(torch.float32),
+            mean.view(torch.float32),
+            self.shape,
         )
-        return NF4Tensor(self.codes.detach(), self.scales.detach(), steps, mean, self.shape)
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
         """Return the weight [D_out, D_in], which is made each time."""

@@ -45,7 +45,9 @@ class SparseStep:
         self.count = min(CHUNK, max(4, 4 * round(share * CHUNK / 4)))
 
         sent = self.chunks * self.count
-        self.lengths = [sent * 12 // 8, sent * 2 // 8, self.chunks * 8]
+        places = sent * 12 // 8
+        codes = sent * 2 // 8
+        self.lengths = [places, codes, self.chunks * 8]
 
     def bytes(self, sites: int) -> float:
         """Return what a rank sends to all others: places, values and scales."""
