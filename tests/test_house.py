@@ -79,7 +79,7 @@ FLOORS = {
 }
 # Words of `further/` that anybody may use: names of files, and plain English.
 COMMON = {"__init__", "plain", "options", "strategy", "pipeline", "plans", "server"}
-COMMON |= {"Nodes", "Part", "Matrices", "compress", "int8", "ways"}
+COMMON |= {"Nodes", "Part", "Matrices", "compress", "int8"}
 MUTATORS = {
     "append",
     "extend",

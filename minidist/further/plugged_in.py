@@ -18,8 +18,7 @@ from minidist.full.trainer.config import Groups
 from minidist.full.trainer.flags import parse_with_notes
 from minidist.full.trainer.options import RunOptions as CommonRun
 from minidist.full.trainer.options import SpreadOptions as CommonSpread
-from minidist.further.compress.options import CompressionOptions
-from minidist.further.compress.ways import compressor_of
+from minidist.further.compress.options import CompressionOptions, compressor_of
 from minidist.further.muon.muon import SlicedMuon
 from minidist.further.muon.muon_with_adamw import MuonWithAdamW, muon_groups
 from minidist.further.muon.options import MuonOptions, faults_of

@@ -20,8 +20,8 @@ from minidist.full.memory.account import Account
 from minidist.further.compress import power_sgd
 from minidist.further.compress.int8 import Int8
 from minidist.further.compress.one_bit import OneBit
+from minidist.further.compress.options import compressor_of
 from minidist.further.compress.power_sgd import PowerSGD
-from minidist.further.compress.ways import compressor_of
 
 RANKS = 3
 SHAPES = [(24, 16), (7,), (4, 3, 2, 5), (16, 20)]

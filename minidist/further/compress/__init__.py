@@ -5,5 +5,5 @@
     int8           every element, in 8 bits                                         `int8.py`
     1bit           every element's sign                                             `one_bit.py`
 
-`options.py` reads what a user asks for, and `ways.py` makes it what compresses.
+`options.py` makes of what a user asks for what compresses.
 """
