@@ -1,18 +1,15 @@
 """All strategies, those of few people among them: in one order, and with one set of options."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minidist.full import apply
-from minidist.full.apply import Fit
-from minidist.full.mesh import Mesh
-from minidist.full.pipeline.executor import Tensors
 from minidist.full.recipe import Recipe as CommonRecipe
-from minidist.full.strategy import Loss, Parallel, Strategy
+from minidist.full.strategy import Strategy
 from minidist.full.trainer.config import Config as CommonConfig
 from minidist.full.trainer.config import Groups
 from minidist.full.trainer.flags import parse_with_notes
@@ -100,14 +97,5 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
     return parse_with_notes(argv, Config, prog)[0]
 
 
-def parallelize(
-    model: nn.Module,
-    mesh: Mesh,
-    recipe: CommonRecipe | Fit,
-    loss: Loss,
-    carried: Callable[[Any], Tensor | Tensors] | None = None,
-    *,
-    generator: torch.Generator | None = None,
-) -> Parallel:
-    """Do as `minidist.full.parallelize`, with all strategies."""
-    return apply.parallelize(model, mesh, recipe, loss, carried, generator=generator, order=ORDER)
+parallelize = partial(apply.parallelize, order=ORDER)
+"""What `minidist.full.parallelize` does, with all strategies."""
