@@ -13,7 +13,7 @@ from typing import Any
 
 from minidist.cli.plan.as_published import gpus_of, holding
 from minidist.full.options import flags_of
-from minidist.full.recipe import Recipe
+from minidist.further import Recipe
 from minidist.plan.device import Device, machine, table
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
@@ -25,7 +25,7 @@ from minidist.plan.trust.runs import newest, stored
 
 
 def combinations() -> str:
-    """Return which stages of ZeRO, axes, adapters and numbers of few bits go with which
+    """Return which stages of ZeRO, axes, adapters and numbers of 8 bits go with which
     schedule.
     """
     columns = {0: "ZeRO 0", 1: "ZeRO 1", 2: "ZeRO 2", 3: "ZeRO 3"}
@@ -33,9 +33,7 @@ def combinations() -> str:
         "cp": "context",
         "ep": "experts",
         "lora": "LoRA",
-        "qlora": "QLoRA",
         "fp8": "fp8",
-        "zeropp": "ZeRO++",
     }
     rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
     for schedule, offered in Recipe.supported.items():
@@ -50,7 +48,7 @@ def options() -> str:
     """Return the options of each strategy as the package declares them, without what no command
     line can say.
     """
-    rows = ["| option | default | | declared in `minidist/full/` |", "|---|---|---|---|"]
+    rows = ["| option | default | | declared in `minidist/` |", "|---|---|---|---|"]
     for option in sorted(flags_of(Recipe), key=lambda option: home(option.name)):
         said = option.metadata["help"]
         default = option.default if option.default is not False else "no"
@@ -61,9 +59,9 @@ def options() -> str:
 def home(name: str) -> str:
     """Return the file that declares an option of a recipe."""
     declaring = next(
-        base for base in reversed(Recipe.__mro__) if name in vars(base).get("__annotations__", {})
+        base for base in Recipe.__mro__ if name in vars(base).get("__annotations__", {})
     )
-    return declaring.__module__.removeprefix("minidist.full.").replace(".", "/") + ".py"
+    return declaring.__module__.removeprefix("minidist.").replace(".", "/") + ".py"
 
 
 # ---------------------------------------------------------------- published models at usual layouts

@@ -18,6 +18,7 @@ from training import PROGRAM
 from minidist.__main__ import COMMANDS
 from minidist.bench.options import NAMES, ON_GPUS
 from minidist.full.trainer.flags import build_parser
+from minidist.further import Config
 from minidist.threads import DeadlockError
 
 ROOT = Path(__file__).parents[1]
@@ -117,7 +118,7 @@ def test_every_page_stands_in_the_index() -> None:
 def test_every_flag_that_a_page_names_is_one_of_train() -> None:
     """And those that say how a run reads, measures and prints are explained."""
     page = (ROOT / "docs" / "training.md").read_text()
-    flags = {action.option_strings[0] for action in build_parser("x")._actions}
+    flags = {action.option_strings[0] for action in build_parser("x", Config)._actions}
     assert set(re.findall(r"--[a-z][a-z-]+", page)) <= {*flags, "--to"}  # which is one of export
     told = (
         "--text --text-field --eval-text --eval-every --eval-batches --held-out --log-every "

@@ -33,8 +33,8 @@ from minidist.full import DDP, FSDP
 from minidist.full.collectives import all_reduce, broadcast
 from minidist.full.comm import Communicator
 from minidist.full.mesh import Layout
-from minidist.full.recipe import Recipe
 from minidist.full.trace import Trace
+from minidist.further import Recipe
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_suffix("").parent / "golden_runs.json"

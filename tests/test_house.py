@@ -77,6 +77,9 @@ FLOORS = {
     "__main__": 6,
     "__init__": 6,  # the front door: what users name, from all floors
 }
+# Words of `further/` that anybody may use: names of files, and plain English.
+COMMON = {"__init__", "plain", "options", "strategy", "pipeline", "plans", "server"}
+COMMON |= {"Nodes", "Part", "Matrices", "compress", "int8"}
 MUTATORS = {
     "append",
     "extend",
@@ -201,6 +204,31 @@ def test_no_import_goes_up_a_floor() -> None:
     assert wrong == [], (
         "imports go down, and neighbours on floors 3 and 6 know nothing of each other"
     )
+
+
+def names_of_further() -> set[str]:
+    """Return what is in `further/`, in words: its folders, files, and public classes."""
+    names = set()
+    for file in (PACKAGE / "further").rglob("*.py"):
+        parts = file.relative_to(PACKAGE / "further").with_suffix("").parts
+        names |= set(parts)
+        if len(parts) > 1:
+            names |= {node.name for node in parse(file).body if isinstance(node, ast.ClassDef)}
+    return names - COMMON
+
+
+def test_the_house_names_nothing_that_stands_beyond_it() -> None:
+    """So whatever is in `further/` is plugged in: as a strategy, an option or an argument."""
+    names = names_of_further()
+    assert {"zero_plus_plus", "ZeROPlusPlus", "stale", "StalePipeline"} <= names
+    named = re.compile(rf"\b({'|'.join(sorted(names))})\b|minidist.further|further/")
+    wrong = [
+        f"{name_of(file)}: {found[0]}"
+        for file in FILES
+        if place(file).startswith("full/")
+        for found in named.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert wrong == [], "no file of `full/` names what is in `further/`"
 
 
 def test_a_file_fits_in_a_sitting_and_a_function_on_a_screen() -> None:

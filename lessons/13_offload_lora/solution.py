@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.full.adapters import lora, nf4
+from minidist.full.adapters import lora
 from minidist.full.collectives import all_reduce
 from minidist.full.ddp.flatten import flat_buffer, views_into
 from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.further.nf4 import nf4
 
 Packed: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
 

@@ -29,7 +29,7 @@ from minidist.course.twin import run_twin
 from minidist.full import DDP
 from minidist.full.collectives import all_reduce
 from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.full.ddp.compress.options import Compression
+from minidist.further import compressor_of
 from minidist.slow_wires import DiLoCo
 
 ROWS, INPUTS, HIDDEN, RATE = 16, 12, 24, 0.02
@@ -108,8 +108,8 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     plain = DDP(model, comm, op="mean")
     losses = steps(PLAIN, plain, optimizer, comm, device)
     plain.unwrap()
-    way = Compression.read(f"powersgd:{COLUMNS}")
-    squeezed = CompressedDDP(model, comm, op="mean", compression=way)
+    way = compressor_of(f"powersgd:{COLUMNS}")
+    squeezed = CompressedDDP(model, comm, op="mean", compress=way)
     losses += steps(SQUEEZED, squeezed, optimizer, comm, device)
     squeezed.unwrap()
     copy, after = build(device)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from minidist import further
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
@@ -43,6 +44,7 @@ from minidist.full.trainer.options import SpreadOptions
 from minidist.full.trainer.resume import fingerprint, sizes_of
 from minidist.full.trainer.start import Start, start_of
 from minidist.full.trainer.verify import compare
+from minidist.further.nf4.options import in_four_bits
 
 
 def main(argv: Sequence[str]) -> int:
@@ -122,7 +124,7 @@ def asked_for(argv: Sequence[str]) -> tuple[Config, list[str]]:
     """Return the run that the command line asks for, and notes; raise `ConfigError` if it could not
     be.
     """
-    config, notes = parse_with_notes(argv)
+    config, notes = parse_with_notes(argv, further.Config)
     if config.data.eval_text and not config.run.eval_every:  # `losses` measures at the end
         raise ConfigError(
             f"--eval-text {' '.join(config.data.eval_text)} is for runs with --eval-every STEPS: "
@@ -250,7 +252,7 @@ def headline(trainer: Trainer, samples: Samples | Packed) -> str:
     memory, resumed = config.memory, trainer.start.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
     if config.adapter_rank:
-        beside = " beside matrices in 4 bits" if config.run.qlora else ""
+        beside = " beside matrices in 4 bits" if in_four_bits(config.run) else ""
         line += f", adapters of rank {config.adapter_rank}{beside}"
     if config.run.init:
         line += f", beginning with the weights in {config.run.init}"

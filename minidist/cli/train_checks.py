@@ -16,6 +16,7 @@ from minidist.full.comm import Communicator
 from minidist.full.data.files import retold
 from minidist.full.model import GPTConfig
 from minidist.full.trainer.config import Config, ConfigError
+from minidist.further.nf4.options import in_four_bits
 from minidist.plan.equation import ModelStates, adapted_states
 
 
@@ -117,7 +118,9 @@ def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
     shares = config.parallel.tp * config.parallel.pp
     trained: float = count
     if rank := config.adapter_rank:
-        trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
+        trained = adapted_states(
+            sizes, rank, in_four_bits(config.run), each=ModelStates(0, 1, 0)
+        ).gradients
     # Each rank draws the whole model, and then keeps its share of it, with gradients and state of
     # what is trained.
     return (count * bytes + trained * (bytes + state) / shares) * ranks_here

@@ -92,6 +92,11 @@ class Fit:
         """The plan of the pipeline, which names only what is computed; None without a pipeline."""
         return self.checked.get(PIPELINE)
 
+    def extend(self, model: nn.Module) -> None:
+        """Add to a serial model the parameters that only strategies have."""
+        for strategy in self.checked:
+            strategy.extend(model, self.recipe)
+
     def shares(self, layout: Layout) -> dict[str, int]:
         """Return what each option asks to divide the tokens of a row; see `Strategy.shares`."""
         asked = [strategy.shares(self.recipe, layout) for strategy in self.checked]
@@ -112,7 +117,14 @@ def check_recipe(
     ------
     RecipeError
         It says in one sentence what does not fit, and the fix.
+    TypeError
+        If the recipe has options of its own, and the order is the usual one.
     """
+    if type(recipe) is not Recipe and order is ORDER:
+        raise TypeError(
+            "this recipe may ask for strategies that the usual order does not have: pass order=, "
+            "with them"
+        )
     for strategy in order:
         for fault in strategy.faults(recipe, layout, facts):
             raise RecipeError(fault)
@@ -150,6 +162,7 @@ def parallelize(
     carried: Callable[[Any], Tensor | Tensors] | None = None,
     *,
     generator: torch.Generator | None = None,
+    order: Sequence[Strategy] = ORDER,
 ) -> Parallel:
     """Spread a serial model over a mesh, in place. Collective.
 
@@ -170,6 +183,8 @@ def parallelize(
         `Pipeline`.
     generator : torch.Generator, optional
         Draws adapters; see `add_lora`.
+    order : sequence of Strategy
+        The strategies that a `Recipe` may ask for, and in which order they are applied.
 
     Raises
     ------
@@ -180,7 +195,7 @@ def parallelize(
 
     Cost: one broadcast of the model over all ranks.
     """
-    fit = recipe if isinstance(recipe, Fit) else check_fit(model, mesh, recipe)
+    fit = recipe if isinstance(recipe, Fit) else check_fit(model, mesh, recipe, order)
     if fit.plan is not None and carried is None:
         raise RecipeError(
             "a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline"

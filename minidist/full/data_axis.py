@@ -8,11 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from minidist.full.comm import Communicator
 from minidist.full.ddp.after_backward import NaiveDataParallel, ParameterServer
 from minidist.full.ddp.buckets import MIB
-from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.full.ddp.compress.options import Compression, keeps_back
+from minidist.full.ddp.compress.compressed import CompressedDDP, Compressor, compressor_of
 from minidist.full.ddp.data_parallel import DDP
 from minidist.full.ddp.options import STRATEGIES, DataParallelOptions
 from minidist.full.ddp.replicas import make_equal
@@ -23,7 +21,6 @@ from minidist.full.recipe import Recipe, RecipeError
 from minidist.full.replica import Replica
 from minidist.full.strategy import Facts, Parallel, Strategy
 from minidist.full.zero.zero import ZeRO1, ZeRO2
-from minidist.full.zero.zero_plus_plus import ZeROPlusPlus
 
 
 class EqualValues(Strategy):
@@ -39,7 +36,16 @@ class EqualValues(Strategy):
 
 
 class DataAxis(Strategy):
-    """Reduces the gradients of what is left on this rank, or shards what there is."""
+    """Reduces the gradients of what is left on this rank, or shards what there is.
+
+    Parameters
+    ----------
+    compressor : callable
+        `compressor(recipe.compress)` returns what compresses gradients.
+    """
+
+    def __init__(self, compressor: Callable[[str], Compressor] = compressor_of) -> None:
+        self.compressor = compressor
 
     def faults(self, recipe: Recipe, layout: Layout, facts: Facts) -> Iterator[str]:
         """Options go with the strategy and the stage, and divide the ranks of the data axis."""
@@ -74,23 +80,10 @@ class DataAxis(Strategy):
                 f"allocate={recipe.allocate} is for the shards of ZeRO 3, not for ZeRO "
                 f"{recipe.zero}: leave it out"
             )
-        if recipe.zeropp and (recipe.zero != 3 or recipe.hsdp):
-            what = f"ZeRO {recipe.zero}" if recipe.zero != 3 else f"groups of {recipe.hsdp} ranks"
-            yield (
-                f"zeropp=True is ZeRO 3 over all ranks of the data axis, not {what}: use zero=3 "
-                "alone"
-            )
-        if recipe.node_ranks is not None and (
-            not recipe.zeropp or recipe.node_ranks < 1 or ranks % recipe.node_ranks
-        ):
-            yield (
-                f"node_ranks={recipe.node_ranks} is for zeropp=True and a divisor of the {ranks} "
-                "ranks of the data axis: leave it out"
-            )
 
     def check(self, model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
         """Compressed, the copies of a tied parameter would keep back what belongs to neither."""
-        if keeps_back(recipe.compress) and mesh.pp.size > 1 and tied_names(model):
+        if recipe.keeps_back and mesh.pp.size > 1 and tied_names(model):
             raise RecipeError(
                 f"compress={recipe.compress!r} keeps back gradients, and those of the tied head are "
                 "on two stages of the pipeline: leave --tied, --pp or --compress out"
@@ -102,39 +95,29 @@ class DataAxis(Strategy):
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Wrap the model. Gradients are summed: the loss is divided by the tokens of all ranks."""
-        parallel.replica = wrapped(parallel.model, parallel.mesh.data, parallel.recipe)
+        build = self.builder(parallel.recipe)
+        parallel.replica = build(parallel.model, parallel.mesh.data, "sum", equal=True)
+
+    def builder(self, recipe: Recipe) -> Callable[..., Replica]:
+        """Return what wraps a model that is equal on all ranks."""
+        if recipe.strategy != "ddp":
+            return NaiveDataParallel if recipe.strategy == "naive" else ParameterServer
+        if recipe.zero == 3:
+            return partial(FSDP, shard_ranks=recipe.hsdp or None, allocate=recipe.allocate)
+        size = int(recipe.bucket_mib * MIB)
+        first = min(MIB, size)  # a small first bucket: see `DDP`
+        kind: Any = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+        if recipe.compress:
+            kind = partial(CompressedDDP, compress=self.compressor(recipe.compress))
+        return partial(kind, bucket_bytes=size, first_bucket_bytes=first)
 
     def words(self, recipe: Recipe, mesh: Mesh) -> str:
         """Name the stage of ZeRO, or what reduces whole gradients."""
         how = f"ZeRO-{recipe.zero}" if recipe.zero else recipe.strategy
         if recipe.compress:
             how += f", {recipe.compress}"
-        if recipe.zeropp:
-            how = f"ZeRO++ with nodes of {len(mesh.data.node)}"
         return f"dp={mesh.dp.size} ({how})"
 
     def undo(self, parallel: Parallel) -> None:
         """Gather what ZeRO 3 has cut along the data axis."""
         parallel.replica.unwrap()
-
-
-def wrapped(model: nn.Module, comm: Communicator, recipe: Recipe) -> Replica:
-    """Return a model, which is equal on all ranks, with the recipe's strategy around it.
-
-    Collective.
-    """
-    build: Callable[..., Replica]
-    if recipe.strategy != "ddp":
-        build = NaiveDataParallel if recipe.strategy == "naive" else ParameterServer
-    elif recipe.zeropp:
-        build = partial(ZeROPlusPlus, node_ranks=recipe.node_ranks, allocate=recipe.allocate)
-    elif recipe.zero == 3:
-        build = partial(FSDP, shard_ranks=recipe.hsdp or None, allocate=recipe.allocate)
-    else:
-        size = int(recipe.bucket_mib * MIB)
-        first = min(MIB, size)  # a small first bucket: see `DDP`
-        kind: Any = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-        if recipe.compress:
-            kind = partial(CompressedDDP, compression=Compression.read(recipe.compress))
-        build = partial(kind, bucket_bytes=size, first_bucket_bytes=first)
-    return build(model, comm, "sum", equal=True)

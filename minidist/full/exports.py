@@ -30,7 +30,6 @@ from minidist.full.tensor.styles import (
 from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 from minidist.full.zero.sharded_optimizer import ShardedOptimizer
 from minidist.full.zero.zero import ZeRO1, ZeRO2
-from minidist.full.zero.zero_plus_plus import ZeROPlusPlus
 
 __all__ = [
     "DDP",
@@ -55,7 +54,6 @@ __all__ = [
     "VocabularyParallelEmbedding",
     "ZeRO1",
     "ZeRO2",
-    "ZeROPlusPlus",
     "adjoint",
     "clip_by_global_norm",
     "compile_blocks",

@@ -6,9 +6,9 @@
     all others          yes            yes   no    no      several stages a rank, or weight gradients put off
 
 Each of these can be combined with tensor and sequence parallelism, recomputation and every
-precision of 16 bits or more; `Recipe.supported` also says what goes with adapters, 8 bits and
-ZeRO++. ZeRO 2 and 3 keep no whole gradients, so in a step of m microbatches they reduce m times,
-with a pipeline or without.
+precision of 16 bits or more; `Recipe.supported` also says what goes with adapters and 8 bits. ZeRO 2
+and 3 keep no whole gradients, so in a step of m microbatches they reduce m times, with a pipeline or
+without.
 
 Each strategy declares its options in its own folder, in `options.py`. A `Recipe` has them all, and
 so have the command line and the planner. `apply.py` asks each strategy whether they fit.
@@ -37,7 +37,6 @@ from minidist.full.slow_wires.options import SiteOptions
 from minidist.full.tensor.options import TensorParallelOptions
 
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
-ADAPTERS = ("lora", "qlora")
 
 
 class RecipeError(ValueError):
@@ -47,8 +46,24 @@ class RecipeError(ValueError):
     """
 
 
+def offered(schedule: str) -> tuple[int | str, ...]:
+    """Return what can be combined with a schedule: stages of ZeRO, and options.
+
+    8 bits put no weight gradients off.
+    """
+    if schedule in (NO_PIPELINE, "gpipe", "1f1b"):
+        return (0, 1, 2, 3, "cp", "ep", "lora", "fp8")
+    if schedule in ("naive", "interleaved"):
+        return (0, 1, "cp", "ep", "lora", "fp8")
+    return (0, 1, "cp", "ep", "lora")
+
+
 @dataclass(frozen=True)
-class Spread(
+class Recipe(
+    RecomputeOptions,
+    AutocastOptions,
+    Float8Options,
+    AdapterOptions,
     CompileOptions,
     SiteOptions,
     ShardingOptions,
@@ -58,26 +73,8 @@ class Spread(
     ContextParallelOptions,
     TensorParallelOptions,
 ):
-    """The options of what is spread over ranks. (A dataclass has the fields of its last base
-    first.)
-    """
-
-
-def offered(schedule: str) -> tuple[int | str, ...]:
-    """Return what can be combined with a schedule: stages of ZeRO, and options.
-
-    8 bits put no weight gradients off.
-    """
-    if schedule in (NO_PIPELINE, "gpipe", "1f1b"):
-        return (0, 1, 2, 3, "cp", "ep", *ADAPTERS, "fp8", "zeropp")
-    if schedule in ("naive", "interleaved"):
-        return (0, 1, "cp", "ep", *ADAPTERS, "fp8")
-    return (0, 1, "cp", "ep", *ADAPTERS)
-
-
-@dataclass(frozen=True)
-class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, Spread):
-    """How a model is spread over a mesh, and what each rank does with its layers.
+    """How a model is spread over a mesh, and what each rank does with its layers. (A dataclass has
+    the fields of its last base first.)
 
     Its options are those of its strategies: see `TensorParallelOptions`, `ContextParallelOptions`,
     `ExpertParallelOptions`, `PipelineOptions`, `DataParallelOptions`, `ShardingOptions`,
@@ -104,8 +101,8 @@ class Recipe(RecomputeOptions, AutocastOptions, Float8Options, AdapterOptions, S
 
     def goes_with(self, row: str) -> bool:
         """Tell whether this row of `supported` has all that the recipe asks for."""
-        asked = [name for name in (*ADAPTERS, "fp8", "zeropp") if getattr(self, name)]
-        return {self.zero, *asked} <= set(self.supported[row])
+        offered = self.supported[row]
+        return self.zero in offered and (not self.fp8 or "fp8" in offered)
 
     def settled(self, layout: Layout) -> "Recipe":
         """Return the recipe with the numbers that 0 stands for: of microbatches, and of chunks."""

@@ -5,6 +5,7 @@
     Strategy.faults       which options do not fit each other, or the layout    asked of every strategy,
     Strategy.wanted       whether a run has it                                  about numbers alone; then
     Strategy.check        whether the model fits                                of those that the run has
+    Strategy.extend       which parameters it adds to a serial model
     Strategy.apply        how the model is changed                              checks nothing
     Strategy.attach       what is put beside each optimizer: a `Companion`
     Strategy.after_step   what changes with each step, beside parameters
@@ -107,6 +108,11 @@ class Strategy:
             If it does not.
         """
         return None
+
+    def extend(
+        self, model: nn.Module, recipe: Recipe, generator: torch.Generator | None = None
+    ) -> None:
+        """Add to a serial model, which may be on `meta`, parameters that only this strategy has."""
 
     def apply(self, parallel: Parallel, checked: Any) -> None:
         """Change `parallel.model`, or what is beside it.

@@ -16,8 +16,9 @@ import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.full import DDP, FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full import DDP, FSDP, MixedPrecision
 from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.further import ZeROPlusPlus
 
 
 def one_unit(comm):

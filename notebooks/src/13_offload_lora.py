@@ -16,18 +16,12 @@ import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
 from minidist.full import DDP
-from minidist.full.adapters import (
-    EVERY_MATRIX,
-    LoRALinear,
-    add_lora,
-    add_qlora,
-    dequantize,
-    levels,
-    quantize,
-)
+from minidist.full.adapters import EVERY_MATRIX, LoRALinear, add_lora
 from minidist.full.memory.account import Account
 from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.further import add_qlora
+from minidist.further.nf4.nf4 import dequantize, levels, quantize
 
 CONFIG = GPTConfig(vocabulary=64, layers=2, hidden=256, heads=4, sequence=16)
 TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -403,7 +397,8 @@ from tempfile import TemporaryDirectory
 program = """
 import tempfile, torch, minidist
 from pathlib import Path
-from minidist.full.adapters import EVERY_MATRIX, add_qlora
+from minidist.full.adapters import EVERY_MATRIX
+from minidist.further import add_qlora
 from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.full import DDP

@@ -13,9 +13,9 @@ from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
 from minidist.full.mesh import Mesh
 from minidist.full.trainer.checked import check_run, layout_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
 from minidist.full.trainer.start import start_of
+from minidist.further import parse
 from minidist.plan.traffic import bytes_sent
 
 # one axis each, one composed; the planner's bytes of all others are counted on `meta`

@@ -15,8 +15,8 @@ import minidist
 from minidist.cli.variants.losses import STALE, StaleTrainer, compare, serial
 from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.start import start_of
+from minidist.further import parse
 from minidist.slow_wires import train_delayed
 
 

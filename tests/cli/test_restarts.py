@@ -27,6 +27,7 @@ from minidist.full.launch.jobs import Outcome, run_job
 from minidist.full.launch.leaving import listening
 from minidist.full.launch.restarts import Restarts, run_until_done
 from minidist.full.trainer.flags import parse_with_notes
+from minidist.further import Config
 
 STEPS = 8
 
@@ -158,7 +159,7 @@ def test_a_job_that_a_scheduler_has_started_again_goes_on(
     assert launch.counts(options, 1)["MINIDIST_RESTARTS"] == "3"
     assert launch.member_command(options)[1]["MINIDIST_RESTARTS"] == "2"
     (tmp_path / "step-00000001").mkdir()
-    config, _ = parse_with_notes(["--save", str(tmp_path)])
+    config, _ = parse_with_notes(["--save", str(tmp_path)], Config)
     first_view: Any = SimpleNamespace(again=False)
     assert going_on(config, alone(), first_view).run.resume
 

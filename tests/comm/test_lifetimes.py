@@ -23,13 +23,14 @@ from ranks import clean_environment, mpirun, torchrun
 from torch import Tensor, nn
 
 import minidist
-from minidist.full import DDP, FSDP, Recipe, ZeRO1, ZeRO2, ZeROPlusPlus
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
 from minidist.full.comm import Communicator, DeadlockError
 from minidist.full.comm.engine.pool import MANY, Group
 from minidist.full.comm.mpi_wire.window import open_window
 from minidist.full.launch.jobs import run_job
 from minidist.full.launch.mpirun import environment, find_mpirun
 from minidist.full.mesh import Layout
+from minidist.further import Recipe, ZeROPlusPlus
 
 WRAPPERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDP": (DDP, {}),

@@ -21,9 +21,10 @@ from minidist.full.model.moe.experts import grouped, has_kernel
 from minidist.full.model.moe.routed import RoutedExperts, routed_in
 from minidist.full.model.moe.router import router_logits
 from minidist.full.recompute.segments import recompute
-from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.foreign import load_llama, save_llama
 from minidist.full.trainer.options import ModelOptions
+from minidist.further import Config
 from minidist.moe import balance_loss, mixture
 from minidist.moe import rebalance as move_biases
 

@@ -838,12 +838,12 @@ SHARDED = [
     ),
     Mutation(
         "ZeRO++ reduces inside a node the rows of other ranks than their owners",
-        "minidist/full/zero/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        rows = _swapped(rows, self.across.size)  # all that goes to one neighbour "
         "together\n",
         new="",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::"
+            "tests/further/test_zero_plus_plus.py::"
             "test_rows_are_gathered_in_order_and_summed_for_their_owners[6-2]",
         ),
     ),
@@ -853,7 +853,7 @@ SHARDED = [
         old="            self.mine.copy_(self.shard.values)\n        self.second = None\n",
         new="            self.mine.copy_(self.shard.values)\n",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
+            "tests/further/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
         ),
     ),
 ]
@@ -910,12 +910,10 @@ OPTIMIZER = [
     ),
     Mutation(
         "Muon's matrices go to their owners in the order of the model",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            alike.sort(key=lambda part: self.owners[self.numbers[part.piece]])\n",
         new="",
-        tests=(
-            "tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",
-        ),
+        tests=("tests/further/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",),
     ),
     Mutation(
         "autocast is entered, and switched off",
@@ -933,23 +931,23 @@ OPTIMIZER = [
     ),
     Mutation(
         "Muon's largest matrices all go to one rank",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="owners[number] = given.index(min(given))",
         new="owners[number] = given.index(max(given))",
-        tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
+        tests=("tests/further/test_muon.py::test_owners_take_the_largest_first",),
     ),
     Mutation(
         "Muon makes each block of a matrix orthogonal by itself",
-        "minidist/full/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            matrix = block.full(matrix)\n",
         new="            block = None\n",
         tests=("tests/trainer/test_train_muon.py::test_on_other_axes_too",),
     ),
     Mutation(
         "Muon gets no group of its own",
-        "minidist/full/trainer/optimizer.py",
-        old="groups = muon_groups(parallel.model, groups)",
-        new="muon_groups(parallel.model, groups)",
+        "minidist/further/plugged_in.py",
+        old="return MuonWithAdamW, muon_groups(model, groups)",
+        new="return MuonWithAdamW, groups",
         tests=("tests/trainer/test_train_muon.py::test_masters_are_updated_in_32_bits",),
     ),
     Mutation(
@@ -1284,7 +1282,7 @@ OPINION = (
 )
 PRECISION = "tests/memory/precision/test_precision.py"
 FP8 = "tests/memory/precision/test_fp8.py"
-LORA = "tests/memory/adapters/test_lora.py"
+LORA = "tests/further/test_lora.py"
 
 MEMORY = [
     Mutation(
@@ -1493,14 +1491,14 @@ MEMORY = [
     ),
     Mutation(
         "a scale of NF4 is rounded down, below its largest weight",
-        "minidist/full/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="in_steps.ceil()",
         new="in_steps.floor()",
         tests=(f"{LORA}::test_an_error_is_at_most_half_the_widest_gap_of_its_block",),
     ),
     Mutation(
         "two weights of NF4 change their places in a byte",
-        "minidist/full/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="pairs[:, 0] << 4 | pairs[:, 1]",
         new="pairs[:, 1] << 4 | pairs[:, 0]",
         tests=(f"{LORA}::test_each_level_comes_back_as_itself",),
@@ -1994,7 +1992,7 @@ FEW_BITS = [
         old="            module.join = boundary.leave",
         new="            pass",
         tests=(
-            "tests/memory/adapters/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
+            "tests/further/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
         ),
     ),
     Mutation(
@@ -2023,10 +2021,10 @@ FEW_BITS = [
     ),
     Mutation(
         "a model that ZeRO++ gives back is rounded to 8 bits",
-        "minidist/full/zero/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        self.nodes.exact = True",
         new="        pass",
-        tests=("tests/parallel/sharded/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
+        tests=("tests/further/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
     ),
     Mutation(
         "adapters go on beside whatever weights are there",
@@ -2317,19 +2315,19 @@ FAILURES = [
     ),
 ]
 
-COMPRESS = "tests/parallel/data/test_compress.py"
+COMPRESS = "tests/further/test_compress.py"
 
 COMPRESSION = [
     Mutation(
         "PowerSGD keeps what all ranks have not sent, in place of its own",
-        "minidist/full/ddp/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            own = matrix.right.T\n",
         new="            own = matrix.right.T * comm.size\n",
         tests=(f"{COMPRESS}::test_what_was_sent_and_what_is_kept_back_are_all_gradients",),
     ),
     Mutation(
         "PowerSGD begins each step with the first factor",
-        "minidist/full/ddp/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            torch.mm(whole, matrix.right, out=matrix.left)\n",
         new="            torch.mm(whole, torch.ones_like(matrix.right), out=matrix.left)\n",
         tests=(f"{COMPRESS}::test_the_warm_start_finds_the_best_factors",),
@@ -2350,7 +2348,7 @@ COMPRESSION = [
     ),
     Mutation(
         "what rounding a sum to signs loses is lost",
-        "minidist/full/ddp/compress/one_bit.py",
+        "minidist/further/compress/one_bit.py",
         old="        rest[comm.rank] += (mine - sent)[0]\n",
         new="",
         tests=(f"{COMPRESS}::test_nothing_is_lost_by_signs",),
@@ -2396,7 +2394,7 @@ OLD_WEIGHTS = [
     ),
     Mutation(
         "what is not sent of an outer step is forgotten",
-        "minidist/full/slow_wires/sparse.py",
+        "minidist/further/sparse_step/sparse_step.py",
         old="        self.error.copy_(kept)\n",
         new="        self.error.zero_()\n",
         tests=(f"{SITES}test_a_sparse_step_loses_nothing_for_good",),

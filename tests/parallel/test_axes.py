@@ -23,12 +23,9 @@ from minidist.full import (
     FSDP,
     NaiveDataParallel,
     ParameterServer,
-    Recipe,
     ShardedOptimizer,
     ZeRO1,
     ZeRO2,
-    ZeROPlusPlus,
-    parallelize,
     parallelize_tensor,
 )
 from minidist.full.comm import Communicator
@@ -38,6 +35,7 @@ from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, Where, cross_entropy_sum
 from minidist.full.placement import placement_of
 from minidist.full.precision.masters import MasterWeights
+from minidist.further import Recipe, ZeROPlusPlus, parallelize
 
 PLAIN = (PlainDataParallel, NaiveDataParallel, ParameterServer)
 STRATEGIES: dict[str, Callable[[nn.Module, Communicator], object]] = {

@@ -11,10 +11,10 @@ import torch
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.full import Recipe, parallelize
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, Where
 from minidist.full.trainer.loop import carried_of, loss_of
+from minidist.further import Recipe, parallelize
 
 SIZES = GPTConfig(
     vocabulary=64,

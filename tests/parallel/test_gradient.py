@@ -25,13 +25,11 @@ from minidist.full import (
     FSDP,
     ColumnParallel,
     NaiveDataParallel,
-    Recipe,
     RowParallel,
     ShardedOptimizer,
     ZeRO1,
     ZeRO2,
     clip_by_global_norm,
-    parallelize,
     parallelize_tensor,
     vocabulary_parallel_cross_entropy_sum,
 )
@@ -40,6 +38,7 @@ from minidist.full.gradients.gradient import PartOfGradient
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.full.placement import placement_of
+from minidist.further import Recipe, parallelize
 
 LIMIT = 0.7
 Run = tuple[list[float], list[Tensor]]

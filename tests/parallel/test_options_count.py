@@ -16,7 +16,6 @@ from test_parallelize import saved_bytes
 from torch import Tensor, nn
 
 import minidist
-from minidist.full import Recipe
 from minidist.full.comm import Cluster, Communicator, Link
 from minidist.full.layers.blocks import blocks_of
 from minidist.full.mesh import Layout
@@ -25,6 +24,7 @@ from minidist.full.pipeline import plan
 from minidist.full.pipeline.communicate import with_communication
 from minidist.full.pipeline.weight_gradients import Product
 from minidist.full.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style
+from minidist.further import Recipe
 
 NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
 DP2, DP4, PP2, CP2 = Layout(dp=2), Layout(dp=4), Layout(pp=2), Layout(cp=2)

@@ -21,7 +21,7 @@ from minidist.full import (
     gather_from,
     parallelize_tensor,
 )
-from minidist.full.adapters import add_lora, add_qlora
+from minidist.full.adapters import add_lora
 from minidist.full.comm import Communicator
 from minidist.full.expert.expert_parallel import parallelize_experts
 from minidist.full.mesh import Layout, Mesh
@@ -29,6 +29,7 @@ from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.placement import placement_of
 from minidist.full.precision.fp8 import to_fp8
 from minidist.full.recompute import recompute
+from minidist.further import add_qlora
 
 SMALL = GPTConfig(
     vocabulary=18,

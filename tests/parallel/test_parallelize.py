@@ -15,12 +15,7 @@ from layouts import SMALL, Case, build, one_step, spread, tokens, worst
 from torch import Tensor, nn
 
 import minidist
-from minidist.full import (
-    Recipe,
-    RecipeError,
-    parallelize,
-    vocabulary_parallel_cross_entropy_sum,
-)
+from minidist.full import RecipeError, vocabulary_parallel_cross_entropy_sum
 from minidist.full.collectives import all_reduce
 from minidist.full.comm import Communicator
 from minidist.full.ddp.buckets import MIB
@@ -28,6 +23,7 @@ from minidist.full.memory.account import Account
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, cross_entropy_sum
 from minidist.full.pipeline import plan, read_plan
+from minidist.further import Recipe, parallelize
 
 TP2, PP2, DP2 = Layout(tp=2), Layout(pp=2), Layout(dp=2)
 EIGHT = Layout(dp=2, pp=2, tp=2)

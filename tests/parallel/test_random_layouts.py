@@ -28,7 +28,7 @@ from minidist.full.model import GPTConfig
 from minidist.full.model.config import BALANCES
 from minidist.full.pipeline import NAMES, Plan, plan, read_plan
 from minidist.full.pipeline.schedules import CHUNKED
-from minidist.full.recipe import ADAPTERS, Recipe
+from minidist.further import Recipe
 
 DRAWS, SOAK = 8, 508
 ROUNDED = 0.4  # of the gradients' norm
@@ -47,7 +47,7 @@ def with_few_bits(case: Case, random: Random) -> Case:
     # Blocks of 256 numbers hold norms and matrices of models this small: 8 bits leave too little of
     # a frozen matrix.
     kind = "" if recipe.zeropp else random.choice(("", "", "", "lora", "qlora", "fp8"))
-    if kind in ADAPTERS:
+    if kind in ("lora", "qlora"):
         recipe = replace(recipe, lora=random.choice((1, 2, 5)), qlora=kind == "qlora")
     if kind == "fp8" or (kind == "lora" and random.random() < 0.2):
         case = replace(case, dtype=random.choice((torch.float32, torch.bfloat16)))

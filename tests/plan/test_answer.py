@@ -23,7 +23,7 @@ from minidist.cli.plan.dry_run import PaperMesh
 from minidist.draw.plan import BYTES, STEP
 from minidist.full.model import GPT
 from minidist.full.trainer.checked import check_order, check_run, layout_of
-from minidist.full.trainer.flags import parse
+from minidist.further import parse
 from minidist.plan.device import PlanError, machine
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model

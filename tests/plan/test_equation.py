@@ -8,14 +8,13 @@ from gpt_activations import activations_of, copy_bytes, layer_activations_of
 from torch import Tensor
 
 import minidist
-from minidist.full import parallelize
 from minidist.full.comm import Communicator
 from minidist.full.memory.account import Account
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.full.precision.fp8 import to_fp8
 from minidist.full.precision.masters import MasterWeights
-from minidist.full.recipe import Recipe
+from minidist.further import Recipe, parallelize
 from minidist.plan.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,

@@ -13,11 +13,10 @@ import torch
 
 import minidist
 from minidist.cli.plan import command
-from minidist.full.apply import parallelize
 from minidist.full.comm import Cluster, Communicator
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.full.recipe import Recipe
+from minidist.further import Recipe, parallelize
 from minidist.plan.device import machine
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
 from minidist.plan.failures.simulate import simulate

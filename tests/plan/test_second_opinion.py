@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import minidist
-from minidist.full import Recipe, parallelize
 from minidist.full.comm import Communicator
 from minidist.full.comm.threads_wire.cluster import Cluster, Link
 from minidist.full.context.flash import operations
@@ -28,6 +27,7 @@ from minidist.full.model.seen import among, first_seen
 from minidist.full.placement import copies_of
 from minidist.full.precision.masters import MasterWeights
 from minidist.full.trainer.loop import carried_of, loss_of
+from minidist.further import Recipe, parallelize
 from minidist.plan.compute.attention import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held

@@ -15,7 +15,7 @@ from minidist.full.comm import Communicator
 from minidist.full.comm.threads_wire.cluster import Cluster
 from minidist.full.pipeline import plan, simulate, with_communication
 from minidist.full.pipeline.executor import Pipeline
-from minidist.full.recipe import Recipe
+from minidist.further import Recipe
 
 RANKS, MICROBATCHES = 4, 8
 

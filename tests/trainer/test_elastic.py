@@ -20,8 +20,8 @@ from minidist.full.comm.membership.agreement import Wanted
 from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.elastic.carry import Carrier, Standing
 from minidist.full.trainer.elastic.elastic_run import accumulating, on_ranks_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.metrics import StepMetrics
+from minidist.further import parse
 
 STEPS = 3
 WORDS = [*TINY, "--precision", "float64", "--steps", str(STEPS)]

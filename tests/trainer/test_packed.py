@@ -22,7 +22,7 @@ from minidist.full.ddp.sampler import DistributedSampler
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.trainer.batches import IGNORED, Batch, Batches
 from minidist.full.trainer.config import ConfigError
-from minidist.full.trainer.flags import parse
+from minidist.further import parse
 
 WIDTH = 16
 CONFIG = GPTConfig(vocabulary=50, layers=2, hidden=32, heads=4, sequence=WIDTH)

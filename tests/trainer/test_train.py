@@ -33,9 +33,8 @@ from minidist.full.launch.jobs import run_job
 from minidist.full.model.moe.balance import Load
 from minidist.full.replica import Replica
 from minidist.full.trainer import loop, verify
-from minidist.full.trainer.config import Config
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.metrics import Reporter, StepMetrics
+from minidist.further import Config, parse
 
 STEP = re.compile(
     r"step 3/3  loss \d\.\d{4}  norm \d\.\d{2}  [\d,]+ tokens/s  left 0:00(  waiting \d+%)?"

@@ -28,8 +28,8 @@ from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.model import GPT, gpt
 from minidist.full.precision.mixed import LossScaler
 from minidist.full.trainer import checked, optimizer, start
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
+from minidist.further import parse
 
 pytestmark = pytest.mark.filterwarnings(
     "error::RuntimeWarning"

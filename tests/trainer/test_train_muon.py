@@ -18,14 +18,14 @@ from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT
-from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.trainer.checked import check_run
 from minidist.full.trainer.config import ConfigError
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
-from minidist.full.trainer.optimizer import decay_groups, muon_groups
+from minidist.full.trainer.optimizer import decay_groups
 from minidist.full.trainer.start import start_of
 from minidist.full.trainer.verify import largest_difference
+from minidist.further import parse
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW, muon_groups
 
 MUON = "--optimizer muon"
 STEPS = 5

@@ -19,7 +19,7 @@ from minidist.bench.training import BATCH, TIME, gpt, text, training_step
 from minidist.full import DDP
 from minidist.full.comm import Communicator
 from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.full.ddp.compress.options import Compression
+from minidist.further import compressor_of
 
 COLUMNS = 4
 
@@ -35,8 +35,8 @@ def compress(setting: Setting) -> Iterator[Case]:
         tokens = text(BATCH, TIME, seed=comm.rank)
         models: dict[str, nn.Module] = {"DDP": DDP(gpt(hidden), comm, op="sum")}
         for name, wire in ways.items():
-            way = Compression.read(f"powersgd:{COLUMNS}")
-            models[name] = CompressedDDP(gpt(hidden), wire, op="sum", compression=way)
+            way = compressor_of(f"powersgd:{COLUMNS}")
+            models[name] = CompressedDDP(gpt(hidden), wire, op="sum", compress=way)
         if setting.gloo is not None:
             models["torch PowerSGD"] = torchs(gpt(hidden))
         runs = {name: training_step(model, tokens) for name, model in models.items()}

@@ -17,7 +17,7 @@ from minidist.full.comm.wire import Wire
 from minidist.full.mesh import AXES, Layout, Mesh
 from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.full.trainer.config import ConfigError
-from minidist.full.trainer.flags import parse
+from minidist.further import parse
 from minidist.plan.run import Setup
 
 

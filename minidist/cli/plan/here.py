@@ -35,10 +35,10 @@ from minidist.full.launch.jobs import run_job
 from minidist.full.launch.mpirun import environment, find_mpirun
 from minidist.full.mesh import Mesh
 from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Trainer
 from minidist.full.trainer.metrics import Reporter, StepMetrics
 from minidist.full.trainer.start import start_of
+from minidist.further import parse
 from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software

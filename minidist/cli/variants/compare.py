@@ -20,13 +20,13 @@ from minidist.full.data.packed import Packed
 from minidist.full.data.text import Samples, read_corpus
 from minidist.full.memory.account import CATEGORIES, Account, total
 from minidist.full.mesh import Mesh
-from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
-from minidist.full.trainer.config import Config, ConfigError
-from minidist.full.trainer.flags import parse
+from minidist.full.trainer.config import ConfigError
 from minidist.full.trainer.loop import Outcome, Sent, Trainer
 from minidist.full.trainer.start import start_of
 from minidist.full.trainer.verify import largest_difference, serial_run
+from minidist.further import Config, parse
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW
 
 NOTE = (
     "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: "

@@ -32,11 +32,11 @@ from minidist.full.model import GPT
 from minidist.full.trainer.batches import Batch
 from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.full.trainer.config import Config, ConfigError
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.loop import Measured, Trainer
 from minidist.full.trainer.observed.held_out import loss_on
-from minidist.full.trainer.options import MemoryOptions, SpreadOptions
+from minidist.full.trainer.options import MemoryOptions
 from minidist.full.trainer.start import start_of
+from minidist.further import SpreadOptions, parse
 
 SEEDS = 3
 STALE = {"stale by 1": 1, "stale by 4": 4}

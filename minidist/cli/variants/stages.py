@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from minidist.cli.variants import compare
 from minidist.full.trainer.checked import layout_of
-from minidist.full.trainer.config import Config
+from minidist.further import Config
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,22 +8,20 @@ of D_in D_out. Gradients, optimizer state and the bytes that data parallelism se
 same ratio. After training, W + α/r BA is one matrix again, so the merged model costs no more than
 the original. (Hu et al. 2021, LoRA, section 4.)
 
-QLoRA keeps W in four bits (`nf4`). Forward and backward each dequantise the one matrix they need
-and drop it again. Its codes are frozen parameters of bytes, which strategies share out and never
-send as gradients. (Dettmers et al. 2023, section 3.)
+W may be `Stored` in another form than as a matrix. Its parts are then frozen parameters, which
+strategies share out and never send as gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.full.adapters.nf4 import NF4Tensor, dequantize, quantize
 from minidist.full.memory.hooks import check_unwrapped
 
 EVERY_MATRIX = ("query", "key", "value", "output", "gate", "up", "down")
@@ -50,8 +48,7 @@ def add_lora(
     generator : torch.Generator, optional
         Draws the A matrices, on the CPU; without one, a generator with seed 0.
     store : callable, optional
-        Returns what replaces the frozen layer, such as `QuantizedLinear`; by default the layer
-        itself.
+        Returns what replaces the frozen layer, a `Stored`; by default the layer itself.
 
     Raises
     ------
@@ -81,17 +78,6 @@ def add_lora(
     _replace(model, adapters)
 
 
-def add_qlora(
-    model: nn.Module,
-    rank: int = 8,
-    alpha: float = 16,
-    targets: Sequence[str] = EVERY_MATRIX,
-    generator: torch.Generator | None = None,
-) -> None:
-    """Do as `add_lora`, and store the layers that get adapters in NF4."""
-    add_lora(model, rank, alpha, targets, generator, QuantizedLinear)
-
-
 def merge(model: nn.Module) -> None:
     """Fold every adapter into its layer, which becomes a plain, still frozen `nn.Linear` of the
     same name.
@@ -109,10 +95,10 @@ class LoRALinear(nn.Module):
 
     Parameters
     ----------
-    base : nn.Linear or QuantizedLinear
+    base : nn.Linear or Stored
         The frozen layer.
     weight : Tensor
-        The layer's weight [D_out, D_in] before quantisation; the adapter takes its shape, dtype and
+        The layer's weight [D_out, D_in] before it was stored; the adapter takes its shape, dtype and
         device.
     rank, alpha
         As for `add_lora`.
@@ -133,15 +119,9 @@ class LoRALinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight [D_out, D_in], as models read it that ask for its dtype; from NF4 it is
-        made each time.
-        """
+        """The frozen weight [D_out, D_in], as models read it that ask for its dtype."""
         base = self.base
-        return (
-            dequantize(base.packed, self.A.dtype)
-            if isinstance(base, QuantizedLinear)
-            else base.weight
-        )
+        return base.weight_in(self.A.dtype) if isinstance(base, Stored) else base.weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -164,48 +144,28 @@ def unchanged(x: Tensor) -> Tensor:
     return x
 
 
-class QuantizedLinear(nn.Module):
-    """A frozen linear layer whose weight is stored in NF4."""
+class Stored(nn.Module):
+    """A frozen linear layer that keeps its weight in another form than as a matrix.
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.shape, self.bias = linear.weight.shape, linear.bias
-        self.out_features, self.in_features = self.shape
-        packed = quantize(linear.weight)
-        self.codes = nn.Parameter(packed.codes, requires_grad=False)
-        self.scales = nn.Parameter(packed.scales, requires_grad=False)
-        # Stored as bytes: model.to(torch.bfloat16) would round floating point numbers.
-        self.steps = nn.Parameter(packed.steps.view(torch.uint8), requires_grad=False)
-        self.mean = nn.Parameter(packed.mean.view(torch.uint8), requires_grad=False)
+    Attributes
+    ----------
+    bias : Tensor or None
+    in_features, out_features : int
+    """
 
-    @property
-    def packed(self) -> NF4Tensor:
-        """The weight [D_out, D_in]."""
-        steps, mean = (
-            stored.detach().clone().view(torch.float32) for stored in (self.steps, self.mean)
-        )
-        return NF4Tensor(self.codes.detach(), self.scales.detach(), steps, mean, self.shape)
+    left_alone: ClassVar[tuple[str, ...]] = ()
+    """Modules that a compiler does not look into."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the last dim of `x` [.., D_in] to D_out channels."""
-        y: Tensor = _QuantizedProduct.apply(x, self.packed)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias
+    bias: nn.Parameter  # or None, as of `nn.Linear`
+    in_features: int
+    out_features: int
+
+    def weight_in(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight [D_out, D_in], which is made each time."""
+        raise NotImplementedError
 
 
-class _QuantizedProduct(torch.autograd.Function):
-    """x Wᵀ for a W in NF4. Autograd keeps the codes, not the dequantised matrix."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: NF4Tensor) -> Tensor:
-        ctx.packed = packed
-        return F.linear(x, dequantize(packed, x.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ dequantize(ctx.packed, grad.dtype), None
-
-
-Base: TypeAlias = nn.Linear | QuantizedLinear
+Base: TypeAlias = nn.Linear | Stored
 
 
 def linear_in(module: Any) -> Any:

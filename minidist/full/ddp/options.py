@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from minidist.full.ddp.compress.options import COMPRESSION
+from minidist.full.ddp.compress.options import COMPRESSION, WAYS
 from minidist.full.options import NOT_NEGATIVE, Limit, Needs, one_of, option
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
@@ -42,12 +42,16 @@ class DataParallelOptions:
     )
     compress: str = option(
         "",
-        "send gradients compressed, and keep what is not sent for later: powersgd:RANK, "
-        "topk:SHARE, topk:SHARE:MOMENTUM, 1bit or int8",
+        f"send gradients compressed, and keep what is not sent for later: {WAYS}",
         COMPRESSION,
         needs=OVERLAPPED,
         exact=False,
     )
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether gradients are kept for later steps."""
+        return bool(self.compress)
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,6 @@ class ShardingOptions:
     hsdp : int
         For ZeRO 3: ranks in a group that shares parameters out, other groups have copies; see
         `FSDP`. 0: all ranks of the data axis.
-    zeropp : bool
-        For ZeRO 3: send fewer bytes between nodes; see `ZeROPlusPlus`.
-    node_ranks : int, optional
-        With `zeropp`: neighbouring ranks of the data axis that form a node; by default those that
-        share memory.
     allocate : callable, optional
         For ZeRO 3: what allocates shards; see `FSDP`.
     """
@@ -82,13 +81,6 @@ class ShardingOptions:
         NOT_NEGATIVE,
         needs=ZERO_3,
     )
-    zeropp: bool = option(
-        False,
-        "with --zero 3: ZeRO++, a quarter of the bytes between nodes",
-        needs=ZERO_3,
-        exact=False,
-    )
-    node_ranks: int | None = option(None, "with zeropp: ranks in a node", flag=False)
     allocate: Callable[[int, Any], Any] | None = option(
         None, "what allocates the memory of a shard", flag=False
     )

@@ -57,7 +57,6 @@ class ExpertParallelism(Strategy):
         ep, way = f"ep={layout.ep}", recipe.ep_comm
         whole = {
             recipe.strategy: recipe.strategy != "ddp",
-            "ZeRO++": recipe.zeropp,
             f"hsdp={recipe.hsdp}": recipe.hsdp > 0,
         }
         for what, asked in whole.items():

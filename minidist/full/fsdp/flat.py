@@ -195,7 +195,7 @@ class Flat:
     unsharded : Tensor
         All elements. Its storage has no bytes between uses.
     second : Tensor or None
-        What the transport has kept of the last gathering, until there are new values; see ZeRO++.
+        What the transport has kept of the last gathering, until there are new values.
     accumulated : Tensor or None
         This rank's own gradients of all elements, from when the first is collected until they are
         taken to be reduced.

@@ -44,11 +44,10 @@ class Autocast(Strategy):
             return
         if recipe.autocast not in DTYPES:
             yield f"autocast={recipe.autocast!r} is no dtype of 16 bits: use {' or '.join(DTYPES)}"
-        if recipe.qlora or recipe.fp8:
-            bits = "4 bits (qlora)" if recipe.qlora else "8 bits (fp8)"
+        if recipe.fp8:
             yield (
-                f"autocast={recipe.autocast!r} chooses the dtype of products, which {bits} choose "
-                "for themselves: leave one of them out"
+                f"autocast={recipe.autocast!r} chooses the dtype of products, which 8 bits (fp8) "
+                "choose for themselves: leave one of them out"
             )
 
     def wanted(self, recipe: Recipe, layout: Layout, facts: Facts) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minidist.full.adapters.lora import Stored
 from minidist.full.context.blocks import Across
 from minidist.full.layers.blocks import blocks_of
 from minidist.full.mesh import Layout
@@ -30,7 +31,6 @@ from minidist.full.strategy import Facts, Parallel, Strategy
 AS_THEY_ARE = (
     "minidist.full.comm",
     "minidist.full.collectives",
-    "minidist.full.adapters.nf4",
     "minidist.full.precision.fp8",
     "minidist.full.precision.fp8_experts",
     "minidist.full.recompute",
@@ -112,6 +112,8 @@ def compile_blocks(
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))
+            if isinstance(module, Stored):
+                leave_alone(module.left_alone)
             if callable(attend := getattr(module, "attend", None)):
                 module.attend = as_it_is(attend)
         block.forward = torch.compile(block.forward, backend=backend, dynamic=dynamic)

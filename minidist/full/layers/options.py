@@ -25,8 +25,6 @@ class AdapterOptions:
     ----------
     lora : int
         Train adapters of this rank, and nothing else; see `add_lora`. 0: train the model.
-    qlora : bool
-        With `lora`: store the matrices beside the adapters in NF4; see `add_qlora`.
     """
 
     lora: int = option(
@@ -35,11 +33,11 @@ class AdapterOptions:
         NOT_NEGATIVE,
         needs=FOLDER,
     )
-    qlora: bool = option(
-        False,
-        "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits",
-        needs=FOLDER,
-    )
+
+    @property
+    def adapter_rank(self) -> int:
+        """Rank of the adapters; 0: none."""
+        return self.lora
 
 
 @dataclass(frozen=True)

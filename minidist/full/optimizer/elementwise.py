@@ -6,12 +6,10 @@ they would compute something else.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, optim
 
-from minidist.full.optimizer.muon import SlicedMuon
 from minidist.full.optimizer.state import share_out
 from minidist.full.placement import placement_of
 from minidist.full.precision.masters import MasterWeights
@@ -31,9 +29,6 @@ def build_over_slices(
     ValueError
         If it is not known to treat each element separately, and `elementwise` does not say so.
     """
-    made = partial(kind, **options)  # of a partial its function, with the arguments of both
-    if made.func is optim.Muon:
-        return SlicedMuon(groups, *made.args, **made.keywords)
     if isinstance(kind, type):
         _check(kind, elementwise)  # before it complains about the shapes of slices
     optimizer = kind(groups, **options)
@@ -96,4 +91,4 @@ def _check(kind: type, said: bool) -> None:
             f"{kind.__name__} is not known to treat each element for itself, and a rank has parts "
             "of parameters"
         )
-        raise ValueError(f"{fault}: use {_names()} or Muon (ZeRO), or pass elementwise=True")
+        raise ValueError(f"{fault}: use {_names()}, or pass elementwise=True")

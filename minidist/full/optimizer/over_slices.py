@@ -79,8 +79,8 @@ class SliceOptimizers:
         Parameters
         ----------
         kind
-            An optimizer that treats each element separately, such as torch's AdamW; or torch's
-            Muon, see `SlicedMuon`.
+            An optimizer that treats each element separately, such as torch's AdamW, or puts slices
+            together, which its attribute `elementwise` says.
         groups : optional
             The first argument of torch's optimizers, over the model's own parameters: parameters,
             pairs of name and parameter, or groups of them. Frozen parameters are left out. By

@@ -134,8 +134,8 @@ class Plan:
     actions : tuple of tuples of Action
         For each rank, in its order.
     batch : int
-        Microbatches whose gradients an update uses, in a plan that has updates (see
-        `further/stale/`); otherwise 0: the plan is one step, and the update comes after it.
+        Microbatches whose gradients an update uses, in a plan that has updates; otherwise 0: the
+        plan is one step, and the update comes after it.
 
     Raises
     ------

@@ -25,7 +25,7 @@ from minidist.full.pipeline.check import check
 from minidist.full.pipeline.offload.pauses import with_offload
 from minidist.full.pipeline.schedules import NAMES, plan
 from minidist.full.placement import Tie, record
-from minidist.full.recipe import ADAPTERS, Recipe, RecipeError
+from minidist.full.recipe import Recipe, RecipeError
 from minidist.full.replica import Alone
 from minidist.full.strategy import Facts, Parallel, Strategy
 from minidist.full.tensor.sequence import know_all_tokens
@@ -85,12 +85,8 @@ class PipelineParallelism(Strategy):
                 f"ZeRO {recipe.zero} does not go with {row}: use ZeRO {stages}, or the schedule "
                 "gpipe or 1f1b"
             )
-        for name in (*ADAPTERS, "fp8", "zeropp"):
-            if getattr(recipe, name) and name not in offered:
-                yield (
-                    f"{name}={getattr(recipe, name)} does not go with {row}: use the schedule "
-                    "gpipe or 1f1b"
-                )
+        if recipe.fp8 and "fp8" not in offered:
+            yield f"fp8=True does not go with {row}: use the schedule gpipe or 1f1b"
 
     def _faults_of_offload(self, recipe: Recipe, layout: Layout) -> Iterator[str]:
         """Yield a sentence for each reason for which weights cannot leave while their stage

@@ -10,6 +10,6 @@
     every H      between sites: what H steps have changed is averaged, and an outer optimizer takes it
 
 Read `minidist/slow_wires.py` first: its `DiLoCo` moves all of the model at once. `outer.py` does
-the same in fragments, while training goes on, for slices and masters. `sparse.py` sends a hundredth
-of it. `strategy.py` joins it to the other strategies, and `options.py` has what a user can ask for.
+the same in fragments, while training goes on, for slices and masters. `strategy.py` joins it to the
+other strategies, and `options.py` has what a user can ask for.
 """

@@ -7,13 +7,11 @@ from minidist.full.options import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
-    Limit,
     Needs,
     option,
 )
 
 LOCAL = Needs("--local-steps STEPS", "local_steps", lambda steps: steps > 0)
-SHARE = Limit("0, or a share of at most 1", lambda share: 0 <= share <= 1)
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,6 @@ class SiteOptions:
     mixing : float
         When a fragment has arrived: the share of this site's own parameters in what it goes on
         with; the rest is what all sites share.
-    outer_topk : float
-        Send this share of each 4,096 elements, in 2 bits each, and keep the others for the next
-        meeting; see `SparseStep`. 0: send all.
     """
 
     local_steps: int = option(
@@ -60,18 +55,15 @@ class SiteOptions:
         FRACTION,
         needs=LOCAL,
     )
-    outer_topk: float = option(
-        0.0,
-        "send only this share of the outer step, in 2 bits, the rest later; 0: all",
-        SHARE,
-        needs=LOCAL,
-    )
 
     @property
     def outer_copies(self) -> int:
-        """How many numbers are kept for each parameter: what sites share, what travels, the
-        momentum, and what was not sent.
+        """How many numbers are kept for each parameter: what sites share, what travels, and the
+        momentum.
         """
-        if not self.local_steps:
-            return 0
-        return 2 + (self.outer_momentum > 0) + (self.outer_topk > 0)
+        return 2 + (self.outer_momentum > 0) if self.local_steps else 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether what is sent of an element depends on which others a rank has."""
+        return False

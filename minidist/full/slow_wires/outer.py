@@ -11,8 +11,8 @@ Cost: a fragment of n bytes, 2 (P - 1)/P n bytes every H steps, in float32 where
 bits. Memory in addition to that of the book's `DiLoCo`: what is sent, n bytes.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,43 @@ from minidist.full.comm.stream import Handle
 from minidist.full.ddp.flatten import views_into
 from minidist.full.placement import placement_of
 from minidist.full.precision.masters import MasterWeights, wide
-from minidist.full.slow_wires.sparse import SparseStep
+
+
+class OuterStep(Protocol):
+    """What an outer step travels as."""
+
+    kept: dict[str, Tensor]
+    """Flat, by its name in a checkpoint: what it keeps from one meeting to the next."""
+
+    def reduce(self, change: Tensor, comm: Communicator) -> None:
+        """Replace this site's change by about the mean of all sites'. Collective."""
+
+    def bytes(self, sites: int) -> float:
+        """Return what a rank sends for it."""
+
+
+class Whole:
+    """An outer step that travels as it is; it is `like` a flat tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.size = like.nbytes
+        self.kept: dict[str, Tensor] = {}
+
+    def reduce(self, change: Tensor, comm: Communicator) -> None:
+        """Replace this site's change by the mean of all sites'. Collective."""
+        all_reduce(change, comm, "mean")
+
+    def bytes(self, sites: int) -> float:
+        """Return what a rank sends for it."""
+        return 2 * (sites - 1) / sites * self.size
 
 
 class Meetings(NamedTuple):
-    """When sites meet, and what becomes of it; see `SiteOptions`."""
+    """When sites meet, and what becomes of it; see `SiteOptions`.
+
+    `travels(like)` returns what a flat outer step like this travels as. If it `chooses`, what is
+    sent of an element depends on the others that travel with it.
+    """
 
     every: int
     lr: float = 0.7
@@ -35,7 +67,8 @@ class Meetings(NamedTuple):
     fragments: int = 1
     delay: int = 0
     mixing: float = 0.0
-    share: float = 0.0  # of the elements that are sent; 0: all
+    travels: Callable[[Tensor], OuterStep] = Whole
+    chooses: bool = False
 
     def due(self, fragment: int) -> int:
         """Return the step after which a fragment is sent for the first time."""
@@ -51,7 +84,7 @@ class Fragment:
         It is sent after this step, and then every H steps.
     kept : dict of str to Tensor
         Flat, by its name in a checkpoint, as far as there is such a thing: what all sites share,
-        the momentum of the outer optimizer, what was sent and has come, and what was not sent.
+        the momentum of the outer optimizer, what was sent and has come, and what the step keeps.
     shared, change : Tensor
         Flat: what all sites share; and what this site has subtracted from it, and then what all
         have, on average.
@@ -67,28 +100,17 @@ class Fragment:
         self.change = torch.zeros_like(self.shared)
         self.kept = {"outer shared": self.shared}
         self.velocity: Tensor | None = None
-        self.sparse: SparseStep | None = None
         if meetings.momentum:
             self.velocity = self.kept["outer momentum"] = torch.zeros_like(self.shared)
         if meetings.delay:
             self.kept["outer change"] = self.change
-        if meetings.share:
-            self.sparse = SparseStep(self.shared, meetings.share)
-            self.kept["outer error"] = self.sparse.error
+        self.step = meetings.travels(self.shared)
+        self.kept |= self.step.kept
         self.coming: Handle | None = None
 
     def send(self, comm: Communicator) -> None:
         """Replace what this site has subtracted by the mean of all sites. Collective."""
-        if self.sparse is None:
-            all_reduce(self.change, comm, "mean")
-        else:
-            self.sparse.reduce(self.change, comm)
-
-    def bytes(self, sites: int) -> float:
-        """Return what a rank sends when the sites meet."""
-        if self.sparse is None:
-            return 2 * (sites - 1) / sites * self.change.nbytes
-        return (sites - 1) * self.sparse.bytes
+        self.step.reduce(self.change, comm)
 
     def arrive(self) -> None:
         """Wait for what travels."""
@@ -127,7 +149,7 @@ class Outer:
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     kind: tuple[object, ...] = fragment_of[parameter], wide(parameter)
-                    if meetings.share:  # ranks that have copies choose the same of their elements
+                    if meetings.chooses:  # ranks that have copies choose the same of their elements
                         kind = *kind, placement_of(parameter).alike
                     members.setdefault(kind, []).append(parameter)
         self.fragments = []
@@ -170,7 +192,7 @@ class Outer:
         sent = 0.0
         for fragment in self.fragments:
             steps = range(fragment.due, after + 1, self.meetings.every)
-            sent += fragment.bytes(self.comm.size) * sum(step > before for step in steps)
+            sent += fragment.step.bytes(self.comm.size) * sum(step > before for step in steps)
         return sent
 
     def held(self) -> dict[str, list[Tensor]]:

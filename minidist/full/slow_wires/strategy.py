@@ -1,6 +1,6 @@
 """Sites as a strategy: after the optimizer's own step an outer step, on what each rank updates."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from minidist.full.mesh import Layout, Mesh
 from minidist.full.model.moe.routed import routed_in
 from minidist.full.placement import placement_of
 from minidist.full.recipe import Recipe, RecipeError
-from minidist.full.slow_wires.outer import Meetings, Outer
+from minidist.full.slow_wires.outer import Meetings, Outer, OuterStep, Whole
 from minidist.full.strategy import Facts, Parallel, Strategy
 
 Numbers: TypeAlias = dict[str, int]
@@ -38,19 +38,6 @@ class Sites(Strategy):
             yield (
                 f"outer_delay={recipe.outer_delay} would let a fragment travel until it is due "
                 f"again, after local_steps={steps}: use at most outer_delay={steps - 1}"
-            )
-        if recipe.outer_topk and recipe.outer_momentum:
-            yield (
-                f"outer_topk={recipe.outer_topk} keeps what is not sent, which takes the place of "
-                f"outer_momentum={recipe.outer_momentum}: use outer_momentum=0"
-            )
-        axes = {"tp": layout.tp, "ep": layout.ep, "pp": layout.pp}
-        cut = [f"{axis}={ranks}" for axis, ranks in axes.items() if ranks > 1]
-        if recipe.outer_topk and recipe.zero and cut:
-            yield (
-                f"outer_topk={recipe.outer_topk} sends the largest of the slices that zero="
-                f"{recipe.zero} leaves a rank, and with {' and '.join(cut)} ranks that have copies "
-                f"of one parameter may have others: use zero=0, or outer_topk=0"
             )
         if recipe.fragments > 1 and recipe.lora:
             yield (
@@ -91,6 +78,10 @@ class Sites(Strategy):
         """Say how often sites meet."""
         return f"dcn={mesh.dcn.size} (every {recipe.local_steps} steps)"
 
+    def travels(self, recipe: Recipe) -> Callable[[torch.Tensor], OuterStep]:
+        """Return what makes of a flat outer step what is sent."""
+        return Whole
+
     def attach(self, parallel: Parallel, optimizer: torch.optim.Optimizer) -> None:
         """Put an outer optimizer beside one. Collective."""
         recipe, replica = parallel.recipe, parallel.replica
@@ -108,7 +99,8 @@ class Sites(Strategy):
             recipe.fragments,
             recipe.outer_delay,
             recipe.mixing,
-            recipe.outer_topk,
+            self.travels(recipe),
+            recipe.chooses,
         )
         outer = Outer(optimizer, fragment_of, parallel.mesh.dcn, meetings)
         parallel.companions.append(outer)

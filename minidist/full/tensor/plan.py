@@ -120,7 +120,7 @@ def parallelize_tensor(
     model : nn.Module
         Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its
         signature. Optimizers that treat each element separately, built before or after, update this
-        rank's slices. Others, such as Muon or Adafactor, are refused when they step: on slices they
+        rank's slices. Others, such as Adafactor, are refused when they step: on slices they
         would compute something else.
     comm : Communicator
         The ranks of the tensor axis.

@@ -27,7 +27,7 @@ from minidist.full.model import GPT, GPTConfig
 from minidist.full.pipeline import Plan, ScheduleError, read_plan
 from minidist.full.precision.mixed import check_dtype
 from minidist.full.recipe import RecipeError
-from minidist.full.trainer.config import Config, ConfigError, in_flags
+from minidist.full.trainer.config import Config, ConfigError
 from minidist.full.trainer.optimizer import shard_memory
 from minidist.full.trainer.resume import sizes_of
 
@@ -70,7 +70,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
         axis.
     """
     asked = config.parallel
-    with retold(ConfigError, ValueError, words=in_flags):
+    with retold(ConfigError, ValueError, words=config.in_flags):
         sizes = {axis: getattr(asked, axis) for axis in SIZES}
         if not asked.dp:
             others = math.prod(sizes[axis] for axis in (*AXES, SITES) if axis != "dp")
@@ -119,12 +119,12 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         check_dtype(computing, device_of(mesh.world))
     sizes, recipe = sizes_of(config, vocabulary), recipe_of(config, mesh.layout)
     try:
-        fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
+        fit = check_fit(GPT(sizes, device="meta"), mesh, recipe, config.strategies)
     except RecipeError as error:
         plan = f"--plan {config.parallel.plan}: " if config.parallel.plan else ""
-        raise ConfigError(f"{plan}{in_flags(str(error))}") from None
+        raise ConfigError(f"{plan}{config.in_flags(str(error))}") from None
     except ValueError as error:
-        raise ConfigError(f"--tp {mesh.layout.tp}: {in_flags(str(error))}") from None
+        raise ConfigError(f"--tp {mesh.layout.tp}: {config.in_flags(str(error))}") from None
     shares = fit.shares(mesh.layout)
     multiple = math.prod(shares.values())
     flags = " and ".join(f"--{option}" for option in shares)
@@ -174,7 +174,7 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
         said["schedule"] = _read_plan(config)
     if layout.pp == 1:
         said["microbatches"] = config.parallel.accumulate
-    recipe = Recipe(**{option.name: said[option.name] for option in fields(Recipe)})
+    recipe = config.recipe(**{option.name: said[option.name] for option in fields(config.recipe)})
     _check_rows(config, layout, recipe)
     return recipe
 

@@ -6,23 +6,29 @@ starts.
     on this machine: files and memory              `cli/train_checks.py`
 
 What does not fit together among strategies is refused in the words of those who call `parallelize`;
-`in_flags` says the same in flags.
+`Config.in_flags` says the same in flags.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import nn
 
+from minidist.full.apply import ORDER
 from minidist.full.data.files import retold
 from minidist.full.data.options import DataOptions
-from minidist.full.ddp.compress.options import keeps_back
 from minidist.full.launch.parser import flag
+from minidist.full.memory.offload import OffloadedOptimizer
 from minidist.full.model import GPTConfig
 from minidist.full.options import flags_of
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.recipe import Recipe
+from minidist.full.strategy import Strategy
 from minidist.full.trainer.options import (
     MemoryOptions,
     ModelOptions,
@@ -31,6 +37,7 @@ from minidist.full.trainer.options import (
     SpreadOptions,
 )
 
+Groups = list[dict[str, Any]]
 Sections = dict[str, dict[str, Any]]
 """The options of a run as plain data: by section, then by name."""
 
@@ -42,6 +49,8 @@ class ConfigError(ValueError):
 @dataclass(frozen=True)
 class Config:
     """A whole run.
+
+    A subclass may have more options in its sections, and more strategies that read them.
 
     Raises
     ------
@@ -55,6 +64,9 @@ class Config:
     parallel: SpreadOptions = field(default_factory=SpreadOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
+
+    recipe: ClassVar[type[Recipe]] = Recipe
+    strategies: ClassVar[Sequence[Strategy]] = ORDER
 
     def __post_init__(self) -> None:
         """Refuse options that no run can be made of."""
@@ -105,7 +117,6 @@ class Config:
                 "balanced over all and their padding: leave one of them out"
             )
         yield from self._faults_of_parallel_options()
-        yield from self._faults_of_muon()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
@@ -125,7 +136,7 @@ class Config:
                 "has sequences"
             )
             yield f"{cuts}: use at most --accumulate {batch}"
-        if self.scales_loss and keeps_back(parallel.compress):
+        if self.scales_loss and parallel.keeps_back:
             yield (
                 f"--compress {parallel.compress} keeps gradients for later steps, and with "
                 f"--precision {self.precision} these have another loss scale: use --precision bfloat16, or "
@@ -150,31 +161,20 @@ class Config:
                 "one of them out"
             )
 
-    def _faults_of_muon(self) -> Iterator[str]:
-        if self.optimizer.optimizer != "muon":
-            return
-        if self.memory.offload != "none":
-            yield (
-                f"--offload {self.memory.offload} updates chunk by chunk, and --optimizer muon needs "
-                "whole matrices, which ranks exchange: leave one of them out"
-            )
-        if self.model.experts:
-            yield (
-                f"--experts {self.model.experts} are stacks, and --optimizer muon is for single "
-                "matrices: leave one of them out"
-            )
-        if self.adapter_rank:
-            yield (
-                "--lora and --qlora train two factors of a change, which --optimizer muon would make "
-                "orthogonal one by one: leave one of them out"
-            )
-
     @property
     def offload_to(self) -> Path | Literal["cpu"] | None:
         """Where the optimizer's state lives; None: beside the parameters."""
         if self.memory.offload == "disk":
             return Path(self.memory.offload_folder or self.run.save)
         return "cpu" if self.memory.offload == "memory" else None
+
+    def updater(self, model: nn.Module, groups: Groups) -> tuple[Any, Groups]:
+        """Return the kind of optimizer, and its groups, given those of AdamW: the matrices of a
+        model, and its other parameters.
+        """
+        if self.offload_to:
+            return partial(OffloadedOptimizer, to=self.offload_to), groups
+        return MasterWeights, groups
 
     @property
     def precision(self) -> str:
@@ -206,18 +206,34 @@ class Config:
     @property
     def adapter_rank(self) -> int:
         """Rank of the adapters; 0: none."""
-        return self.run.lora or 8 * self.run.qlora
+        return self.run.adapter_rank
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
-        with retold(ConfigError, ValueError, words=in_flags):
+        with retold(ConfigError, ValueError, words=self.in_flags):
             sizes = GPTConfig(
                 vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model)
             )
             sizes.check_learns()
         return sizes
 
-    def without_files(self) -> "Config":
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Return the dataclass of each section."""
+        return {each.name: each.default_factory for each in fields(cls)}
+
+    @classmethod
+    def in_flags(cls, sentence: str) -> str:
+        """Return a sentence on arguments, such as `raw_weights=True`, as one on flags:
+        `--raw-weights`.
+
+        Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a
+        command reads flags.
+        """
+        named = {option.name for kind in cls.kinds().values() for option in flags_of(kind)}
+        return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
+
+    def without_files(self) -> Self:
         """Return the run that computes the same, measures nothing beside, and leaves nothing on the
         disk.
         """
@@ -257,24 +273,6 @@ def precision_of(said: str, verify: bool) -> str:
 
 ELSEWHERE = {"fp8": "precision fp8", "autocast": "precision autocast"}
 """Names of `Recipe` that are not those of flags."""
-
-
-def in_flags(sentence: str) -> str:
-    """Return a sentence on arguments, such as `raw_weights=True`, as one on flags: `--raw-weights`.
-
-    Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a
-    command reads flags.
-    """
-    sections = (
-        ModelOptions,
-        DataOptions,
-        OptimizerOptions,
-        SpreadOptions,
-        MemoryOptions,
-        RunOptions,
-    )
-    named = {option.name for section in sections for option in flags_of(section)}
-    return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
 
 
 ARGUMENT = (

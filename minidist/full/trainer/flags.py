@@ -9,9 +9,8 @@ import json
 import tomllib
 import typing
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from minidist.full.data.files import FileError, flatten, read_tree, retold
 from minidist.full.launch.parser import flag, flag_of, unknown_flag
@@ -20,6 +19,8 @@ from minidist.full.trainer.config import Config, ConfigError, Sections
 from minidist.full.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
 from minidist.full.trainer.foreign.options import merged, read_deepspeed, translate
 from minidist.full.trainer.resume import with_folder
+
+Kind = TypeVar("Kind", bound=Config)
 
 
 class HelpAsked(Exception):
@@ -31,10 +32,19 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}; see --help")
 
 
-def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config:
-    """Return the run that a command line asks for.
+def parse_with_notes(
+    argv: Sequence[str], kind: type[Kind], prog: str = "python -m minidist train"
+) -> tuple[Kind, list[str]]:
+    """Return the run that a command line asks for, and notes on options that mean nothing or
+    something else here.
 
-    `--key-value-heads` and `--key_value_heads` are the same flag.
+    `--key-value-heads` and `--key_value_heads` are the same flag. Only `--deepspeed` and
+    `--megatron` give notes.
+
+    Parameters
+    ----------
+    kind
+        `Config`, or a subclass with more options.
 
     Raises
     ------
@@ -43,18 +53,7 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
     HelpAsked
         For `--help` and `--print-config`.
     """
-    return parse_with_notes(argv, prog)[0]
-
-
-def parse_with_notes(
-    argv: Sequence[str], prog: str = "python -m minidist train"
-) -> tuple[Config, list[str]]:
-    """Return the run that a command line asks for, and notes on options that mean nothing or
-    something else here.
-
-    Only `--deepspeed` and `--megatron` give notes. Raises what `parse` does.
-    """
-    parser, words = build_parser(prog), [_dashes(word) for word in argv]
+    parser, words = build_parser(prog, kind), [_dashes(word) for word in argv]
     _add_foreign(parser, "--megatron" in words)
     given, unknown = parser.parse_known_args(words)
     if unknown:
@@ -68,10 +67,10 @@ def parse_with_notes(
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
     flags: Sections = {}
-    for section, cls in classes().items():
+    for section, cls in kind.kinds().items():
         names = [option.name for option in flags_of(cls)]
         flags[section] = {name: values[name] for name in names if name in values}
-    sections = read_toml(Path(values["config"])) if "config" in values else {}
+    sections = read_toml(Path(values["config"]), kind) if "config" in values else {}
     notes: list[str] = []
     if "deepspeed" in values:
         theirs, notes = read_deepspeed(Path(values["deepspeed"]), sections, flags)
@@ -80,16 +79,11 @@ def parse_with_notes(
         theirs, more = translate(MEGATRON, MEGATRON_BATCH, values, sections, flags)
         sections, notes = merged(sections, theirs), notes + more
     sections = with_folder(merged(sections, flags))
-    config = Config(**{name: classes()[name](**options) for name, options in sections.items()})
+    kinds = kind.kinds()
+    config = kind(**{name: kinds[name](**options) for name, options in sections.items()})
     if "print_config" in values:
         raise HelpAsked(to_toml(config).rstrip())
     return config, notes
-
-
-@cache
-def classes() -> dict[str, Any]:
-    """Return the dataclass of each section."""
-    return typing.get_type_hints(Config)
 
 
 def kinds_of(section: Any) -> dict[str, Any]:
@@ -103,7 +97,7 @@ def kinds_of(section: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- flags
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str, kind: type[Config]) -> argparse.ArgumentParser:
     """Return the parser: one group for each dataclass, one flag for each field."""
     parser = _Parser(
         prog=prog, allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS
@@ -115,14 +109,14 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--print-config", action="store_true", help="print the run as TOML and stop"
     )
-    for section, cls in classes().items():
+    for section, cls in kind.kinds().items():
         group = parser.add_argument_group(section, (cls.__doc__ or "").split("\n")[0])
         kinds = kinds_of(cls)
         for option in flags_of(cls):
-            kind, shown = kinds[option.name], option.metadata["help"]
-            if kind is not bool and option.default not in ("", ()):
+            read, shown = kinds[option.name], option.metadata["help"]
+            if read is not bool and option.default not in ("", ()):
                 shown += f" (default: {option.default})"
-            group.add_argument(flag(option.name), help=shown, **_argument(kind))
+            group.add_argument(flag(option.name), help=shown, **_argument(read))
     return parser
 
 
@@ -172,12 +166,12 @@ def _dashes(word: str) -> str:
 # ---------------------------------------------------------------- TOML
 
 
-def read_toml(path: Path) -> Sections:
+def read_toml(path: Path, kind: type[Config]) -> Sections:
     """Return the sections of a TOML file; refuse unknown names and values of another type."""
     kinds = {
-        f"{section}.{name}": kind
-        for section, cls in classes().items()
-        for name, kind in kinds_of(cls).items()
+        f"{section}.{name}": value
+        for section, cls in kind.kinds().items()
+        for name, value in kinds_of(cls).items()
     }
     sections: Sections = {}
     with retold(ConfigError, FileError, before=f"--config {path} "):

@@ -45,7 +45,7 @@ from minidist.full.trainer.metrics import Reporter, StepMetrics
 from minidist.full.trainer.observed.held_out import loss_on
 from minidist.full.trainer.observed.meter import StepMeter
 from minidist.full.trainer.optimizer import build_optimizer, check_room, rate_at
-from minidist.full.trainer.start import Start, adapted, carried_of, loss_of
+from minidist.full.trainer.start import Start, carried_of, loss_of, serial_model
 
 Sent = dict[str, NDArray[np.int64]]
 """By axis: the bytes of messages, and those that an engine had to send, by formula; see
@@ -59,7 +59,7 @@ class Outcome:
 
     model: GPT
     history: list[StepMetrics]
-    sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
+    sent: Sent  # along each axis of the mesh, and between nodes, by all steps
     scaler: LossScaler | None = None
     held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`
@@ -363,7 +363,7 @@ class Trainer:
         self.parallel.unwrap()
         if all(placement_of(parameter) is WHOLE for parameter in self.model.parameters()):
             return self.model
-        whole = adapted(self.model.config, self.dtype, self.recipe)
+        whole = serial_model(self.checked)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         # a tied head has no weights of its own
         whole.load_state_dict(weights, strict=False, assign=True)

@@ -3,7 +3,6 @@ lie.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ from torch import Tensor, nn
 
 from minidist.full import Parallel
 from minidist.full.data.files import retold
-from minidist.full.memory.offload import OffloadedOptimizer, mapped
+from minidist.full.memory.offload import mapped
 from minidist.full.mesh import Mesh
-from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.precision.masters import MasterWeights
 from minidist.full.trainer.config import Config, ConfigError
 from minidist.full.trainer.schedule import learning_rate, linear_scaling
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
-    """Return AdamW over the parameters that this rank updates, or Muon and AdamW.
+    """Return AdamW over the parameters that this rank updates, or another optimizer.
 
     It decays matrices and leaves norms alone.
 
@@ -32,18 +30,14 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
     ConfigError
         If the folder has no room.
     """
-    options, offload_to = config.optimizer, config.offload_to
+    options = config.optimizer
     groups = decay_groups(parallel.model, options.weight_decay)
-    kind: Any = MasterWeights
-    if options.optimizer == "muon":
-        kind = MuonWithAdamW
-        groups = muon_groups(parallel.model, groups)
-    elif offload_to:
-        kind = partial(OffloadedOptimizer, to=offload_to)
-    betas = (options.beta1, options.beta2)
+    kind, groups = config.updater(parallel.model, groups)
+    betas = options.beta1, options.beta2
+    adamw = torch.optim.AdamW
     with retold(ConfigError, OSError, before="--offload disk: "):
         built: MasterWeights = parallel.optimizer(
-            kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas
+            kind, groups, optimizer=adamw, lr=options.lr, betas=betas
         )
     return built
 
@@ -59,24 +53,6 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-
-
-def muon_groups(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the groups, and of the first the matrices inside layers as one more, for Muon.
-
-    The embedding and the head stay: an embedding is a table, of which a step sees some rows.
-    """
-    hidden = []
-    for name, parameter in model.named_parameters():
-        if name.startswith("layers."):
-            hidden.append(parameter)
-    matrices, others = groups
-    inside = set(hidden)
-    ours = [parameter for parameter in matrices["params"] if parameter in inside]
-    rest = [parameter for parameter in matrices["params"] if parameter not in inside]
-    # so that the changes are as large as AdamW's, and one --lr is right for both
-    scale = {"muon": True, "adjust_lr_fn": "match_rms_adamw"}
-    return [matrices | scale | {"params": ours}, matrices | {"params": rest}, others]
 
 
 def rate_at(config: Config, step: int) -> float:

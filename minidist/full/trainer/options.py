@@ -7,7 +7,10 @@ options must be beside each other is in `config.py`.
 
 from dataclasses import dataclass
 
-from minidist.full.layers.options import AdapterOptions, RecomputeOptions
+from minidist.full.context.options import ContextParallelOptions
+from minidist.full.ddp.options import DataParallelOptions, ShardingOptions
+from minidist.full.expert.options import ExpertParallelOptions
+from minidist.full.layers.options import AdapterOptions, CompileOptions, RecomputeOptions
 from minidist.full.mesh import AXES
 from minidist.full.model.config import BALANCES, SCORES
 from minidist.full.options import (
@@ -21,16 +24,16 @@ from minidist.full.options import (
     option,
     up_to,
 )
-from minidist.full.pipeline.options import STAGES
-from minidist.full.recipe import Spread
-from minidist.full.slow_wires.options import LOCAL
+from minidist.full.pipeline.options import STAGES, PipelineOptions
+from minidist.full.slow_wires.options import LOCAL, SiteOptions
+from minidist.full.tensor.options import TensorParallelOptions
 from minidist.full.trainer.schedule import SHAPES
 
 PRECISIONS = (
     *("float32", "float64", "bfloat16", "float16", "fp8"),
     *("autocast-bfloat16", "autocast-float16"),
 )
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = ("adamw",)
 OFFLOADS = ("none", "memory", "disk")
 
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
@@ -85,11 +88,11 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024), and the learning rate."""
+    """AdamW (Loshchilov & Hutter 2019), and the learning rate."""
 
     optimizer: str = option(
         "adamw",
-        "what updates the matrices of layers; the rest is AdamW's: adamw, muon",
+        f"what updates parameters: {', '.join(OPTIMIZERS)}",
         one_of(*OPTIMIZERS),
     )
     lr: float = option(1e-3, "peak learning rate", POSITIVE)
@@ -138,7 +141,17 @@ class AxisOptions:
 
 
 @dataclass(frozen=True)
-class SpreadOptions(Spread, AxisOptions):
+class SpreadOptions(
+    CompileOptions,
+    SiteOptions,
+    ShardingOptions,
+    DataParallelOptions,
+    PipelineOptions,
+    ExpertParallelOptions,
+    ContextParallelOptions,
+    TensorParallelOptions,
+    AxisOptions,
+):
     """How the work is spread over ranks."""
 
     plan: str = option(

@@ -7,7 +7,7 @@ neither    weights drawn from --seed
 """
 
 import hashlib
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,8 @@ from minidist.full.comm import Communicator
 from minidist.full.data.files import FileError, read_tree, retold
 from minidist.full.launch.parser import flag
 from minidist.full.model import GPT, GPTConfig
-from minidist.full.options import NOT_NEGATIVE, POSITIVE
+from minidist.full.options import NOT_NEGATIVE, POSITIVE, flags_of
 from minidist.full.precision.mixed import LossScaler
-from minidist.full.slow_wires.options import SiteOptions
 from minidist.full.trainer.batches import Batches
 from minidist.full.trainer.config import Config, ConfigError, Sections, precision_of
 from minidist.full.trainer.foreign.llama import (
@@ -118,7 +117,7 @@ def prepare(
             f"{path} has the state of another optimizer, and {config.optimizer.optimizer} cannot go "
             f"on from its moments: use --optimizer {updated}"
         )
-    return Resumed(path, step, changed_options(before, config.sections()))
+    return Resumed(path, step, changed_options(before, config))
 
 
 def _check_beginning(path: Path, before: str, now: str) -> None:
@@ -170,18 +169,23 @@ def check_base(path: Path, before: str, now: str, init: str) -> None:
         )
 
 
-def changed_options(before: Sections, now: Sections) -> list[str]:
+def changed_options(before: Sections, config: Config) -> list[str]:
     """Return, in words, the options that affect the numbers of a run and have changed."""
+    now = config.sections()
+    spread = flags_of(config.parallel)
+    inexact = {option.name for option in spread if not option.metadata["exact"]}
     names = [
         *(("model", name) for name in CHANGEABLE),
         ("data", "batch"),
         ("run", "steps"),
         ("run", "precision"),
-        *(("parallel", name) for name in ("compress", "zeropp", "ep_fp8")),
-        *(("parallel", option.name) for option in fields(SiteOptions)),
     ]
+    for option in spread:  # also those that say more of one that is inexact
+        needs = option.metadata["needs"]
+        if option.name in inexact or (needs is not None and needs.option in inexact):
+            names.append(("parallel", option.name))
     names += [("optimizer", name) for name in now["optimizer"]]
-    if now["parallel"]["outer_topk"]:  # of what a rank has, the largest elements are sent
+    if config.parallel.chooses:  # what is sent depends on what a rank has
         cut = ("tp", "ep", "pp", "zero")
         sliced = ("dp", "cp") if now["parallel"]["zero"] else ()
         names += [("parallel", name) for name in cut + sliced]

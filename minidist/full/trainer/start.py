@@ -19,9 +19,8 @@ from minidist.full.context.context_parallel import columns_of
 from minidist.full.data.packed import Packed
 from minidist.full.data.text import Samples
 from minidist.full.ddp.sampler import DistributedSampler
-from minidist.full.layers.adapters import adapt
 from minidist.full.mesh import Mesh
-from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.model import GPT, cross_entropy_sum
 from minidist.full.precision.mixed import LossScaler
 from minidist.full.trainer.batches import Batches
 from minidist.full.trainer.checked import CheckedRun, device_of
@@ -91,7 +90,7 @@ def start_of(
         origin_of(config),
     )
     if config.run.resume:
-        shapes = adapted(run.sizes, config.dtype, recipe)
+        shapes = serial_model(run)
         start.resumed = prepare(config, shapes, start.base, start.batches, start.scaler, comm)
     return start
 
@@ -129,10 +128,10 @@ def _of(run: CheckedRun, samples: Samples | Packed, sampler: DistributedSampler)
     return Batches(samples, sampler, multiple, columns_of(run.fit.recipe, run.mesh))
 
 
-def adapted(sizes: GPTConfig, dtype: torch.dtype, recipe: Recipe) -> GPT:
-    """Return a serial model on the device `meta`, with the adapters of a recipe."""
-    shapes = GPT(sizes, dtype=dtype, device="meta")
-    adapt(shapes, recipe)
+def serial_model(run: CheckedRun) -> GPT:
+    """Return a run's serial model on the device `meta`, with its adapters."""
+    shapes = GPT(run.sizes, dtype=run.config.dtype, device="meta")
+    run.fit.extend(shapes)
     return shapes
 
 

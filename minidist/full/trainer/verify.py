@@ -29,7 +29,7 @@ from minidist.full.trainer.checked import check_run
 from minidist.full.trainer.config import Config
 from minidist.full.trainer.loop import Outcome, Trainer
 from minidist.full.trainer.metrics import Reporter
-from minidist.full.trainer.options import MemoryOptions, SpreadOptions
+from minidist.full.trainer.options import MemoryOptions
 from minidist.full.trainer.start import start_of
 
 TOLERANCE = 1e-9  # of parameters in float64
@@ -59,7 +59,9 @@ def serial_run(
 
     Each step becomes a line of the file `metrics`, if there is one.
     """
-    alone = replace(config.without_files(), parallel=SpreadOptions(dp=1), memory=MemoryOptions())
+    alone = replace(
+        config.without_files(), parallel=type(config.parallel)(dp=1), memory=MemoryOptions()
+    )
     reporter = Reporter(
         config.run.steps, metrics, 0, label="serial ", every=max(1, config.run.steps // 5)
     )

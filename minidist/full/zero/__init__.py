@@ -8,6 +8,5 @@
 
 Read `minidist/zero.py` first: all stages as loops, then stages 1 and 2 by hooks. `zero.py` of this
 folder has the same three phases during backward and at its end. `sharded_optimizer.py` shards the
-optimizer's state alone. `zero_plus_plus.py` is ZeRO-3 in fewer bytes, by another `Transport` of
-the flats of `full/fsdp/`.
+optimizer's state alone.
 """

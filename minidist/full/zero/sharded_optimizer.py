@@ -37,7 +37,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         The first argument of torch's optimizers. The parameters are overwritten by rank 0's, and
         moved into one flat buffer for each dtype.
     kind
-        As for the method `optimizer` of a model that ZeRO shards, such as torch's AdamW or Muon.
+        As for the method `optimizer` of a model that ZeRO shards, such as torch's AdamW.
     comm : Communicator
         The ranks.
     elementwise : bool

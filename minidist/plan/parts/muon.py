@@ -7,7 +7,7 @@ orthogonal, and goes apart again.
                  ZeRO each rank computes every change, and nothing is sent
     tp           the ranks gather the blocks of a matrix, and each computes all of its change
 
-Embedding, head and norms have AdamW. (`full/optimizer/muon.py` does it.)
+Embedding, head and norms have AdamW. (`further/muon/muon.py` does it.)
 """
 
 from minidist.plan.compute.products import speed

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from training import short_text, train_on
 
 import minidist
-from minidist.full.apply import parallelize
 from minidist.full.comm import Communicator
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe, parallelize
 
 SIZES = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=8)
 TOKENS = torch.arange(32).view(4, 8)

@@ -29,8 +29,8 @@ from minidist.full.context.order import ORDERS, Meeting, meeting, multiple, pair
 from minidist.full.memory.account import Account
 from minidist.full.mesh import Layout
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.full.recipe import Recipe
 from minidist.full.recompute import recompute
+from minidist.further import Recipe
 
 SMALL = GPTConfig(
     vocabulary=23,

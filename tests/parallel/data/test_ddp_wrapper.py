@@ -16,19 +16,11 @@ from data_parallel import VARIANTS
 from torch import Tensor, nn
 
 import minidist
-from minidist.full import (
-    DDP,
-    FSDP,
-    DataParallel,
-    Recipe,
-    ZeRO1,
-    ZeRO2,
-    ZeROPlusPlus,
-    parallelize,
-)
+from minidist.full import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
 from minidist.full.comm import Communicator, MismatchError
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import cross_entropy_sum
+from minidist.further import Recipe, ZeROPlusPlus, parallelize
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

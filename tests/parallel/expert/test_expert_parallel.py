@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import minidist
 from minidist.full import DDP, FSDP
 from minidist.full.adjoint import reduce_from
-from minidist.full.apply import parallelize
 from minidist.full.collectives.fast import cut
 from minidist.full.comm import Cluster, Communicator
 from minidist.full.comm.threads_wire.cluster import Link
@@ -29,7 +28,8 @@ from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.model.moe.balance import rebalance
 from minidist.full.model.moe.experts import Experts
 from minidist.full.model.moe.routed import RoutedExperts, routed_in
-from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe, parallelize
 
 MOE = GPTConfig(
     vocabulary=19, layers=2, hidden=16, heads=4, key_value_heads=2, intermediate=12, sequence=12, dropout=0.1,

@@ -29,7 +29,7 @@ from minidist.full.precision.fp8 import (
     update_scales,
 )
 from minidist.full.precision.fp8_experts import experts_to_fp8
-from minidist.full.recipe import Recipe
+from minidist.further import Recipe
 
 COUNTS = [5, 1, 0, 6]
 # Every token goes to all experts: rounding to 8 bits sends none of them elsewhere.

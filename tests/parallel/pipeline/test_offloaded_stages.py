@@ -40,7 +40,8 @@ from minidist.full.pipeline.actions import TRANSFERS
 from minidist.full.pipeline.executor import Pipeline, Run
 from minidist.full.pipeline.offload.host import HostMemory, Port
 from minidist.full.pipeline.stage import balance, take_stages, tie_stages, tied_names
-from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe
 
 PLANS = [
     plan("interleaved", 1, 3, 3),

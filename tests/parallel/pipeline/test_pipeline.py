@@ -27,8 +27,8 @@ from minidist.full.pipeline.communicate import with_communication
 from minidist.full.pipeline.executor import Pipeline, Run
 from minidist.full.pipeline.schedules import plan
 from minidist.full.pipeline.stage import balance, take_stages, tie_stages, tied_names
-from minidist.full.recipe import Recipe
 from minidist.full.trace import Trace
+from minidist.further import Recipe
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))
 TIED = GPTConfig(**(vars(DEEP) | {"tied": True}))

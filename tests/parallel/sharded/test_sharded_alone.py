@@ -18,13 +18,14 @@ import minidist
 from minidist.full import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
 from minidist.full.comm import Communicator, MismatchError
 from minidist.full.precision.masters import MasterWeights
+from minidist.further import SlicedMuon
 
 STEPS = 3
 KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (AdamW, {"lr": 0.02}),
     (SGD, {"lr": 0.01, "momentum": 0.9}),
     (MasterWeights, {"lr": 0.02}),
-    (Muon, {"lr": 0.02}),
+    (SlicedMuon, {"lr": 0.02}),
 )
 
 
@@ -61,8 +62,8 @@ def loss(model: nn.Module, step: int, rank: int) -> Tensor:
 def serial(
     kind: Any, options: dict[str, Any], ranks: int, steps: int = STEPS
 ) -> tuple[nn.Module, Any]:
-    model = Net(0, kind is Muon)
-    optimizer = kind(model.parameters(), **options)
+    model = Net(0, kind is SlicedMuon)
+    optimizer = (Muon if kind is SlicedMuon else kind)(model.parameters(), **options)
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(ranks):
@@ -85,7 +86,7 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("first", (True, False), ids=("wrapped first", "wrapped last"))
 def test_parity_beside_ddp(kind: Any, options: dict[str, Any], ranks: int, first: bool) -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], Any]:
-        model = Net(comm.rank, kind is Muon)
+        model = Net(comm.rank, kind is SlicedMuon)
         wrapped = DDP(model, comm, op="sum", unused=True) if first else None
         optimizer = ShardedOptimizer(model.named_parameters(), kind, comm, **options)
         wrapped = wrapped or DDP(model, comm, op="sum", unused=True)

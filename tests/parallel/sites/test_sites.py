@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.full.apply import parallelize
 from minidist.full.checkpoint.store import complete
 from minidist.full.comm import Communicator
 from minidist.full.data.text import read_corpus
@@ -23,15 +23,15 @@ from minidist.full.memory.account import Account
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig
 from minidist.full.precision.masters import MasterWeights
-from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recipe import RecipeError
 from minidist.full.slow_wires.outer import Meetings, Outer
-from minidist.full.slow_wires.sparse import CHUNK, DECAY, SparseStep
 from minidist.full.strategy import Parallel
 from minidist.full.trainer.checked import check_run, layout_of
-from minidist.full.trainer.flags import parse
 from minidist.full.trainer.foreign import save_llama
 from minidist.full.trainer.loop import Measured, Trainer
 from minidist.full.trainer.start import start_of
+from minidist.further import Recipe, parallelize, parse
+from minidist.further.sparse_step.sparse_step import CHUNK, DECAY, SparseStep
 from minidist.slow_wires import DiLoCo
 
 SITES, ROWS, LR = 3, 7, 0.1
@@ -262,7 +262,9 @@ def test_a_sparse_step_sends_136_times_less() -> None:
     def program(comm: Communicator) -> tuple[int, float]:
         parameter = nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(1)))
         optimizer = torch.optim.SGD([parameter], lr=1.0)
-        meetings = Meetings(every, momentum=0.0, share=1 / 64)
+        meetings = Meetings(
+            every, momentum=0.0, travels=partial(SparseStep, share=1 / 64), chooses=True
+        )
         outer = Outer(optimizer, {parameter: 0}, comm, meetings)
         for _ in range(4):
             outer.stepped()

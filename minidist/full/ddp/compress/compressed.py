@@ -1,9 +1,6 @@
 """DDP whose buckets travel compressed.
 
-    powersgd:4     two factors of 4 columns in place of each matrix                 `power_sgd.py`
     topk:0.01      the largest hundredth of the elements, the others later          `top_k.py`
-    int8           every element, in 8 bits                                         `int8.py`
-    1bit           every element's sign                                             `one_bit.py`
 
 A bucket is compressed on DDP's stream, as its gradients come: beside backward.
 """
@@ -18,10 +15,7 @@ from torch import Tensor, nn
 from minidist.full.comm import Communicator
 from minidist.full.comm.stream import Handle
 from minidist.full.ddp.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket
-from minidist.full.ddp.compress.int8 import Int8
-from minidist.full.ddp.compress.one_bit import OneBit
-from minidist.full.ddp.compress.options import Compression
-from minidist.full.ddp.compress.power_sgd import PowerSGD
+from minidist.full.ddp.compress.options import read_share
 from minidist.full.ddp.compress.top_k import TopK
 from minidist.full.ddp.data_parallel import DDP
 from minidist.full.placement import by_copies, copies_of
@@ -44,15 +38,10 @@ class Compressed(Protocol):
 Compressor = Callable[[list[nn.Parameter], Communicator], Compressed]
 
 
-def compressor_of(way: Compression) -> Compressor:
-    """Return what compresses a bucket's gradients."""
-    if way.name == "powersgd":
-        return lambda parameters, comm: PowerSGD(parameters, comm, way.columns)
-    if way.name == "topk":
-        return lambda parameters, comm: TopK(parameters, way.share, way.momentum)
-    if way.name == "1bit":
-        return lambda parameters, comm: OneBit(parameters, comm.size)
-    return lambda parameters, comm: Int8(parameters, comm.size)
+def compressor_of(words: str) -> Compressor:
+    """Return what compresses a bucket's gradients, as a user asks for it."""
+    share, momentum = read_share(words)
+    return lambda parameters, comm: TopK(parameters, share, momentum)
 
 
 class GradientBucket(Bucket):
@@ -81,8 +70,9 @@ class CompressedDDP(DDP):
     ----------
     model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal
         As for `DDP`.
-    compression : Compression
-        How; see `Compression.read`.
+    compress : callable
+        `compress(parameters, comm)` returns what the gradients of these travel as; see
+        `compressor_of`.
 
     With `no_sync` for all microbatches but the last, a step compresses once. The update is not that
     of a serial run, and depends on how many ranks there are. What is kept has the scale that
@@ -101,11 +91,10 @@ class CompressedDDP(DDP):
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
         *,
-        compression: Compression,
+        compress: Compressor,
         equal: bool = False,
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes, equal=equal)
-        compress = compressor_of(compression)
         self.compressed: dict[Bucket, list[tuple[list[nn.Parameter], Compressed]]] = {}
         for bucket in self.reducer.buckets:
             copies = copies_of(bucket.parameters[0], comm)

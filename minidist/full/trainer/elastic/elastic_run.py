@@ -7,7 +7,6 @@ from math import ceil, lcm
 from minidist.full.comm import Communicator
 from minidist.full.comm.errors import LimitError, RankFailed
 from minidist.full.comm.membership.agreement import Wanted
-from minidist.full.ddp.compress.options import keeps_back
 from minidist.full.trainer.config import Config, ConfigError
 from minidist.full.trainer.elastic.carry import Carrier, Enters
 from minidist.full.trainer.loop import Regroup
@@ -63,7 +62,7 @@ def on_ranks_of(config: Config, ranks: int, wanted: Wanted) -> Config:
         f"--zero {parallel.zero}": parallel.zero and not parallel.hsdp,
         f"--ep {parallel.ep}": parallel.ep > 1,
         f"--local-steps {parallel.local_steps}": parallel.local_steps,
-        f"--compress {parallel.compress}": keeps_back(parallel.compress),
+        f"--compress {parallel.compress}": parallel.keeps_back,
         f"--offload {config.memory.offload}": config.memory.offload != "none",
         "--lora": config.adapter_rank,  # the weights beside adapters come from --init
         "--precision fp8": config.precision == "fp8",

@@ -30,7 +30,7 @@ from minidist.full.fsdp.fsdp import FSDP
 from minidist.full.fsdp.policy import MixedPrecision
 from minidist.full.fsdp.ranks import Ranks
 from minidist.full.placement import by_copies, copies_of
-from minidist.full.precision.blocks import BLOCK, pack, unpack
+from minidist.further.few_bits import BLOCK, pack, unpack
 
 
 class Nodes:

@@ -15,21 +15,15 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.full import DDP, ColumnParallel, parallelize_tensor
-from minidist.full.adapters import lora
-from minidist.full.adapters.lora import (
-    EVERY_MATRIX,
-    LoRALinear,
-    QuantizedLinear,
-    add_lora,
-    add_qlora,
-    merge,
-)
-from minidist.full.adapters.nf4 import dequantize, levels, quantize
+from minidist.full.adapters.lora import EVERY_MATRIX, LoRALinear, add_lora, merge
 from minidist.full.comm import Communicator
 from minidist.full.ddp.sampler import share
 from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.full.placement import placement_of
 from minidist.full.tensor.plan import gpt_plan
+from minidist.further.nf4 import qlora
+from minidist.further.nf4.nf4 import dequantize, levels, quantize
+from minidist.further.nf4.qlora import QuantizedLinear, add_qlora
 
 PUBLISHED = [
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -361,7 +355,7 @@ def test_no_dequantised_matrix_waits_for_backward(monkeypatch: pytest.MonkeyPatc
         made.append(weakref.ref(matrix))
         return matrix
 
-    monkeypatch.setattr(lora, "dequantize", watched)
+    monkeypatch.setattr(qlora, "dequantize", watched)
     model = GPT(CONFIG, torch.Generator().manual_seed(0))
     add_qlora(model, rank=2)
     logits = model(TOKENS[:, :8])

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
 import minidist
-from minidist.full import DDP, FSDP, Recipe, ZeRO1, ZeRO2, parallelize, placement_of
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2, placement_of
 from minidist.full.comm import Communicator
 from minidist.full.ddp.sampler import share
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import cross_entropy_sum
-from minidist.full.optimizer.muon import balance, muon_elements
-from minidist.full.optimizer.muon_with_adamw import MuonWithAdamW
 from minidist.full.trainer.start import loss_of
+from minidist.further import Recipe, parallelize
+from minidist.further.muon.muon import SlicedMuon, balance, muon_elements
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"lr": 0.05},
@@ -49,7 +50,7 @@ def optimizers(
     matrices, others = matrices_and_others(model)
     if isinstance(wrapped, ZeRO1 | FSDP):
         return [
-            wrapped.optimizer(Muon, matrices, **options),
+            wrapped.optimizer(SlicedMuon, matrices, **options),
             wrapped.optimizer(AdamW, others, **ADAMW),
         ]
     return [Muon(matrices, **options), AdamW(others, **ADAMW)]
@@ -207,7 +208,7 @@ def test_the_state_of_another_model_is_refused() -> None:
     def program(comm: Communicator) -> None:
         def trained(width: int) -> torch.optim.Optimizer:
             model = ZeRO1(nn.Linear(width, 2, bias=False), comm, op="sum")
-            muon = model.optimizer(Muon)
+            muon = model.optimizer(SlicedMuon)
             model(torch.ones(1, width)).sum().backward()
             muon.step()
             return muon

@@ -40,16 +40,18 @@ class SparseStep:
 
     def __init__(self, like: Tensor, share: float) -> None:
         self.error = torch.zeros_like(like)
+        self.kept = {"outer error": self.error}
         self.chunks = -(-len(like) // CHUNK)
         self.count = min(CHUNK, max(4, 4 * round(share * CHUNK / 4)))
 
         sent = self.chunks * self.count
-        self.lengths = [sent * 12 // 8, sent * 2 // 8, self.chunks * 8]
+        places = sent * 12 // 8
+        codes = sent * 2 // 8
+        self.lengths = [places, codes, self.chunks * 8]
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that a rank sends to each other one: places, values and scales."""
-        return sum(self.lengths)
+    def bytes(self, sites: int) -> float:
+        """Return what a rank sends to all others: places, values and scales."""
+        return (sites - 1) * sum(self.lengths)
 
     def reduce(self, change: Tensor, comm: Communicator) -> None:
         """Replace this site's change by the mean of what all sites have sent. Collective."""

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 import minidist
 from minidist.full.collectives import all_reduce
 from minidist.full.comm import Communicator
-from minidist.full.ddp.compress import power_sgd
 from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.full.ddp.compress.int8 import Int8
-from minidist.full.ddp.compress.one_bit import OneBit
-from minidist.full.ddp.compress.options import Compression
-from minidist.full.ddp.compress.power_sgd import PowerSGD
 from minidist.full.ddp.compress.top_k import TopK
 from minidist.full.ddp.data_parallel import DDP
 from minidist.full.memory.account import Account
+from minidist.further.compress import power_sgd
+from minidist.further.compress.int8 import Int8
+from minidist.further.compress.one_bit import OneBit
+from minidist.further.compress.options import compressor_of
+from minidist.further.compress.power_sgd import PowerSGD
 from minidist.slow_wires import sparse_all_reduce
 
 RANKS = 3
@@ -323,14 +323,14 @@ def test_buckets_that_are_not_full_are_sent(op: str) -> None:
 
     def program(comm: Communicator) -> None:
         sizes = {"bucket_bytes": 300, "first_bucket_bytes": 20}
-        many, few = Compression.read("powersgd:64"), Compression.read("powersgd:2")
+        many, few = compressor_of("powersgd:64"), compressor_of("powersgd:2")
         plain, _ = gradients_of(DDP(copy.deepcopy(serial), comm, op, **sizes), comm)
         exact, _ = gradients_of(
-            CompressedDDP(copy.deepcopy(serial), comm, op, compression=many, **sizes), comm
+            CompressedDDP(copy.deepcopy(serial), comm, op, compress=many, **sizes), comm
         )
         for ours, theirs in zip(exact, plain, strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
-        compressed = CompressedDDP(copy.deepcopy(serial), comm, op, compression=few, **sizes)
+        compressed = CompressedDDP(copy.deepcopy(serial), comm, op, compress=few, **sizes)
         gradients, sent = gradients_of(compressed, comm)
         assert sent == compressed.volume(1)[1]
         # of 1,200 elements 140 travel, and of 120 elements 86; the rest as they are
@@ -349,9 +349,9 @@ def test_what_is_kept_is_counted_with_the_gradients(way: str) -> None:
     expected = {"powersgd:2": matrices, "topk:0.1:0.9": 2 * whole, "int8": 0}.get(way, whole)
 
     def program(comm: Communicator) -> tuple[int, int]:
-        compression = Compression.read(way)
+        compression = compressor_of(way)
         model = copy.deepcopy(serial)
-        replica = CompressedDDP(model, comm, "sum", compression=compression)
+        replica = CompressedDDP(model, comm, "sum", compress=compression)
         account = Account()
         account.watch(replica, comm=comm)
         before = account.sample()["gradients"]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from minidist.full.collectives import all_gather, all_to_all
 from minidist.full.comm import Communicator
 from minidist.full.ddp.compress.flat import give, joined, size_of
-from minidist.full.precision.blocks import BLOCK, pack, unpack
 from minidist.full.replica import Remembered
+from minidist.further.few_bits import BLOCK, pack, unpack
 
 
 class Int8:

@@ -30,7 +30,6 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.full.collectives import all_to_all
 from minidist.full.comm import Communicator
-from minidist.full.optimizer.state import share_out
 from minidist.full.placement import Block, placement_of
 
 
@@ -221,7 +220,6 @@ class SlicedMuon(torch.optim.Optimizer):
         some = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options)
         super().__init__(params, some.defaults)
         self.matrices = self._all_matrices()
-        share_out(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add slices of further matrices, and share all out anew. Collective."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.full import FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full import FSDP, MixedPrecision
 from minidist.full.comm import Communicator
-from minidist.full.precision.blocks import BLOCK, pack, unpack
-from minidist.full.zero.zero_plus_plus import Nodes
+from minidist.further import ZeROPlusPlus
+from minidist.further.few_bits import BLOCK, pack, unpack
+from minidist.further.zero_plus_plus.zero_plus_plus import Nodes
 
 WIDTH = 64  # 64 * 64 elements a layer: 16 blocks, which 8 ranks share out evenly
 

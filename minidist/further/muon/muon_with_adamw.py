@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from minidist.full.optimizer.muon import Matrices, Part, options_of
 from minidist.full.precision.masters import Chunk, MasterWeights, Visit, wide
+from minidist.full.trainer.config import Groups
+from minidist.further.muon.muon import Matrices, Part, options_of
 
 
 class MuonWithAdamW(MasterWeights):
@@ -79,3 +80,22 @@ class MuonWithAdamW(MasterWeights):
             assert master.grad is not None, "`_chunks` has chosen those that have one"
             parts.append(Part(piece, master, master.grad, state, options))
         self.matrices.update(parts)
+
+
+def muon_groups(model: nn.Module, groups: Groups) -> Groups:
+    """Return the groups, and of the first the matrices inside layers as one more, for Muon.
+
+    The embedding and the head stay: an embedding is a table, of which a step sees some rows.
+    """
+    hidden = []
+    for name, parameter in model.named_parameters():
+        if name.startswith("layers."):
+            hidden.append(parameter)
+    matrices, others = groups
+    inside = set(hidden)
+    ours = [parameter for parameter in matrices["params"] if parameter in inside]
+    rest = [parameter for parameter in matrices["params"] if parameter not in inside]
+    # so that the changes are as large as AdamW's, and one --lr is right for both
+    scale = {"muon": True, "adjust_lr_fn": "match_rms_adamw"}
+    orthogonal = matrices | scale | {"params": ours}
+    return [orthogonal, matrices | {"params": rest}, others]

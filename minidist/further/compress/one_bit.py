@@ -31,8 +31,8 @@ from minidist.full.ddp.compress.flat import (
     size_of,
     wide,
 )
-from minidist.full.precision.blocks import BLOCK, pack_signs, unpack_signs
 from minidist.full.replica import Remembered
+from minidist.further.few_bits import BLOCK, pack_signs, unpack_signs
 
 
 class OneBit:
