@@ -43,7 +43,7 @@ def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = N
         gradient = parameter._grad
         if gradient is None:
             gradient = torch.zeros_like(parameter)
-        gradients.append(gradient.flatten())
+        gradients.append(gradient.flatten().as_subclass(Tensor))
         parameter._grad = None
     flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
     return torch.cat(gradients, out=flat)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from minidist.full.gradients.questions import ABOUT_SHAPE, name_of
+from minidist.full.gradients.questions import ABOUT_SHAPE, name_of, operation
 
 OF_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
 """Properties that are values; all others are not."""
@@ -80,7 +80,7 @@ def needs_no_values(func: Any, args: Any) -> bool:
             return name not in OF_VALUES or args[1] is args[0]
         case "type":
             return len(args) == 1
-    return name.removesuffix("_") in WITHOUT_VALUES or (
+    return operation(func) in WITHOUT_VALUES or (
         name in LIKE_IT and not isinstance(args[0], FreedParameter)
     )
 
