@@ -751,8 +751,8 @@ DATA = [
     Mutation(
         "ranks are compared by the shapes of their blocks, not by which these are",
         "minidist/full/ddp/replicas.py",
-        old="            if cut is not None and other != first:\n",
-        new="            if cut is not None and other is not None and first is None:\n",
+        old="    if block is None or block.dim is None or ignored:\n",
+        new="    if block is not None or ignored:\n",
         tests=(f"{AXES}::test_ranks_with_other_blocks_are_no_replicas[DDP]",),
     ),
     Mutation(
