@@ -5,7 +5,7 @@
 
 FSDP frees the memory of a unit's parameters, and what they show meanwhile is NaN. A line that read
 them would go on with NaN, and a line that wrote into them would write in vain, both without a word.
-So a freed parameter is of a class that answers what needs no values, and refuses everything else.
+So a freed parameter is of a class that answers `ABOUT_SHAPE`, and refuses everything else.
 While its unit is in use it is of its own class again, and torch pays nothing for this.
 """
 
@@ -17,15 +17,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from minidist.full.gradients.questions import ABOUT_SHAPE, name_of, operation
-
-OF_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
-"""Properties that are values; all others are not."""
-WITHOUT_VALUES = ABOUT_SHAPE | {"rand_like", "randn_like"}
-"""Methods and functions that need only what is known of a parameter without its values."""
-CONVERSIONS = frozenset(("to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda"))
-"""Those that return a parameter itself if it is so already."""
-LIKE_IT = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))
-"""Those that make another tensor, their first argument, like a parameter."""
 
 COMPILED = (
     "{} would compile the hooks of FSDP, too, and read parameters before they are gathered: call "
@@ -45,11 +36,9 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no values."""
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if needs_no_values(func, args):
+        if operation(func) in ABOUT_SHAPE:
+            with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-            if func.__name__ in CONVERSIONS and func(*args, **kwargs) is args[0]:
-                return args[0]
         freed = next(
             value for value in tree_leaves((args, kwargs)) if isinstance(value, FreedParameter)
         )
@@ -66,23 +55,6 @@ class FreedParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled."""
         refuse(self.freed_name, "pickle")
-
-
-def needs_no_values(func: Any, args: Any) -> bool:
-    """Tell whether a function of torch can be answered for these arguments, of which some are
-    freed.
-    """
-    name = name_of(func)
-    match func.__name__:
-        case "__get__" | "__delete__":
-            return name not in OF_VALUES
-        case "__set__":  # `model.to(device)` sets the data to what they are, if it is there already
-            return name not in OF_VALUES or args[1] is args[0]
-        case "type":
-            return len(args) == 1
-    return operation(func) in WITHOUT_VALUES or (
-        name in LIKE_IT and not isinstance(args[0], FreedParameter)
-    )
 
 
 def refuse(parameter: str, what: str) -> NoReturn:
