@@ -797,9 +797,9 @@ SHARDED = [
     ),
     Mutation(
         "an optimizer over parameters that are sharded may step",
-        "minidist/full/optimizer/guard.py",
-        old="if not self.parameters.isdisjoint(updated):\n            fault",
-        new="if self.parameters == updated:\n            fault",
+        "minidist/full/optimizer/over_slices.py",
+        old="if not self.sharded.isdisjoint(updated):",
+        new="if self.sharded == updated:",
         tests=(f"{ZERO}::test_an_optimizer_over_whole_parameters_is_refused",),
     ),
     Mutation(
@@ -885,7 +885,7 @@ OPTIMIZER = [
     Mutation(
         "nobody watches the steps of optimizers over blocks",
         "minidist/full/tensor/plan.py",
-        old="    GuardOfBlocks(model)\n",
+        old="    guard_blocks(model)\n",
         new="",
         tests=(
             f"{AXES}::test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step[tensor]",

@@ -104,13 +104,14 @@ WIRES = """
     import pytest
     from data_parallel import build
     from test_axes import EVEN
+    from minidist.full.comm import MismatchError
     from minidist.full.mesh import Layout, Mesh
     from minidist.full import DDP, parallelize_tensor
 
     comm = minidist.init(limit=60)
     mesh, model = Mesh(comm, Layout(dp=2, tp=2)), build(EVEN, 0)
     parallelize_tensor(model, mesh.tp)
-    with pytest.raises(ValueError, match="one would overwrite the other"):
+    with pytest.raises(MismatchError, match="pass the ranks that hold the same block"):
         DDP(model, comm, "sum")
     DDP(model, mesh.dp, "sum")
     print("refused")

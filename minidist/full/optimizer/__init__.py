@@ -4,6 +4,6 @@ mistakes are refused.
 Read `elementwise.py`, then `state.py`, and `over_slices.py`, which ZeRO 1 to 3 have: it builds and
 checks the optimizers of a model's slices; `muon.py` is an optimizer that needs whole matrices,
 `muon_with_adamw.py` what uses it for some parameters of a model.
-`groups.py` reads parameter groups as torch's optimizers take them; `guard.py` refuses an optimizer
-that would update a sharded model in vain.
+`groups.py` reads parameter groups as torch's optimizers take them; `guard.py` calls what refuses a step
+that would update a sharded model in vain, before it is taken.
 """

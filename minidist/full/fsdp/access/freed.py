@@ -36,7 +36,7 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no values."""
         kwargs = kwargs or {}
-        if operation(func) in ABOUT_SHAPE:
+        if operation(func) in ABOUT_SHAPE or (func is torch.Tensor.type and len(args) == 1):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         freed = next(
