@@ -72,16 +72,6 @@ class PartOfGradient(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return answer(func, *args, **kwargs or {})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a plain copy: ranks cannot be copied."""
-        copy = self.as_subclass(Tensor).clone()
-        memo[id(self)] = copy
-        return copy
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be pickled as a plain tensor: ranks cannot be saved."""
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
 
 def become_part(gradient: Tensor, spread: Spread) -> Tensor:
     """Make a tensor, in place, a part of a gradient; return it."""
@@ -141,29 +131,27 @@ def _norms_of_wholes(
     for at, part in enumerate(parts):
         if isinstance(part, PartOfGradient):
             by_axes.setdefault(part.spread.axes, []).append(at)
-    join = "sum" if math.isfinite(order) else "max" if order > 0 else "min"
+    join = "sum" if math.isfinite(order) else "max"
     for axes, several in by_axes.items():
         joint = torch.stack([terms[at] for at in several])
         for comm in axes:
             all_reduce(joint, comm, op=join)
         for at, term in zip(several, joint.unbind(), strict=True):
             terms[at] = term
-    root = 1 / order if order and math.isfinite(order) else 1
+    root = 1 / order if math.isfinite(order) else 1
     return tuple(
         (term**root).to(dtype or part.dtype) for term, part in zip(terms, parts, strict=True)
     )
 
 
 def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
-    """Return what this rank adds: the sum of |x|^order of its elements; for infinite orders, the
-    extreme one.
-    """
+    """Return what this rank adds: the sum of |x|^order of its elements; or the largest one."""
     wide = torch.promote_types(dtype or part.dtype, torch.float32)
     counts = not isinstance(part, PartOfGradient) or part.spread.counts
     if not part.numel() or not counts:
-        return part.new_full((), math.inf if order == -math.inf else 0, dtype=wide)
+        return part.new_zeros((), dtype=wide)
     norm: Tensor = torch.linalg.vector_norm(part, order, dtype=wide)
-    return norm**order if order and math.isfinite(order) else norm
+    return norm**order if math.isfinite(order) else norm
 
 
 def _norm(
@@ -177,8 +165,8 @@ def _norm(
     order = options.pop("ord", p)
     order = 2.0 if order in ("fro", None) else order
     asks = [value for value in options.values() if value is not None and value is not False]
-    if isinstance(order, str) or dim or asks:
-        refuse("a norm along a dim, into out= or by name")
+    if isinstance(order, str) or order <= 0 or dim or asks:
+        refuse("a norm along a dim, into out=, or of an order that is not above 0,")
     return _norms_of_wholes([part], float(order), dtype)[0]
 
 

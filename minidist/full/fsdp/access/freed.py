@@ -9,7 +9,6 @@ So a freed parameter is of a class that answers `ABOUT_SHAPE`, and refuses every
 While its unit is in use it is of its own class again, and torch pays nothing for this.
 """
 
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from minidist.full.gradients.questions import ABOUT_SHAPE, name_of, operation
+from minidist.full.placement import mixed
 
 COMPILED = (
     "{} would compile the hooks of FSDP, too, and read parameters before they are gathered: call "
@@ -48,14 +48,6 @@ class FreedParameter(nn.Parameter):
         """Return what can be said of it."""
         return f"{self.freed_name}: a freed parameter of shape {list(self.shape)}, {self.dtype}"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse to be copied."""
-        refuse(self.freed_name, "deepcopy")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled."""
-        refuse(self.freed_name, "pickle")
-
 
 def refuse(parameter: str, what: str) -> NoReturn:
     """Raise RuntimeError for what needs the values of a freed parameter, or asks autograd for it."""
@@ -84,13 +76,13 @@ def hide(parameter: nn.Parameter, name: str) -> None:
     if not isinstance(parameter, FreedParameter):
         change_version(parameter, 1)
         parameter.freed_name = name  # type: ignore[attr-defined]
-        parameter.__class__ = freed(type(parameter))
+        parameter.__class__ = mixed(FreedParameter, type(parameter))
 
 
 def reveal(parameter: nn.Parameter) -> None:
     """Let a parameter be what it was before `hide`."""
     if isinstance(parameter, FreedParameter):
-        parameter.__class__ = type(parameter).__bases__[1]
+        parameter.__class__ = type(parameter).__bases__[-1]
         del parameter.freed_name
         change_version(parameter, -1)
 
@@ -100,9 +92,3 @@ def change_version(parameter: nn.Parameter, by: int) -> None:
     if not parameter.is_inference():
         version = parameter._version + by
         torch._C._autograd._unsafe_set_version_counter((parameter,), (version,))
-
-
-@cache
-def freed(kind: type[nn.Parameter]) -> Any:
-    """Return the class of the freed parameters of this kind."""
-    return type(f"Freed{kind.__name__}", (FreedParameter, kind), {})
