@@ -204,7 +204,7 @@ def record(parameter: Tensor, **news: Any) -> None:
     parameter.placement = replace(placement_of(parameter), **news)  # type: ignore[attr-defined]
     if parameter.placement.spread is not None and not isinstance(parameter, SpreadParameter):  # type: ignore[attr-defined]
         assert isinstance(parameter, nn.Parameter)
-        parameter.__class__ = with_gradient_of(SpreadParameter, type(parameter))
+        parameter.__class__ = mixed(SpreadParameter, type(parameter))
 
 
 def shard(parameter: Tensor, block: Block) -> None:
@@ -360,10 +360,8 @@ class SliceParameter(SpreadParameter):
 
 
 @cache
-def with_gradient_of(shows: type[nn.Parameter], kind: type[nn.Parameter]) -> Any:
-    """Return the class of parameters of this `kind` whose attribute `grad` is that of the class
-    `shows`.
-    """
+def mixed(first: type[nn.Parameter], kind: type[nn.Parameter]) -> Any:
+    """Return the class of parameters of this `kind` that behave as the class `first` says."""
     if kind is nn.Parameter:
-        return shows
-    return type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})
+        return first
+    return type(f"{first.__name__}{kind.__name__}", (first, kind), {})

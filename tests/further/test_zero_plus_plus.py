@@ -105,8 +105,8 @@ def test_it_trains_as_fsdp_does_but_for_rounding(op: str) -> None:
             model = kind(blocks(comm.rank), comm, op=op, **options)
             x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
             model(x).square().sum().backward()
-            parts = [piece.grad for piece in model.slices if piece.grad is not None]
-            found.append(torch.cat(parts).clone())  # of this rank
+            parts = [piece.grad.clone() for piece in model.slices if piece.grad is not None]
+            found.append(torch.cat(parts))  # of this rank
         return found[0], found[1]
 
     for exact, rounded in minidist.run(program, 6):

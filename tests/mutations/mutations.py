@@ -751,8 +751,8 @@ DATA = [
     Mutation(
         "ranks are compared by the shapes of their blocks, not by which these are",
         "minidist/full/ddp/replicas.py",
-        old="            if cut is not None and other != first:\n",
-        new="            if cut is not None and other is not None and first is None:\n",
+        old="    if block is None or block.dim is None or ignored:\n",
+        new="    if block is not None or ignored:\n",
         tests=(f"{AXES}::test_ranks_with_other_blocks_are_no_replicas[DDP]",),
     ),
     Mutation(
@@ -797,9 +797,9 @@ SHARDED = [
     ),
     Mutation(
         "an optimizer over parameters that are sharded may step",
-        "minidist/full/optimizer/guard.py",
-        old="if not self.parameters.isdisjoint(updated):\n            fault",
-        new="if self.parameters == updated:\n            fault",
+        "minidist/full/optimizer/over_slices.py",
+        old="if not self.sharded.isdisjoint(updated):",
+        new="if self.sharded == updated:",
         tests=(f"{ZERO}::test_an_optimizer_over_whole_parameters_is_refused",),
     ),
     Mutation(
@@ -885,7 +885,7 @@ OPTIMIZER = [
     Mutation(
         "nobody watches the steps of optimizers over blocks",
         "minidist/full/tensor/plan.py",
-        old="    GuardOfBlocks(model)\n",
+        old="    guard_blocks(model)\n",
         new="",
         tests=(
             f"{AXES}::test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step[tensor]",
@@ -2150,16 +2150,16 @@ CONTEXT += [
     Mutation(
         "a probe of attention takes a scale for another",
         "minidist/full/context/probe.py",
-        old="if close(found, plain, tried.tolerance):",
-        new="if close(found, plain, 1.0):",
+        old="tolerance = 1e-4 if",
+        new="tolerance = 10 if",
         tests=(f"{ACROSS}::test_another_attention_is_refused_before_anything_is_sent",),
     ),
     Mutation(
-        "a probe of attention asks a model that evaluates for dropout",
+        "a probe of attention that has asked in evaluation does not ask again in training",
         "minidist/full/context/probe.py",
-        old="                part.training = True\n",
-        new="                part.training = False\n",
-        tests=(f"{ACROSS}::test_dropout_is_found_in_a_model_that_evaluates",),
+        old="tokens, module.training",
+        new="tokens",
+        tests=(f"{ACROSS}::test_dropout_is_found_when_training_begins",),
     ),
     Mutation(
         "experts that all ranks copy are cut among all, beside groups",

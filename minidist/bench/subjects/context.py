@@ -52,7 +52,7 @@ def context(setting: Setting) -> Iterator[Case]:
                 runs[name] = shared_step(DDP(model, comm, op="sum"), tokens, comm, order)
                 if setting.gloo is not None:
                     model = gpt(hidden, time)
-                    for module in attending(model):
+                    for module in attending(model).values():
                         module.attend = torchs_ring(order == "zigzag")
                     theirs = nn.parallel.DistributedDataParallel(model)
                     runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)

@@ -16,7 +16,7 @@ With a window, or documents that are packed into a row, ring and all_gather send
 are seen (`in_sight.py`); Ulysses sends all, as some query sees each.
 
 Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`, and a
-`SlidingWindow` as such; `probe.py` finds out whether that is the same. Ulysses calls the model's
+`SlidingWindow` as such; `probe.py` finds out in the first call whether that is the same. Ulysses calls the model's
 own. A GPT is asked for the positions of its tokens (`KnownPositions`).
 """
 
@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from minidist.full.adapters.lora import linear_in
 from minidist.full.adjoint import reduce_from
@@ -36,14 +35,7 @@ from minidist.full.context.blocks import Across
 from minidist.full.context.gathered import Gathered
 from minidist.full.context.options import WAYS
 from minidist.full.context.order import check_time, multiple, positions
-from minidist.full.context.probe import (
-    Heads,
-    Probe,
-    attend_fault,
-    guessed_fault,
-    not_plain,
-    without_checkpoint,
-)
+from minidist.full.context.probe import Probe
 from minidist.full.context.ring import Ring
 from minidist.full.context.ulysses import Ulysses, heads_fault
 from minidist.full.mesh import Layout, Mesh
@@ -52,6 +44,7 @@ from minidist.full.model.dropout import ORIGIN, Where
 from minidist.full.model.gpt import GPT, Attend, Attention
 from minidist.full.model.moe.routed import alone, routed_in, sum_over
 from minidist.full.recipe import Recipe, RecipeError
+from minidist.full.recompute.segments import checkpoint
 from minidist.full.strategy import Facts, Parallel, Strategy
 
 KINDS: dict[str, Callable[..., Attend]] = {"ring": Ring, "all_gather": Gathered, "ulysses": Ulysses}
@@ -113,8 +106,7 @@ def parallelize_context(
     Raises
     ------
     ValueError
-        As `check_context`. Attention that does not say how many heads it has is asked again in its
-        first call.
+        As `check_context`.
     MismatchError
         On every rank, if the ranks give different ways or orders.
     """
@@ -134,15 +126,16 @@ def parallelize_context(
 def attend_across(model: nn.Module, comm: Communicator, way: str, order: str) -> None:
     """Replace a model's attention, which `check_context` has looked at. Sends nothing."""
     beside = (comm.stream(),) if way == "ring" else ()
-    for module in attending(model):
-        window = window_of(module.attend)
-        probe = None if way == "ulysses" or window else Probe(module, module.attend, way)
+    for name, module in attending(model).items():
+        own = without_checkpoint(module.attend)
+        window = window_of(own)
+        probe = None if way == "ulysses" or window else Probe(module, called(name), own, way)
         module.attend = KINDS[way](comm, order, module.attend, *beside, probe=probe, window=window)
     for layer in routed_in(model):
         sum_over(layer, partial(reduce_from, comm=comm))
     for module in model.modules():
         if isinstance(module, GPT) and comm.size > 1:
-            KnownPositions(order, comm.size, comm.rank).watch(module)
+            KnownPositions(module, order, comm)
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
@@ -163,24 +156,21 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
         raise ValueError(
             f"there is no way {way!r} of context parallelism: choose one of {', '.join(WAYS)}"
         )
-    found = {name: module for name, module in model.named_modules() if has_attend(module)}
+    found = attending(model)
     for name, module in found.items():
-        called = f"{name}.attend".lstrip(".")
         if across(module.attend) is not None:
-            fault = (
-                f"{called} reaches the tokens of other ranks already, and would exchange them twice"
+            raise ValueError(
+                f"{called(name)} reaches the tokens of other ranks already, and would exchange "
+                "them twice: call parallelize_context once"
             )
-            raise ValueError(f"{fault}: call parallelize_context once")
-        heads = heads_of(module, tp)
-        if way != "ulysses":
-            own = without_checkpoint(module.attend)
-            if window_of(own):
-                continue
-            fault = attend_fault(module, own, heads) if heads else guessed_fault(module, own)
-            if fault:
-                raise ValueError(not_plain(called, fault, way))
-        elif heads and (fault := heads_fault(heads.queries, heads.groups, ranks)):
-            raise ValueError(fault)
+        # Attention that does not say how many heads it has is asked in its first call.
+        if way == "ulysses" and isinstance(module, Attention):
+            heads, groups = (
+                max(1, linear_in(part).out_features // module.head_dim // tp)
+                for part in (module.query, module.key)
+            )
+            if fault := heads_fault(heads, groups, ranks):
+                raise ValueError(fault)
     if not found:
         fault = (
             "context parallelism replaces the function `attend` of attention, and "
@@ -189,21 +179,22 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
         raise ValueError(f"{fault}: give its attention one, as minidist.full.model.Attention has")
 
 
+def called(name: str) -> str:
+    """Return how the attention of a module of this name is called in errors."""
+    return f"{name}.attend".lstrip(".")
+
+
+def without_checkpoint(attend: Any) -> Any:
+    """Return an `attend` as it was before `recompute` had it computed again."""
+    while isinstance(attend, partial) and attend.func is checkpoint:
+        attend = attend.args[0]
+    return attend
+
+
 def window_of(attend: Any) -> int:
     """Return how many tokens the model's own attention sees; 0: all, or it is another one."""
     found = unwrap(without_checkpoint(attend))
     return found.window if isinstance(found, SlidingWindow) else 0
-
-
-def heads_of(module: nn.Module, tp: int) -> Heads | None:
-    """Return what `attend` of the model's own attention will be called with, on each of `tp` ranks;
-    else None.
-    """
-    if not isinstance(module, Attention):
-        return None
-    parts: Any = (linear_in(part).out_features for part in (module.query, module.key))
-    heads, groups = (features // module.head_dim for features in parts)
-    return Heads(max(1, heads // tp), max(1, groups // tp), module.head_dim)
 
 
 class KnownPositions:
@@ -215,53 +206,37 @@ class KnownPositions:
     wait for the GPU.
     """
 
-    handle: RemovableHandle
-
-    def __init__(self, order: str, ranks: int, rank: int) -> None:
-        self.order, self.ranks, self.rank = order, ranks, rank
+    def __init__(self, model: GPT, order: str, comm: Communicator) -> None:
+        self.order, self.comm = order, comm
         self.seen: set[int] = set()
-
-    def watch(self, model: GPT) -> None:
-        """Ask in each call of this model."""
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise ValueError unless `where.positions` are those of this rank's tokens."""
         where: Where = kwargs.get("where", args[1] if len(args) > 1 else ORIGIN)
-        given = where.positions
-        if not isinstance(given, Tensor):
-            fault = (
-                f"the GPT was called with positions from {given} on, and these {self.ranks} ranks "
-                "have tokens apart"
-            )
-            raise ValueError(f"{fault}: pass Where(positions=...) that shard_tokens returns")
-        time = len(given)
-        if given.is_meta or (given.is_cuda and time in self.seen):
-            return
-        mine = positions(self.order, self.ranks, self.rank, self.ranks * time)
-        if not torch.equal(given.cpu(), mine):
-            told = f"the GPT was called with positions {words(given)} on rank {self.rank}"
-            wanted = f"but in {self.order} order these are {words(mine)}"
-            raise ValueError(
-                f"{told}, {wanted}: pass Where(positions=...) that shard_tokens returns"
-            )
-        self.seen.add(time)
+        given, ranks = where.positions, self.comm.size
+        wanted = "others on each rank"
+        if isinstance(given, Tensor):
+            if given.is_meta or (given.is_cuda and len(given) in self.seen):
+                return
+            mine = positions(self.order, ranks, self.comm.rank, ranks * len(given))
+            if torch.equal(given.cpu(), mine):
+                self.seen.add(len(given))
+                return
+            wanted = f"{mine} on rank {self.comm.rank}"
+        raise ValueError(
+            f"the GPT was called with positions {given}, but in {self.order} order these are "
+            f"{wanted}: pass Where(positions=...) that shard_tokens returns"
+        )
 
 
-def words(given: Tensor) -> str:
-    """Return positions in a few words."""
-    shown = ", ".join(str(number) for number in given[:4].tolist())
-    return f"{shown}, ..." if len(given) > 4 else shown
-
-
-def has_attend(module: nn.Module) -> bool:
-    """Tell whether a module's attention is a function."""
-    return callable(getattr(module, "attend", None))
-
-
-def attending(model: nn.Module) -> list[Any]:
-    """Return the modules whose attention is a function."""
-    return [module for module in model.modules() if has_attend(module)]
+def attending(model: nn.Module) -> dict[str, Any]:
+    """Return the modules whose attention is a function, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if callable(getattr(module, "attend", None))
+    }
 
 
 def across(attend: Any) -> Across | None:
@@ -276,7 +251,7 @@ def attend_alone(model: nn.Module) -> None:
     """Let attention, and what routers count, be as they were before `parallelize_context`."""
     for layer in routed_in(model):
         layer.sum_over_sequence = alone
-    for module in attending(model):
+    for module in attending(model).values():
         if (found := across(module.attend)) is not None:
             module.attend = found.serial
     for module in model.modules():

@@ -17,7 +17,8 @@ from minidist.full.comm.stream import Handle, Stream
 from minidist.full.ddp.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, FlatBucket
 from minidist.full.ddp.reducer import Reducer
 from minidist.full.ddp.strategy import DataParallel
-from minidist.full.optimizer.guard import GuardOfGradients
+from minidist.full.memory.hooks import Hook
+from minidist.full.optimizer.guard import Guard
 from minidist.full.placement import copies_of
 
 
@@ -63,14 +64,14 @@ class DDP(DataParallel):
         ]
         self.reducer = Reducer(self, self.kind, shared, bucket_bytes, first_bucket_bytes)
         if comm.size > 1:
-            self.hooks.append(GuardOfGradients(shared, self._check_step))
+            self.hooks.append(Guard(Hook(self._check_step)))
         self.reductions = {
             bucket: PreparedLater("all_reduce", bucket.flat, bucket.link, op=self.op)
             for bucket in self.reducer.buckets
             if bucket.flat is not None
         }
 
-    def _check_step(self, updated: Set[int]) -> None:
+    def _check_step(self, _: object, updated: Set[int]) -> None:
         """Raise ValueError if a step would update one of these by a gradient of this rank alone."""
         for parameter in self.reducer.bucket_of:
             if id(parameter) in updated and self.reducer.only_own(parameter):

@@ -30,7 +30,9 @@ def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
 def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """Return the part of `flat` that belongs to each parameter, in its shape."""
     pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+    return [
+        piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)
+    ]
 
 
 def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
@@ -43,7 +45,7 @@ def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = N
         gradient = parameter._grad
         if gradient is None:
             gradient = torch.zeros_like(parameter)
-        gradients.append(gradient.flatten())
+        gradients.append(gradient.flatten().as_subclass(Tensor))
         parameter._grad = None
     flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
     return torch.cat(gradients, out=flat)

@@ -1,34 +1,19 @@
 """Replicas: the same model on every rank of an axis, or else an error that says where two ranks
 differ.
 
-Every strategy that treats ranks as replicas comes here first. So one function, `check_same`, finds
-out for all of them whether the ranks hold the same block of each parameter: it compares what the
-records of tensor parallelism say. It compares blocks, not the members of communicators, because
-`init(group)` numbers the ranks of each group anew.
+Every strategy that treats ranks as replicas comes here first. Ranks compare a line of text for each
+tensor: name, shape, dtype, and which block tensor parallelism has left of it. The line names no
+communicator, because `init(group)` numbers the ranks of each group anew.
 """
 
 from collections.abc import Collection
 from itertools import zip_longest
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from minidist.full.collectives import broadcast
 from minidist.full.comm import Communicator, MismatchError
 from minidist.full.placement import placement_of
-
-
-class Block(NamedTuple):
-    """Which part of a parameter a rank holds: channels `start` to `stop` along `dim`.
-
-    `ranks` ranks share the parameter.
-    """
-
-    parameter: str
-    dim: int
-    start: int
-    stop: int
-    ranks: int
 
 
 def make_equal(
@@ -45,11 +30,10 @@ def make_equal(
     Raises
     ------
     MismatchError
-        On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is
-        frozen.
+        On every rank, if the models of two ranks differ in a name, shape or dtype, in what is
+        frozen, or in the blocks of a parameter that they hold.
     ValueError
-        On every rank, if ranks hold different blocks of a parameter, or if ranks that are threads
-        share one model.
+        On every rank, if ranks that are threads share one model.
     TypeError
         On every rank, for a complex parameter or buffer.
     """
@@ -91,74 +75,40 @@ def check_same(
             "the ranks are threads, and share one model: build it in the function that each of "
             "them runs"
         )
-    compared = [
-        (name, tensor)
+    lines = [
+        describe(name, tensor, tensor in ignored)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if placement_of(tensor).experts is None  # ranks may have different numbers of experts
     ]
-    described = [
-        (
-            name,
-            tuple(tensor.shape),
-            str(tensor.dtype),
-            "trained" if tensor.requires_grad else "fixed",
-        )
-        for name, tensor in compared
-    ]
-    blocks = {name: None if tensor in ignored else block_of(tensor) for name, tensor in compared}
-    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = (
-        comm.all_gather_object((described, blocks))
-    )
-    check_blocks([held for _, held in everyones])
-    for rank, (other, _) in enumerate(everyones):
-        if other != described:
-            pairs = zip_longest(described, other, fillvalue="nothing")
-            mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
+    everyones = comm.all_gather_object(lines)
+    for rank, other in enumerate(everyones):
+        if other != everyones[0]:
+            pairs = zip_longest(everyones[0], other, fillvalue="nothing")
+            first, second = next(pair for pair in pairs if pair[0] != pair[1])
             raise MismatchError(
-                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} "
-                f"there, of {len(described)} and {len(other)} tensors: build the same on every rank"
+                f"rank 0 and rank {rank} of {comm.size} have different models: {first} there, and "
+                f"{second} here: build the same on every rank, and where tensor parallelism has "
+                "cut it pass the ranks that hold the same block: mesh.dp, or mesh.data where "
+                "there is a context axis"
             )
-    for name, _, dtype, _ in described:
-        if "complex" in dtype and comm.size > 1:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_complex() and comm.size > 1:
             raise TypeError(
-                f"{name} is {dtype}, and complex numbers do not travel between ranks: hold its "
-                "real and imaginary part, torch.view_as_real, and take the complex view in forward"
+                f"{name} is {tensor.dtype}, and complex numbers do not travel between ranks: hold "
+                "its real and imaginary part, torch.view_as_real, and take the complex view in "
+                "forward"
             )
 
 
-def block_of(parameter: Tensor) -> Block | None:
-    """Return which block of a parameter this rank holds; None if it holds the whole."""
-    placement = placement_of(parameter).block
-    if placement is None or placement.dim is None:
-        return None
-    start, stop = placement.bounds[placement.comm.rank]
-    return Block(placement.name, placement.dim, start, stop, placement.comm.size)
-
-
-def check_blocks(everyones: list[dict[str, Block | None]]) -> None:
-    """Raise ValueError if ranks that are to be replicas hold different blocks of a parameter.
-
-    `everyones` are the blocks of each rank, by the parameters' names. All ranks raise the same.
-    """
-    for name, first in everyones[0].items():
-        for rank, blocks in enumerate(everyones):
-            # a name that is missing is another model: see `check_same`
-            other = blocks.get(name, first)
-            cut = first or other
-            if cut is not None and other != first:
-                raise ValueError(
-                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} "
-                    f"ranks, and of the {len(everyones)} ranks given here rank 0 has "
-                    f"{_words(first)}, but rank {rank} {_words(other)}: one would overwrite the "
-                    "other, so pass the ranks that hold the same block: mesh.dp, or mesh.data "
-                    "where there is a context axis"
-                )
-
-
-def _words(block: Block | None) -> str:
-    return (
-        f"channels {block.start} to {block.stop - 1} of dim {block.dim}" if block else "all of it"
-    )
+def describe(name: str, tensor: Tensor, ignored: bool) -> str:
+    """Return what has to be the same on all ranks, in words."""
+    trained = "trained" if tensor.requires_grad else "fixed"
+    line = f"{name} {list(tensor.shape)} of {tensor.dtype}, {trained}"
+    block = placement_of(tensor).block
+    if block is None or block.dim is None or ignored:
+        return line
+    start, stop = block.bounds[block.comm.rank]
+    return f"{line}, channels {start} to {stop - 1} of dim {block.dim} of {block.name} {list(block.shape)}"
 
 
 def copy_from_root(tensor: Tensor, comm: Communicator) -> None:

@@ -119,7 +119,7 @@ class DataParallel(nn.Module, Replica):
         if self.training:
             self._check_parameters()
             self.own_buffers = True
-        if self.own_buffers and self.synchronising:
+        if self.own_buffers and self.expected.synchronising:
             for buffer in self.module.buffers():
                 copy_from_root(buffer, self.comm)
             self.own_buffers = self.training
@@ -136,26 +136,17 @@ class DataParallel(nn.Module, Replica):
             f"{type(self).__name__} belongs to running ranks: copy or save its .module instead"
         )
 
-    @property
-    def synchronising(self) -> bool:
-        """Whether the gradients of a backward are reduced: not in `no_sync`."""
-        return self.expected.synchronising
-
-    @synchronising.setter
-    def synchronising(self, reduced: bool) -> None:
-        """Have the gradients of the next backwards reduced, or not."""
-        self.expected.synchronising = reduced
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only add up gradients locally in this context: for all microbatches of a step but the
         last.
         """
-        before, self.synchronising = self.synchronising, False
+        expected = self.expected
+        before, expected.synchronising = expected.synchronising, False
         try:
             yield
         finally:
-            self.synchronising = before
+            expected.synchronising = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or make them zeros."""

@@ -29,7 +29,7 @@ from minidist.full.expert.options import WAYS
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model.moe.balance import rebalance, sizes_of
 from minidist.full.model.moe.routed import RoutedExperts, routed_in
-from minidist.full.optimizer.guard import GuardOfBlocks
+from minidist.full.optimizer.guard import guard_blocks
 from minidist.full.placement import (
     Block,
     ExpertGroups,
@@ -148,7 +148,7 @@ def share_experts(model: nn.Module, mesh: Mesh, way: str, fp8: bool) -> None:
     comm = mesh.over("ep", "tp")
     if comm.size == 1:
         return
-    GuardOfBlocks(model)
+    guard_blocks(model)
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
     levels = comm.levels(len(comm.node)) if way == "hierarchical" else None
     for name, layer in model.named_modules():

@@ -1,39 +1,37 @@
 """Gradients that know that they are a part: what is asked of all of a gradient gets the answer of
 all ranks.
 
-    p.grad          this rank's block (tensor parallelism) or slice (ZeRO) of a gradient; memory, dtype, speed: as ever
-    p.grad.mul_(2)  of this rank's elements, as of any tensor
+    p.grad          this rank's block (tensor parallelism) or slice (ZeRO) of a gradient
+    p.grad.mul_(2)  of this rank's elements, and so are all steps of an elementwise optimizer
     p.grad.norm()   of the *whole* gradient, the same on every rank: one all-reduce of one number
+    p.grad[0]       refused, as is all that `questions.py` does not list
 
 So lines that were written for one device stay right: `torch.nn.utils.clip_grad_norm_` asks for
-norms, and `torch.amp.GradScaler` whether some element is infinite. DTensor does the same for all of
-torch; here it is done for what `questions.py` lists, and everything else is refused. A question is
-collective: all ranks have to ask it. So a line that logs a norm must not stand below `if rank == 0`.
+norms, and `torch.amp.GradScaler` whether some element is infinite. A question is collective: all
+ranks have to ask it. So a line that logs a norm must not stand below `if rank == 0`.
 `gradient.as_subclass(torch.Tensor)` is the part alone.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from minidist.full.collectives import all_reduce
 from minidist.full.comm import Communicator
 from minidist.full.gradients.questions import (
-    ASK,
+    ABOUT_SHAPE,
+    ALONE,
     CLIP,
-    CUT,
     ELEMENTWISE,
     JOINED,
-    PLAIN,
     SCALE,
-    everywhere,
-    is_accessor,
     name_of,
+    operation,
     refuse,
 )
 
@@ -74,16 +72,6 @@ class PartOfGradient(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return answer(func, *args, **kwargs or {})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a plain copy: ranks cannot be copied."""
-        copy = self.as_subclass(Tensor).clone()
-        memo[id(self)] = copy
-        return copy
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be pickled as a plain tensor: ranks cannot be saved."""
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
 
 def become_part(gradient: Tensor, spread: Spread) -> Tensor:
     """Make a tensor, in place, a part of a gradient; return it."""
@@ -92,58 +80,39 @@ def become_part(gradient: Tensor, spread: Spread) -> Tensor:
     return gradient
 
 
-OTHER_SHAPE = "what is done with a tensor of another shape, not this part's,"
-
-
-def kept(result: Any, args: Iterable[Any]) -> Any:
-    """Return what was made of each element of a part, as the same part of the whole's result."""
-    if type(result) is Tensor:
-        for value in args:
-            if isinstance(value, PartOfGradient) and value.numel() == result.numel():
-                return become_part(result, value.spread)
-        _refuse_parts(args, OTHER_SHAPE, CUT)
-    return result
-
-
 def _of_elements(func: Any, *args: Any, **options: Any) -> Any:
-    """Return what torch makes of this rank's elements; refuse what no list names, and tensors that
-    are no part of the same gradient.
+    """Return what torch makes of this rank's elements: a part again, unless a list says that it is
+    about the shape, or a copy.
     """
-    name, values = name_of(func), [*args, *options.values()]
-    dunder = name.startswith("__")
-    base = name if dunder else name.removeprefix("_foreach_").removesuffix("_")
-    if not (base in ELEMENTWISE or base in PLAIN or is_accessor(func)):
-        _refuse_parts(values, f"its {name.strip('_')}")
-    try:
-        result = func(*args, **options)
-    except RuntimeError as error:
-        if "shape" in str(error) or "size" in str(error):
-            _refuse_parts(values, OTHER_SHAPE, CUT)
-        raise
-    in_place = name.endswith("_") and not dunder
-    if base not in ELEMENTWISE or in_place or "out" in options:
+    name, values = operation(func), [*args, *options.values()]
+    if not (name in ELEMENTWISE or name in ABOUT_SHAPE or name in ALONE):
+        refuse(f"its {name}")
+    result = func(*args, **options)
+    there = result is None or any(result is value for value in values)  # It was done in place.
+    if there or name not in ELEMENTWISE:
         return result
-    if isinstance(result, list | tuple):
-        lists = [value for value in values if isinstance(value, list | tuple)]
-        return tuple(
-            kept(each, [it[at] for it in lists] or values) for at, each in enumerate(result)
-        )
-    return kept(result, values)
+    if isinstance(result, Tensor):
+        return _kept(result, values)
+    lists = [value if isinstance(value, list | tuple) else repeat(None) for value in values]
+    return tuple(_kept(*each) for each in zip(result, zip(*lists, strict=False), strict=False))
 
 
-def _refuse_parts(values: Any, what: str, fix: str = ASK) -> None:
-    """Raise ValueError if some of these are parts of which other ranks have the rest."""
-    for value in tree_leaves(values):
-        if isinstance(value, PartOfGradient) and value.spread.axes:
-            refuse(what, fix)
+def _kept(result: Tensor, values: Iterable[Any]) -> Tensor:
+    """Return what was made of each element of a part, as the same part of the whole's result."""
+    parts = [value for value in values if isinstance(value, PartOfGradient)]
+    if not parts:
+        return result
+    if result.numel() != parts[0].numel():
+        refuse("what is done with a tensor of another shape, not this part's,")
+    return become_part(result, parts[0].spread)
 
 
 # ---------------------------------------------------------------- norms
 
 
-def norms_of_wholes(
+def _norms_of_wholes(
     parts: Sequence[Tensor], order: float, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the norm of each gradient, of which these are this rank's parts.
 
     A plain tensor is whole.
@@ -162,68 +131,50 @@ def norms_of_wholes(
     for at, part in enumerate(parts):
         if isinstance(part, PartOfGradient):
             by_axes.setdefault(part.spread.axes, []).append(at)
+    join = "sum" if math.isfinite(order) else "max"
     for axes, several in by_axes.items():
         joint = torch.stack([terms[at] for at in several])
         for comm in axes:
-            all_reduce(joint, comm, op=_join(order))
+            all_reduce(joint, comm, op=join)
         for at, term in zip(several, joint.unbind(), strict=True):
             terms[at] = term
-    root = 1 / order if order and math.isfinite(order) else 1
-    return [(term**root).to(dtype or part.dtype) for term, part in zip(terms, parts, strict=True)]
-
-
-def _join(order: float) -> str:
-    """Return the reduction that joins the ranks' terms of a norm."""
-    if math.isfinite(order):
-        return "sum"
-    return "max" if order > 0 else "min"
+    root = 1 / order if math.isfinite(order) else 1
+    return tuple(
+        (term**root).to(dtype or part.dtype) for term, part in zip(terms, parts, strict=True)
+    )
 
 
 def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
-    """Return what this rank adds: the sum of |x|^order of its elements; for infinite orders, the
-    extreme one.
-    """
+    """Return what this rank adds: the sum of |x|^order of its elements; or the largest one."""
     wide = torch.promote_types(dtype or part.dtype, torch.float32)
     counts = not isinstance(part, PartOfGradient) or part.spread.counts
     if not part.numel() or not counts:
-        return part.new_full((), math.inf if order == -math.inf else 0, dtype=wide)
+        return part.new_zeros((), dtype=wide)
     norm: Tensor = torch.linalg.vector_norm(part, order, dtype=wide)
-    return norm**order if order and math.isfinite(order) else norm
-
-
-def _vector_norm(_: Any, part: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Answer `torch.linalg.vector_norm`, with which `clip_grad_norm_` asks for one gradient after
-    the other.
-    """
-    _refuse_stages([part], CLIP)
-    return _norm(part, *args, **options)
+    return norm**order if math.isfinite(order) else norm
 
 
 def _norm(
-    part: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any
+    ask: Any, part: Tensor, p: Any = 2, *dim: Any, dtype: torch.dtype | None = None, **options: Any
 ) -> Tensor:
-    """Return the norm of all of a gradient, if the options are those of a plain norm."""
-    if dim is not None or keepdim or options.get("out") is not None:
-        refuse("a norm along a dim, or into out=")
-    (norm,) = norms_of_wholes([part], float(ord), options.get("dtype"))
-    return norm
-
-
-def _any_norm(_: Any, input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tensor:
-    """Answer `torch.norm`, `Tensor.norm` and `torch.linalg.norm`, of which only vectors' norms have
-    an answer.
+    """Answer `torch.norm`, `Tensor.norm`, and those of `torch.linalg`, by the plain norm of all
+    elements.
     """
+    if ask is torch.linalg.vector_norm:  # `clip_grad_norm_` asks so for one after the other.
+        _refuse_stages([part], CLIP)
     order = options.pop("ord", p)
-    if order == "nuc":
-        refuse("its nuclear norm")
-    return _norm(input, 2 if order in ("fro", None) else order, *args, **options)
+    order = 2.0 if order in ("fro", None) else order
+    asks = [value for value in options.values() if value is not None and value is not False]
+    if isinstance(order, str) or order <= 0 or dim or asks:
+        refuse("a norm along a dim, into out=, or of an order that is not above 0,")
+    return _norms_of_wholes([part], float(order), dtype)[0]
 
 
 def _foreach_norm(
     _: Any, parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
     _refuse_stages(parts, CLIP)
-    return tuple(norms_of_wholes(parts, float(ord), dtype))
+    return _norms_of_wholes(parts, float(ord), dtype)
 
 
 # ---------------------------------------------------------------- other questions
@@ -235,30 +186,19 @@ def _unscale(_: Any, parts: list[Tensor], found: Tensor, inverse: Tensor) -> Non
     """
     _refuse_stages(parts, SCALE)
     torch._amp_foreach_non_finite_check_and_unscale_(parts, found, inverse)
-    for comm in dict.fromkeys(axes_of(parts)):
+    spreads = [part.spread for part in parts if isinstance(part, PartOfGradient)]
+    for comm in dict.fromkeys(comm for spread in spreads for comm in spread.axes):
         all_reduce(found, comm, op="max")
-
-
-def axes_of(tensors: Iterable[Tensor]) -> Iterable[Communicator]:
-    """Yield the axes along which these are spread, in the same order on every rank."""
-    for part in tensors:
-        if isinstance(part, PartOfGradient):
-            yield from part.spread.axes
 
 
 def _asked(ask: Callable[..., Any], part: Any, *args: Any, **options: Any) -> Any:
     """Answer a question that one number answers, such as `Tensor.sum`: ranks join theirs as `JOINED`
     says.
     """
+    if args or options or not isinstance(part, PartOfGradient):
+        refuse(f"its {ask.__name__} along a dim, or with another tensor,")
     op, nothing = JOINED[ask.__name__]
-    dtype = options.pop("dtype", None)
-    if dtype is not None and not isinstance(part, PartOfGradient):
-        options["dtype"] = dtype
-    if _about_elements(part, args, options, ask.__name__):
-        return kept(ask(part, *args, **options), (part, *args))
-    asked = part if part.numel() else part.new_full((1,), nothing)
-    asked = asked if dtype is None else asked.to(dtype)
-    found = ask(asked)
+    found = ask(part if part.numel() else part.new_full((1,), nothing))
     if op == "sum" and not part.spread.counts:
         found = torch.zeros_like(found)
     joint = found.to(torch.uint8) if found.dtype == torch.bool else found.clone()
@@ -267,28 +207,11 @@ def _asked(ask: Callable[..., Any], part: Any, *args: Any, **options: Any) -> An
     return joint.to(found.dtype)
 
 
-def _about_elements(part: Any, args: Any, options: Any, question: str) -> bool:
-    """Tell whether this asks for no whole: of a plain tensor, or of two tensors' elements. Along a
-    dim, it would be one of the whole, and is refused.
-    """
-    if not isinstance(part, PartOfGradient) or (args and isinstance(args[0], Tensor)):
-        return True
-    if (args or options) and part.spread.axes:
-        refuse(f"its {question} along a dim, or into out=,")
-    return bool(args or options)
-
-
-def _mean(ask: Any, part: Any, *args: Any, **options: Any) -> Any:
-    """Answer `torch.mean`: the sum of all elements, divided by their number."""
-    if _about_elements(part, args, options, "mean"):
-        return ask(part, *args, **options)
-    ones = torch.ones(
-        part.numel(),
-        dtype=torch.float64,
-        device=part.device,
-    )
-    total = _asked(torch.sum, part)
-    return total / _asked(torch.sum, become_part(ones, part.spread))
+def _set(_: Any, target: Tensor, mask: Any, value: Any) -> None:
+    """Answer `target[mask] = value`; any other index would be one into the whole."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != target.shape:
+        refuse("where in it an index of the whole lies")
+    target[mask] = value
 
 
 def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
@@ -297,61 +220,11 @@ def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
         raise ValueError(f"the stages of a pipeline have different gradients, and {why}")
 
 
-def _joined(join: Any, tensors: Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
-    """Return what several gradients are joined to: parts that are spread alike are one part then."""
-    joined: Tensor = join(tensors, *args, **options)
-    spreads = {part.spread for part in tensors if isinstance(part, PartOfGradient)}
-    if "out" in options or not spreads:
-        return joined
-    if len(spreads) > 1 or not all(isinstance(part, PartOfGradient) for part in tensors):
-        refuse("what is joined from gradients of which others are whole or spread otherwise")
-    return become_part(joined, spreads.pop())
-
-
-def _set(_: Any, part: Tensor, index: Any, value: Any) -> None:
-    """Answer `part[index] = value`: where the index would be one into the whole, it is refused."""
-    _check_index(part, index)
-    part[index] = value
-
-
-def _get(_: Any, part: Tensor, index: Any) -> Tensor:
-    """Answer `part[index]`, which is a part again: elements that a mask has chosen add up, too."""
-    _check_index(part, index)
-    found = part[index]
-    return become_part(found, part.spread) if isinstance(part, PartOfGradient) else found
-
-
-def _check_index(part: Tensor, index: Any) -> None:
-    """Raise ValueError unless an index means the same in a part as in the whole."""
-    if isinstance(part, PartOfGradient):
-        places = index if isinstance(index, tuple) else (index,)
-        if part.spread.axes and not all(everywhere(place, part) for place in places):
-            refuse("where in it an index of the whole lies")
-
-
-def _compared(ask: Any, input: Tensor, other: Tensor, *args: Any, **options: Any) -> bool:
-    """Return the answer to whether two tensors are the same: all ranks must find it."""
-    same = ask(input, other, *args, **options)
-    joint = torch.tensor(
-        [same],
-        dtype=torch.uint8,
-        device=input.device,
-    )
-    for comm in dict.fromkeys(axes_of((input, other))):
-        all_reduce(joint, comm, op="min")
-    return bool(joint)
-
-
 ANSWERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(JOINED, _asked),
-    **dict.fromkeys(("equal", "allclose"), _compared),
-    **dict.fromkeys(("cat", "concat", "concatenate", "hstack", "stack"), _joined),
-    **dict.fromkeys(("norm", "linalg_norm"), _any_norm),
-    "linalg_vector_norm": _vector_norm,
-    "_foreach_norm": _foreach_norm,
-    "mean": _mean,
-    "__getitem__": _get,
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), _norm),
     "__setitem__": _set,
+    "_foreach_norm": _foreach_norm,
     "_amp_foreach_non_finite_check_and_unscale_": _unscale,
 }
 """The answer to each question about all of a gradient, by the name of what of torch's asks it."""

@@ -5,10 +5,9 @@ parameter. Others look at rows, columns or all of a matrix (Adafactor, Shampoo, 
 they would compute something else.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, optim
+from torch import optim
 
 from minidist.full.optimizer.state import share_out
 from minidist.full.placement import placement_of
@@ -40,7 +39,7 @@ def build_over_slices(
 def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
     """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately.
 
-    What is said is noted, for `is_elementwise`.
+    What is said is noted, for `check_blocks`.
     """
     for kind in _kinds(optimizer):
         _check(kind, said)
@@ -48,26 +47,23 @@ def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
         optimizer.elementwise = True  # type: ignore[attr-defined]
 
 
-def is_elementwise(optimizer: optim.Optimizer) -> bool:
-    """Tell whether an optimizer is known, or was said, to treat each element separately."""
-    return bool(vars(optimizer).get("elementwise")) or all(map(_known, _kinds(optimizer)))
-
-
-def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
-    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by
-    hand.
+def check_blocks(optimizer: optim.Optimizer, _: object = None) -> None:
+    """Raise ValueError if an optimizer that is not known, or said, to be elementwise would update a
+    block by hand.
 
     Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
     """
-    for parameter in parameters:
+    if vars(optimizer).get("elementwise") or all(map(_known, _kinds(optimizer))):
+        return
+    kind = type(optimizer).__name__
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         placement = placement_of(parameter)
         block = placement.block
         if block is not None and block.dim is not None and placement.slice is None:
             raise ValueError(
-                f"{kind.__name__} is not known to treat each element for itself, and this rank "
-                f"has only a block of {block.name} {list(block.shape)}, so its step would differ "
-                f"from that of the whole: use {_names()}, or say {kind.__name__}.elementwise = "
-                "True if it does so"
+                f"{kind} is not known to treat each element for itself, and this rank has only a "
+                f"block of {block.name} {list(block.shape)}, so its step would differ from that of "
+                f"the whole: use {_names()}, or say {kind}.elementwise = True if it does so"
             )
 
 

@@ -9,99 +9,38 @@ no harm.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from minidist.full.memory.hooks import Hook
-from minidist.full.optimizer.elementwise import check_whole, is_elementwise
+from minidist.full.optimizer.elementwise import check_blocks
 
 
-class Watch:
-    """What looks at every step of an optimizer, from when it is made until `remove`."""
+class Guard:
+    """Calls `check` before every step of an optimizer, with the `id`s of what it updates, from when
+    it is made until `remove`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[torch.optim.Optimizer, set[int]], None]) -> None:
+        self.check = check
         GUARDS.post(self)
 
     def remove(self) -> None:
         """End the guard: every optimizer may step."""
         GUARDS.dismiss(self)
 
-    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
-        """Raise ValueError if an optimizer over what has these `id`s must not step."""
-        raise NotImplementedError
 
+def guard_blocks(model: nn.Module) -> None:
+    """Refuse optimizers that need whole parameters where a rank holds blocks, as long as the
+    `model` exists.
 
-class Guard(Watch):
-    """Knows which optimizers may step over a sharded model: those that its method `optimizer` has
-    built.
-
-    It keeps neither the model nor its parameters alive. Like a hook, it works from when it is made
-    until `remove`.
+    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say.
     """
-
-    def __init__(
-        self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]
-    ) -> None:
-        self.strategy = strategy
-        self.parameters, self.slices = frozenset(map(id, parameters)), frozenset(map(id, slices))
-        self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        super().__init__()
-
-    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
-        """Raise ValueError if an optimizer over what has these `id`s must not step."""
-        fault = ""
-        if not self.parameters.isdisjoint(updated):
-            fault = f"parameters that {self.strategy} shards, and would update them in vain"
-        elif not self.slices.isdisjoint(updated) and optimizer not in self.built:
-            fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
-        if fault:
-            kind = type(optimizer).__name__
-            # that of a ShardedOptimizer
-            inner = type(vars(optimizer).get("local", optimizer)).__name__
-            raise ValueError(
-                f"this {kind} was built over {fault}: wrap it, then use model.optimizer({inner}, "
-                "...)"
-            )
-
-
-class GuardOfBlocks(Watch):
-    """Refuses optimizers that need whole parameters where a rank holds blocks.
-
-    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The
-    guard works as long as the `model` exists.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        weakref.finalize(model, self.remove).atexit = False
-
-    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
-        """Raise ValueError if an optimizer that is not elementwise is about to update a block."""
-        if not is_elementwise(optimizer):
-            for group in optimizer.param_groups:
-                check_whole(type(optimizer), group["params"])
-
-
-class GuardOfGradients(Watch):
-    """Has a strategy look at the gradients of its `parameters` before an optimizer updates them.
-
-    It does not keep them, or the strategy, alive.
-    """
-
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], check: Callable[[set[int]], None]
-    ) -> None:
-        self.parameters, self.work = frozenset(map(id, parameters)), Hook(check)
-        super().__init__()
-
-    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
-        """Have the strategy look, if an optimizer is about to update its parameters."""
-        if not self.parameters.isdisjoint(updated):
-            self.work(updated)
+    guard = Guard(check_blocks)
+    weakref.finalize(model, guard.remove).atexit = False
 
 
 class Guards:
@@ -110,16 +49,16 @@ class Guards:
     def __init__(self) -> None:
         # a model may be collected, and its guard removed, wherever Python is
         self.lock = threading.RLock()
-        self.posted: dict[Watch, None] = {}  # in order: the first to object speaks
+        self.posted: dict[Guard, None] = {}  # in order: the first to object speaks
         self.hook: Any = None
 
-    def post(self, guard: Watch) -> None:
+    def post(self, guard: Guard) -> None:
         """Let a guard check every step from now on."""
         with self.lock:
             self.posted[guard] = None
             self.hook = self.hook or register_optimizer_step_pre_hook(self._before_step)
 
-    def dismiss(self, guard: Watch) -> None:
+    def dismiss(self, guard: Guard) -> None:
         """Let a guard check no more."""
         with self.lock:
             self.posted.pop(guard, None)

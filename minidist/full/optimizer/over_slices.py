@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from minidist.full.memory.hooks import Hook
 from minidist.full.optimizer.elementwise import build_over_slices, check_elementwise
 from minidist.full.optimizer.groups import chosen, known_groups
 from minidist.full.optimizer.guard import Guard
@@ -65,7 +66,10 @@ class SliceOptimizers:
         self.owner, self.strategy = weakref.ref(owner), type(owner).__name__
         self.names, self.trained = owner.names, owner.parameters_to_reduce
         self.slices = {parameter: owner.slice_of(parameter) for parameter in self.trained}
-        self.guard = Guard(self.strategy, sharded, map(owner.slice_of, sharded))
+        self.sharded = frozenset(map(id, sharded))
+        self.parts = frozenset(id(owner.slice_of(parameter)) for parameter in sharded)
+        self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.guard = Guard(Hook(self._check_optimizer))
 
     def build(
         self,
@@ -164,7 +168,23 @@ class SliceOptimizers:
         # both mean the model's parameters
         optimizer.zero_grad = partial(owner.forget_gradients, mine)  # type: ignore[method-assign]
         optimizer.add_param_group = add_slices  # type: ignore[method-assign]
-        self.guard.built.add(optimizer)
+        self.built.add(optimizer)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, updated: Set[int]) -> None:
+        """Raise ValueError if an optimizer that `build` has not built is about to step over the
+        model.
+        """
+        if not self.sharded.isdisjoint(updated):
+            fault = f"parameters that {self.strategy} shards, and would update them in vain"
+        elif not self.parts.isdisjoint(updated) and optimizer not in self.built:
+            fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
+        else:
+            return
+        inner = type(vars(optimizer).get("local", optimizer)).__name__  # A ShardedOptimizer's.
+        raise ValueError(
+            f"this {type(optimizer).__name__} was built over {fault}: wrap it, then use "
+            f"model.optimizer({inner}, ...)"
+        )
 
     def _check_step(self, owner: Owner, parameters: Collection[nn.Parameter]) -> None:
         """Raise if a step would ignore a gradient (ValueError), or miss parameters

@@ -26,7 +26,7 @@ from minidist.full.memory.hooks import check_unwrapped
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig
 from minidist.full.model.dropout import Dropout
-from minidist.full.optimizer.guard import GuardOfBlocks
+from minidist.full.optimizer.guard import guard_blocks
 from minidist.full.placement import (
     Block,
     placement_of,
@@ -161,7 +161,7 @@ def split(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) ->
     First each style is applied; then comes what no style names: whole parameters, and dropouts of a
     split sequence.
     """
-    GuardOfBlocks(model)
+    guard_blocks(model)
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
         entered = any(around.enters for around in _around(name, styles))

@@ -73,10 +73,10 @@ def without_a_buffer(model: nn.Sequential) -> nn.Module:
 
 
 DIFFERENCES: list[tuple[Callable[[nn.Sequential], nn.Module], str]] = [
-    (with_dtype, r"'0\.0\.weight'.*float"),
-    (with_another_layer, r"'2\.weight'.*of \d+ and \d+ tensors"),
-    (with_another_shape, r"'1\.weight', \([23], 6\)"),
-    (with_something_frozen, r"'1\.weight'.*fixed"),
+    (with_dtype, r"0\.0\.weight .*float32.* 0\.0\.weight .*float64"),
+    (with_another_layer, r"2\.weight"),
+    (with_another_shape, r"1\.weight \[2, 6\].* 1\.weight \[3, 6\]"),
+    (with_something_frozen, r"1\.weight.* trained.* fixed"),
     (without_a_buffer, r"num_batches_tracked.*nothing|nothing.*num_batches_tracked"),
 ]
 
@@ -89,7 +89,7 @@ def test_every_rank_is_told_that_models_differ(
     def program(comm: Communicator) -> None:
         with pytest.raises(
             MismatchError,
-            match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}",
+            match=rf"rank 0 and rank 2 of 3 have different models: .*{sentence}",
         ):
             variant(change(small()) if comm.rank == 2 else small(), comm, op="sum")
 

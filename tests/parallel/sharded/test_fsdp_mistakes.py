@@ -179,7 +179,7 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
         lambda comm: FSDP(Layers(), comm, op="sum", precision=MixedPrecision(torch.int8)),
         "cannot compute in int8: use one of",
     ),
-    (lambda comm: FSDP(Layers(3 + comm.rank), comm, op="sum"), "built different models"),
+    (lambda comm: FSDP(Layers(3 + comm.rank), comm, op="sum"), "have different models"),
 )
 
 

@@ -616,13 +616,11 @@ def test_a_freed_parameter_says_so_to_whoever_reads_it_or_writes_into_it(frozen:
             ):
                 read(weight)
         assert weight.shape == wrapped.slice_of(weight).placement.slice.shape  # type: ignore[attr-defined]
-        assert weight.double() is weight
         assert (weight.grad is None) == frozen
         assert (
             repr(weight)
             == f"head.weight: a freed parameter of shape {list(weight.shape)}, torch.float64"
         )
-        assert torch.zeros(3).to(weight).dtype == weight.dtype
         with wrapped.gathered():
             assert weight.sum().item() == pytest.approx(whole)
         kept = weakref.ref(wrapped)

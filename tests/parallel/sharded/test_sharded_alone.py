@@ -197,7 +197,7 @@ def test_mistakes_get_a_sentence() -> None:
             ValueError, match="Adafactor is not known to treat each element for itself"
         ):
             ShardedOptimizer(model.parameters(), torch.optim.Adafactor, comm)
-        with pytest.raises(MismatchError, match="built different models"):
+        with pytest.raises(MismatchError, match="have different models"):
             ShardedOptimizer([nn.Parameter(torch.zeros(3 + comm.rank))], SGD, comm)
         optimizer = ShardedOptimizer(model.b.parameters(), SGD, comm)
         with pytest.raises(TypeError, match="when it is built"):

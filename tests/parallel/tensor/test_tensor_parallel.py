@@ -654,7 +654,7 @@ def test_mistakes_that_are_not_the_plans() -> None:
             parallelize_tensor(model, comm)
         with pytest.raises(IndexError, match="token ids from 0 to 19 for a vocabulary of 19"):
             model(torch.tensor([[0, 19]]))
-        with pytest.raises(MismatchError, match="built different models"):
+        with pytest.raises(MismatchError, match="have different models"):
             parallelize_tensor(build(config(layers=2 + comm.rank), 0), comm)
 
     minidist.run(program, 2)

@@ -5,27 +5,18 @@
 
 FSDP frees the memory of a unit's parameters, and what they show meanwhile is NaN. A line that read
 them would go on with NaN, and a line that wrote into them would write in vain, both without a word.
-So a freed parameter is of a class that answers what needs no values, and refuses everything else.
+So a freed parameter is of a class that answers `ABOUT_SHAPE`, and refuses everything else.
 While its unit is in use it is of its own class again, and torch pays nothing for this.
 """
 
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from minidist.full.gradients.questions import ABOUT_SHAPE, name_of
-
-OF_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
-"""Properties that are values; all others are not."""
-WITHOUT_VALUES = ABOUT_SHAPE | {"rand_like", "randn_like"}
-"""Methods and functions that need only what is known of a parameter without its values."""
-CONVERSIONS = frozenset(("to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda"))
-"""Those that return a parameter itself if it is so already."""
-LIKE_IT = frozenset(("to", "type_as", "view_as", "expand_as", "reshape_as"))
-"""Those that make another tensor, their first argument, like a parameter."""
+from minidist.full.gradients.questions import ABOUT_SHAPE, name_of, operation
+from minidist.full.placement import mixed
 
 COMPILED = (
     "{} would compile the hooks of FSDP, too, and read parameters before they are gathered: call "
@@ -45,11 +36,9 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no values."""
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if needs_no_values(func, args):
+        if operation(func) in ABOUT_SHAPE or (func is torch.Tensor.type and len(args) == 1):
+            with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-            if func.__name__ in CONVERSIONS and func(*args, **kwargs) is args[0]:
-                return args[0]
         freed = next(
             value for value in tree_leaves((args, kwargs)) if isinstance(value, FreedParameter)
         )
@@ -58,31 +47,6 @@ class FreedParameter(nn.Parameter):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Return what can be said of it."""
         return f"{self.freed_name}: a freed parameter of shape {list(self.shape)}, {self.dtype}"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse to be copied."""
-        refuse(self.freed_name, "deepcopy")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled."""
-        refuse(self.freed_name, "pickle")
-
-
-def needs_no_values(func: Any, args: Any) -> bool:
-    """Tell whether a function of torch can be answered for these arguments, of which some are
-    freed.
-    """
-    name = name_of(func)
-    match func.__name__:
-        case "__get__" | "__delete__":
-            return name not in OF_VALUES
-        case "__set__":  # `model.to(device)` sets the data to what they are, if it is there already
-            return name not in OF_VALUES or args[1] is args[0]
-        case "type":
-            return len(args) == 1
-    return name.removesuffix("_") in WITHOUT_VALUES or (
-        name in LIKE_IT and not isinstance(args[0], FreedParameter)
-    )
 
 
 def refuse(parameter: str, what: str) -> NoReturn:
@@ -112,13 +76,13 @@ def hide(parameter: nn.Parameter, name: str) -> None:
     if not isinstance(parameter, FreedParameter):
         change_version(parameter, 1)
         parameter.freed_name = name  # type: ignore[attr-defined]
-        parameter.__class__ = freed(type(parameter))
+        parameter.__class__ = mixed(FreedParameter, type(parameter))
 
 
 def reveal(parameter: nn.Parameter) -> None:
     """Let a parameter be what it was before `hide`."""
     if isinstance(parameter, FreedParameter):
-        parameter.__class__ = type(parameter).__bases__[1]
+        parameter.__class__ = type(parameter).__bases__[-1]
         del parameter.freed_name
         change_version(parameter, -1)
 
@@ -128,9 +92,3 @@ def change_version(parameter: nn.Parameter, by: int) -> None:
     if not parameter.is_inference():
         version = parameter._version + by
         torch._C._autograd._unsafe_set_version_counter((parameter,), (version,))
-
-
-@cache
-def freed(kind: type[nn.Parameter]) -> Any:
-    """Return the class of the freed parameters of this kind."""
-    return type(f"Freed{kind.__name__}", (FreedParameter, kind), {})

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minidist.full.fsdp.access.freed import FreedParameter, freed
+from minidist.full.fsdp.access.freed import FreedParameter
 from minidist.full.optimizer.over_slices import Owner
-from minidist.full.placement import with_gradient_of
+from minidist.full.placement import mixed
 
 
 class ShardedParameter(nn.Parameter):
@@ -94,7 +94,7 @@ class LinkedGradients:
     def __init__(self, strategy: Owner, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = [(weakref.ref(parameter), type(parameter)) for parameter in parameters]
         for parameter in parameters:
-            parameter.__class__ = with_gradient_of(ShardedParameter, type(parameter))
+            parameter.__class__ = mixed(ShardedParameter, type(parameter))
             parameter.strategy = weakref.ref(strategy)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
@@ -102,5 +102,6 @@ class LinkedGradients:
         for reference, kind in self.parameters:
             parameter = reference()
             if parameter is not None:
-                parameter.__class__ = freed(kind) if isinstance(parameter, FreedParameter) else kind
+                gone = isinstance(parameter, FreedParameter)
+                parameter.__class__ = mixed(FreedParameter, kind) if gone else kind
                 del parameter.strategy  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def full_gradients(flats: list[Flat], names: Names) -> Iterator[tuple[str, Tenso
         mine = torch.zeros_like(shard.values)
         for parameter, piece in shard.slices.items():
             if piece.grad is not None:
-                mine[shard.pieces[parameter]] = piece.grad
+                mine[shard.pieces[parameter]] = piece.grad.as_subclass(Tensor)
         for parameter, value in zip(flat.parameters, gathered(flat, mine), strict=True):
             yield names[parameter], None if shard.slices[parameter].grad is None else value
 
