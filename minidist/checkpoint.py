@@ -55,10 +55,16 @@ def places_of(piece: Piece) -> Tensor:
 def assemble(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """Put whole tensors together from their pieces, in main memory."""
     whole: dict[str, Tensor] = {}
+    missing: dict[str, Tensor] = {}  # which elements are in no piece so far
     for piece in pieces:
-        empty = torch.empty(piece.block.shape, dtype=piece.tensor.dtype)
-        flat = whole.setdefault(piece.name, empty).view(-1)
-        flat[places_of(piece)] = piece.tensor.cpu()
+        shape, places = piece.block.shape, places_of(piece)
+        empty = torch.empty(shape, dtype=piece.tensor.dtype)
+        everywhere = torch.ones(shape, dtype=torch.bool)
+        whole.setdefault(piece.name, empty).view(-1)[places] = piece.tensor.cpu()
+        missing.setdefault(piece.name, everywhere).view(-1)[places] = False
+    for name, each in missing.items():
+        if count := int(each.sum()):
+            raise ValueError(f"{count} elements of {name} are in no piece: is a rank-*.pt missing?")
     return whole
 
 
@@ -117,7 +123,9 @@ def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
     for piece in wanted:
         found = assemble(each for each in saved if each.name == piece.name)
         if not found:
-            raise KeyError(f"{path} has no {piece.name}: it was saved by another model")
+            raise KeyError(
+                f"{path} has no {piece.name}: another model saved it, or a file is missing"
+            )
         whole, shape = found[piece.name], piece.block.shape
         if whole.shape != shape:
             raise ValueError(f"{piece.name} is {[*whole.shape]} in {path}, and {[*shape]} here")

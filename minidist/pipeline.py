@@ -1,14 +1,15 @@
 """A pipeline: each rank has some of the layers, and microbatches pass through them.
 
-    rank 0    F0 F1 F2 F3          B0    B1    B2    B3        1F1B, 4 stages, 4 microbatches;
-    rank 1       F0 F1 F2       B0 F3 B1    B2    B3           a backward takes twice a forward
-    rank 2          F0 F1    B0 F2 B1 F3 B2    B3
-    rank 3             F0 B0 F1 B1 F2 B2 F3 B3
+    rank 0    F0 F1 F2 F3                   B0       B1       B2       B3
+    rank 1       F0 F1 F2             B0    F3 B1       B2       B3
+    rank 2          F0 F1       B0    F2 B1    F3 B2       B3       1F1B; a backward takes
+    rank 3             F0 B0    F1 B1    F2 B2    F3 B3             twice as long as a forward
 
 GPipe runs all forwards, then all backwards, and so holds the activations of all m microbatches.
-1F1B begins with one forward for each rank behind this one; then a backward follows each forward, so
-rank r of P never holds more than P - r. Both leave a rank idle for (P - 1)/m of the time that it
-computes, the *bubble*. Cost: an output and a gradient for each microbatch and pair of neighbours.
+1F1B begins with one forward for each later rank; then a backward follows each forward, so rank r of
+P never holds more than P - r. Both leave a rank idle for (P - 1)/(m + P - 1) of the step, the
+*bubble*; it makes the step (P - 1)/m longer. Cost: an output and a gradient for each microbatch and
+pair of neighbours.
 
 This page has 1F1B by hand, then schedules as data, and one loop that runs any of them. (Huang et al.
 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3.2; 2021, with a flush after each step.)
@@ -65,7 +66,7 @@ def one_forward_one_backward(
     def first_input(microbatch: int) -> Tensor:
         return inputs[microbatch] if first else receive(like, comm, before).requires_grad_()
 
-    # Warm-up: fill the ranks behind.
+    # Warm-up: fill the later ranks.
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
         comm.send(run_forward(microbatch, first_input(microbatch)), after)
@@ -121,7 +122,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """Return a warm-up of one forward for each rank behind; then a backward after each forward."""
+    """Return a warm-up of one forward for each later rank; then a backward after each forward."""
     schedule = []
     for rank in range(ranks):
         warm_up = min(ranks - 1 - rank, microbatches)
@@ -140,10 +141,16 @@ SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 def check(schedule: Schedule) -> dict[tuple[int, Action], int]:
     """Return when each rank's actions end, in units of a forward; raise if one can never begin."""
     ranks = len(schedule)
-    (all_actions,) = gpipe(1, len(schedule[0]) // 2)
-    wanted = sorted(all_actions)
-    if any(sorted(actions) != wanted for actions in schedule):
-        raise ValueError("each rank must run every microbatch once, forward and backward")
+    everything = sorted(gpipe(1, len(schedule[0]) // 2)[0])
+    orders = [sorted(actions, key=lambda action: action.kind) for actions in schedule]
+    for rank, order in enumerate(orders):
+        if sorted(order) != everything:
+            raise ValueError("each rank must run every microbatch once, forward and backward")
+        # A message does not name its microbatch: the receiver takes it for the next in its own order.
+        for action, turn in zip(order, orders[0], strict=True):
+            if action != turn:
+                why = "forwards must have one order on all ranks, and backwards one"
+                raise ValueError(f"rank {rank} runs {action} where rank 0 runs {turn}: {why}")
     left = [deque(actions) for actions in schedule]
     ends: dict[tuple[int, Action], int] = {}
     free = [0] * ranks  # when each rank has finished what it has begun
@@ -189,14 +196,15 @@ def in_flight(schedule: Schedule) -> list[int]:
 
 
 def draw(schedule: Schedule) -> str:
-    """Return a line for each rank, with three characters for a unit of time."""
+    """Return a line for each rank, in which a forward is as wide as the longest label."""
     lines = []
     ends = check(schedule)
+    width = 1 + max(len(str(action)) for action in schedule[0])
     for rank, actions in enumerate(schedule):
         line = ""
         for action in actions:
             start = ends[rank, action] - TIME[action.kind]
-            line = line.ljust(3 * start) + str(action)
+            line = line.ljust(width * start) + str(action)
         lines.append(f"rank {rank}    {line}")
     return "\n".join(lines)
 

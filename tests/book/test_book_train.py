@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minidist import pipeline
 from minidist.comm import Communicator
 from minidist.pipeline import SCHEDULES, bubble, check, draw, in_flight, one_f_one_b
 from minidist.threads import run
@@ -121,3 +122,23 @@ def test_a_schedule_is_checked_measured_and_drawn() -> None:
     stuck[2][:2] = stuck[2][1::-1]
     with pytest.raises(ValueError, match="cannot go on: rank 0 at B0, rank 1 at B0, rank 2 at B0"):
         check(stuck)
+    swapped = SCHEDULES["gpipe"](2, 3)
+    swapped[1] = [*swapped[1][1::-1], *swapped[1][2:]]
+    with pytest.raises(ValueError, match="rank 1 runs F1 where rank 0 runs F0"):
+        check(swapped)
+    assert "F9  F10 F11 B0" in draw(SCHEDULES["gpipe"](1, 12))
+
+
+def test_the_picture_at_the_head_of_the_page_is_drawn_by_it() -> None:
+    for line in draw(one_f_one_b(4, 4)).splitlines():
+        assert line in (pipeline.__doc__ or "")
+
+
+def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
+    options = replace(SMALL, tp=2, steps=1, save=str(tmp_path))
+    run(lambda comm: train(options, comm, talk=False), 2)
+    (lost,) = tmp_path.glob("step-*/rank-0001.pt")
+    lost.unlink()
+    again = replace(SMALL, resume=str(tmp_path))
+    with pytest.raises(ValueError, match=r"128 elements of layers.* rank-\*\.pt missing"):
+        run(lambda comm: train(again, comm, talk=False), 1)
