@@ -48,8 +48,8 @@ class Mesh:
     def group(self, *axes: str) -> Communicator:
         """Return the ranks that differ from this one along `axes` alone. Collective at first use.
 
-        `mesh.group("tp")` is a row of the array above; `mesh.group("dp", "cp")` a plane, ordered
-        along the axes.
+        `mesh.group("tp")` is a row of the array above; `mesh.group("dp", "tp")` a plane. The ranks
+        keep their order.
         """
         if axes not in self.groups:
             # Take every place along `axes`, and this rank's own along the others.

@@ -108,12 +108,10 @@ class GPT(nn.Module):
         `first` is the position of the first token, on a rank that has a later part of a sequence.
         """
         x: Tensor = self.embedding(tokens)  # [B, T, D]
-        time = tokens.shape[1]
-        rotary = rotary_table(self.config, first, time, x)
+        rotary = rotary_table(self.config, first, tokens.shape[1], x)
         for layer in self.layers:
             x = layer(x, rotary)
-        x = self.norm(x)
-        logits: Tensor = self.head(x)  # [B, T, V]
+        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
         return logits
 
 
@@ -211,13 +209,13 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-def rotary_table(config: GPTConfig, first: int, time: int, like: Tensor) -> Rotary:
-    """Return cosines and sines of the positions `first` to `first + time` - 1: [T, d/2] each.
+def rotary_table(config: GPTConfig, first: int, length: int, like: Tensor) -> Rotary:
+    """Return cosines and sines of the positions `first` to `first + length` - 1: [T, d/2] each.
 
     The angle of channel pair i is position * theta^(-2i/d), in float64: in float32 the angle of
     position 100,000 can be off by 0.004.
     """
-    positions = torch.arange(first, first + time, dtype=torch.float64, device=like.device)
+    positions = torch.arange(first, first + length, dtype=torch.float64, device=like.device)
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
     speeds = config.rope_theta ** (-pairs / config.head_dim)  # radians a position
     angles = torch.outer(positions, speeds)

@@ -139,14 +139,14 @@ SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
 def check(schedule: Schedule) -> dict[tuple[int, Action], int]:
-    """Return when each rank's actions end, in units of a forward; raise if one can never begin."""
+    """Return when each rank's actions end, in units of a forward; raise if they do not fit."""
     ranks = len(schedule)
     everything = sorted(gpipe(1, len(schedule[0]) // 2)[0])
     orders = [sorted(actions, key=lambda action: action.kind) for actions in schedule]
     for rank, order in enumerate(orders):
         if sorted(order) != everything:
             raise ValueError("each rank must run every microbatch once, forward and backward")
-        # A message does not name its microbatch: the receiver takes it for the next in its own order.
+        # A message does not name its microbatch: the receiver takes it for the next of its own.
         for action, turn in zip(order, orders[0], strict=True):
             if action != turn:
                 why = "forwards must have one order on all ranks, and backwards one"
@@ -215,23 +215,23 @@ class Stage(nn.Module):
     def __init__(self, model: GPT, comm: Communicator) -> None:
         super().__init__()
         self.config, self.comm = model.config, comm
-        self.first, self.last = comm.rank == 0, comm.rank == comm.size - 1
+        self.is_first, self.is_last = comm.rank == 0, comm.rank == comm.size - 1
         own = np.array_split(range(model.config.layers), comm.size)[comm.rank].tolist()
         self.layers = nn.ModuleDict({str(index): model.layers[index] for index in own})
         nothing = nn.Identity()
         # A tied matrix is on two ranks, the first and the last: they have to sum its gradients.
-        has_words = self.first or (self.last and model.config.tied)
+        has_words = self.is_first or (self.is_last and model.config.tied)
         self.embedding: nn.Module = model.embedding if has_words else nothing
-        self.norm: nn.Module = model.norm if self.last else nothing
-        self.head: nn.Module = model.head if self.last else nothing
+        self.norm: nn.Module = model.norm if self.is_last else nothing
+        self.head: nn.Module = model.head if self.is_last else nothing
         self.word_ranks = comm.split(int(has_words))
         self.word_ranks.traffic = comm.traffic
 
-    def forward(self, x: Tensor, first: int, time: int) -> Tensor:
-        """Return the next rank's input, or logits; `first` is the position of the first token."""
-        if self.first:
+    def forward(self, x: Tensor, first: int, length: int) -> Tensor:
+        """Return the next rank's input, or logits, of tokens at `first` to `first + length` - 1."""
+        if self.is_first:
             x = self.embedding(x)
-        rotary = rotary_table(self.config, first, time, x)
+        rotary = rotary_table(self.config, first, length, x)
         for layer in self.layers.values():
             x = layer(x, rotary)
         output: Tensor = self.head(self.norm(x))
@@ -245,37 +245,37 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """Runs any schedule: forwards send outputs behind, backwards send gradients ahead.
+    """Runs any schedule: forwards send outputs to rank + 1, backwards gradients to rank - 1.
 
     The two directions have a communicator each. On NCCL a message waits for those that were posted
     before it on the same one, and two neighbours that both send first would wait for ever.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.behind, self.ahead = comm, comm.fork()
+        self.forward_comm, self.backward_comm = comm, comm.fork()
         self.held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output until backward
 
     def run(
         self, actions: Sequence[Action], forward: Forward, inputs: Sequence[Tensor], like: Tensor
     ) -> None:
         """Run all actions of this rank, or some now and the others in a later call."""
-        rank, last = self.behind.rank, self.behind.size - 1
+        rank, last = self.forward_comm.rank, self.forward_comm.size - 1
         sent: list[Request] = []
         for kind, microbatch in actions:
             if kind == "F":
                 x = inputs[microbatch]
                 if rank > 0:
-                    x = receive(like, self.behind, rank - 1).requires_grad_()
+                    x = receive(like, self.forward_comm, rank - 1).requires_grad_()
                 y = forward(x, microbatch)
                 if rank < last:
                     output = y.detach().contiguous()
-                    sent.append(self.behind.isend(output, rank + 1))
+                    sent.append(self.forward_comm.isend(output, rank + 1))
                 self.held[microbatch] = x, y
             else:
                 x, y = self.held.pop(microbatch)
-                gradient = receive(like, self.ahead, rank + 1) if rank < last else None
+                gradient = receive(like, self.backward_comm, rank + 1) if rank < last else None
                 torch.autograd.backward(y, gradient)
                 if rank > 0 and x.grad is not None:
-                    sent.append(self.ahead.isend(x.grad, rank - 1))
+                    sent.append(self.backward_comm.isend(x.grad, rank - 1))
         for request in sent:
             request.wait()

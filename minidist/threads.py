@@ -6,10 +6,10 @@
                      ├─ the two ends of a message are both there: copy its bytes, wake who waits
     rank 1   irecv ──┘
 
-**The proof.** A thread is busy until its jobs have ended: a rank's program, or what was launched on a
-`Stream`. At each wait and at each end of a job two numbers are compared: the threads that are busy
-and those that wait. If they are equal, no thread is left that could do what the others wait for. Then
-the program is dead, and DeadlockError says at which line each rank waits. It needs no time limit.
+**The proof.** A thread is busy until its jobs have ended: a rank's program, or what was launched on
+a `Stream`. At each wait and at each end of a job two numbers are compared: the threads that are busy
+and those that wait. If they are equal, no thread is left that could do what the others wait for, and
+DeadlockError says at which line each rank waits. There is no time limit, and no guess.
 """
 
 from __future__ import annotations

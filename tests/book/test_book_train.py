@@ -89,7 +89,7 @@ def test_a_run_goes_on_on_another_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "changes", "words"),
     [
-        (3, {"dp": 2}, r"dp\*cp\*pp\*tp = 2, but 3 ranks were started"),
+        (3, {"dp": 2}, r"dp\*pp\*cp\*tp = 2, but 3 ranks were started"),
         (2, {"pp": 2, "zero": 3}, "use --zero 1"),
         (2, {"dp": 2, "batch": 3}, "--batch 3 does not divide by"),
         (2, {"tp": 2, "heads": 1}, "do not divide by --tp 2"),
