@@ -55,16 +55,10 @@ def places_of(piece: Piece) -> Tensor:
 def assemble(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """Put whole tensors together from their pieces, in main memory."""
     whole: dict[str, Tensor] = {}
-    missing: dict[str, Tensor] = {}  # which elements are in no piece so far
     for piece in pieces:
-        shape, places = piece.block.shape, places_of(piece)
-        empty = torch.empty(shape, dtype=piece.tensor.dtype)
-        everywhere = torch.ones(shape, dtype=torch.bool)
-        whole.setdefault(piece.name, empty).view(-1)[places] = piece.tensor.cpu()
-        missing.setdefault(piece.name, everywhere).view(-1)[places] = False
-    for name, each in missing.items():
-        if count := int(each.sum()):
-            raise ValueError(f"{count} elements of {name} are in no piece: is a rank-*.pt missing?")
+        empty = torch.empty(piece.block.shape, dtype=piece.tensor.dtype)
+        flat = whole.setdefault(piece.name, empty).view(-1)
+        flat[places_of(piece)] = piece.tensor.cpu()
     return whole
 
 
@@ -97,7 +91,7 @@ def save(
     comm.barrier()  # Now all pieces are on the disk.
     if comm.rank == 0:
         file = unfinished / "state.json"
-        file.write_text(json.dumps({"step": step, **state}))
+        file.write_text(json.dumps({"step": step, "ranks": comm.size, **state}))
         flush(file)
         flush(unfinished)
         unfinished.rename(final)
@@ -115,22 +109,23 @@ def newest(folder: Path) -> Path:
 
 def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
     """Fill the wanted pieces in place, whichever ranks saved them; return the state. Sends nothing."""
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    files, ranks = list(path.glob("rank-*.pt")), state.pop("ranks")
+    if len(files) != ranks:
+        raise ValueError(f"{path} has {len(files)} of {ranks} files rank-*.pt: copy it anew")
     saved = []
-    for file in path.glob("rank-*.pt"):
+    for file in files:
         # Mapped into memory: only what is read below comes from the disk.
         for name, block, start, tensor in torch.load(file, mmap=True, weights_only=True):
             saved.append(Piece(name, Block(*block), start, tensor))
     for piece in wanted:
         found = assemble(each for each in saved if each.name == piece.name)
         if not found:
-            raise KeyError(
-                f"{path} has no {piece.name}: another model saved it, or a file is missing"
-            )
+            raise KeyError(f"{path} has no {piece.name}: it was saved by another model")
         whole, shape = found[piece.name], piece.block.shape
         if whole.shape != shape:
             raise ValueError(f"{piece.name} is {[*whole.shape]} in {path}, and {[*shape]} here")
         piece.tensor.copy_(whole.view(-1)[places_of(piece)])
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
     return state
 
 

@@ -5,9 +5,8 @@
 
 A message of n bytes takes its sender's out port for n/bandwidth seconds, its first byte arrives one
 latency later, and takes the receiver's in port as long. A port serves one message at a time, in the
-order in which its rank sends or waits. A stream has a clock and two ports of its own, as if it had
-another network card. Therefore the virtual times are always the same, in whatever order the threads
-run. (Hockney 1994, with one port in each direction, as in Chan et al. 2007.)
+order in which its thread sends or waits: a stream has a clock and two ports of its own. Therefore
+the virtual times are the same in whatever order the threads run. (Hockney 1994; Chan et al. 2007.)
 
 A ring all-reduce of n bytes on P equal links takes 2 (P - 1) (latency + n/(P bandwidth)), to the
 last digit. Tensors on the device `meta` travel too, so 64 GPUs fit into a laptop.

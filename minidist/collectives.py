@@ -152,8 +152,6 @@ def all_gather_object(value: Any, comm: Communicator) -> list[Any]:
     return [pickle.loads(chunk.tobytes()) for chunk in chunks]
 
 
-# ---------------------------------------------------------------- other shapes than the ring
-
 Tree: TypeAlias = tuple[int | None, list[int]]  # of each rank: its parent, if any, and children
 
 

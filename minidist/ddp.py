@@ -124,7 +124,6 @@ class DataParallel(nn.Module):
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
         return self.module(*inputs, **options)
 
     def mark_ready(self, parameter: nn.Parameter) -> None:

@@ -108,10 +108,12 @@ class GPT(nn.Module):
         `first` is the position of the first token, on a rank that has a later part of a sequence.
         """
         x: Tensor = self.embedding(tokens)  # [B, T, D]
-        rotary = rotary_table(self.config, first, tokens.shape[1], x)
+        length = tokens.shape[1]
+        rotary = rotary_table(self.config, first, length, x)
         for layer in self.layers:
             x = layer(x, rotary)
-        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
+        x = self.norm(x)
+        logits: Tensor = self.head(x)  # [B, T, V]
         return logits
 
 
@@ -187,7 +189,6 @@ class RMSNorm(nn.Module):
         self.normalize = rms_norm  # sequence parallelism replaces it
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim."""
         return self.normalize(x, self.weight, self.epsilon)
 
 

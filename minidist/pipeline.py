@@ -7,9 +7,8 @@
 
 GPipe runs all forwards, then all backwards, and so holds the activations of all m microbatches.
 1F1B begins with one forward for each later rank; then a backward follows each forward, so rank r of
-P never holds more than P - r. Both leave a rank idle for (P - 1)/(m + P - 1) of the step, the
-*bubble*; it makes the step (P - 1)/m longer. Cost: an output and a gradient for each microbatch and
-pair of neighbours.
+P never holds more than P - r. Both idle for (P - 1)/(m + P - 1) of the step, the *bubble*: (P - 1)/m
+of the time they compute. Cost: an output and a gradient for each microbatch and pair of neighbours.
 
 This page has 1F1B by hand, then schedules as data, and one loop that runs any of them. (Huang et al.
 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3.2; 2021, with a flush after each step.)
@@ -144,13 +143,11 @@ def check(schedule: Schedule) -> dict[tuple[int, Action], int]:
     everything = sorted(gpipe(1, len(schedule[0]) // 2)[0])
     orders = [sorted(actions, key=lambda action: action.kind) for actions in schedule]
     for rank, order in enumerate(orders):
-        if sorted(order) != everything:
-            raise ValueError("each rank must run every microbatch once, forward and backward")
-        # A message does not name its microbatch: the receiver takes it for the next of its own.
-        for action, turn in zip(order, orders[0], strict=True):
-            if action != turn:
-                why = "forwards must have one order on all ranks, and backwards one"
-                raise ValueError(f"rank {rank} runs {action} where rank 0 runs {turn}: {why}")
+        complete = sorted(order) == everything
+        # A message does not say of which microbatch it is: two ranks must take them in one order.
+        if not complete or order != orders[0]:
+            rule = "every microbatch once, forward and backward, in the order of rank 0"
+            raise ValueError(f"rank {rank} must run {rule}")
     left = [deque(actions) for actions in schedule]
     ends: dict[tuple[int, Action], int] = {}
     free = [0] * ranks  # when each rank has finished what it has begun
@@ -199,7 +196,7 @@ def draw(schedule: Schedule) -> str:
     """Return a line for each rank, in which a forward is as wide as the longest label."""
     lines = []
     ends = check(schedule)
-    width = 1 + max(len(str(action)) for action in schedule[0])
+    width = len(f"{max(schedule[0])} ")
     for rank, actions in enumerate(schedule):
         line = ""
         for action in actions:

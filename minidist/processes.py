@@ -90,21 +90,27 @@ class TorchTransport(Transport):
         import torch.distributed as dist
 
         self.dist = dist
-        self.process_group, self.members, self.device = group, members, device
+        self.process_group = group
+        self.members = members
+        self.device = device
         self.rank = members.index(dist.get_rank())
         self.size = len(members)
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Any:
-        return self.dist.isend(tensor_of(buffer), self.members[to], self.process_group, tag)
+        leaving = tensor_of(buffer)
+        return self.dist.isend(leaving, self.members[to], self.process_group, tag)
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Any:
-        return self.dist.irecv(tensor_of(buffer), self.members[source], self.process_group, tag)
+        arriving = tensor_of(buffer)
+        return self.dist.irecv(arriving, self.members[source], self.process_group, tag)
 
     def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None:
         # One batch: NCCL starts a send and a receive together only if it is told to.
         dist, group = self.dist, self.process_group
-        send = dist.P2POp(dist.isend, tensor_of(out), self.members[to], group, tag)
-        receive = dist.P2POp(dist.irecv, tensor_of(into), self.members[source], group, tag)
+        right = self.members[to]
+        left = self.members[source]
+        send = dist.P2POp(dist.isend, tensor_of(out), right, group, tag)
+        receive = dist.P2POp(dist.irecv, tensor_of(into), left, group, tag)
         for request in dist.batch_isend_irecv([send, receive]):
             request.wait()
 

@@ -48,6 +48,7 @@ def ring_all_gather(chunks: Sequence[Chunk], comm: Communicator) -> None:
     right = (comm.rank + 1) % comm.size
     left = (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
-        leaving = chunks[(comm.rank - step) % comm.size]  # complete: its own, or the last to come
-        arriving = chunks[(comm.rank - step - 1) % comm.size]  # not complete yet
+        number = (comm.rank - step) % comm.size
+        leaving = chunks[number]  # complete: its own, or the last to come
+        arriving = chunks[(number - 1) % comm.size]  # not complete yet
         comm.exchange(leaving, right, arriving, left)

@@ -93,7 +93,8 @@ class Run:
     """A model on a mesh, and all that trains it. Making one is collective, as are its methods."""
 
     def __init__(self, options: Options, comm: Communicator) -> None:
-        self.options, self.comm = options, comm
+        self.options = options
+        self.comm = comm
         dp, pp = options.dp, options.pp
         cp, tp = options.cp, options.tp
         mesh = Mesh(comm, {"dp": dp, "pp": pp, "cp": cp, "tp": tp})
@@ -200,7 +201,8 @@ class Run:
     def save(self) -> Path:
         """Save a checkpoint, which any layout can read; return its folder."""
         folder = Path(self.options.save)
-        return save(folder, self.steps_done, self.pieces(), self.mixed.counts(), self.comm)
+        state = self.mixed.counts()
+        return save(folder, self.steps_done, self.pieces(), state, self.comm)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint in `--resume`."""

@@ -124,7 +124,7 @@ def test_a_schedule_is_checked_measured_and_drawn() -> None:
         check(stuck)
     swapped = SCHEDULES["gpipe"](2, 3)
     swapped[1] = [*swapped[1][1::-1], *swapped[1][2:]]
-    with pytest.raises(ValueError, match="rank 1 runs F1 where rank 0 runs F0"):
+    with pytest.raises(ValueError, match=r"rank 1 must run .* in the order of rank 0"):
         check(swapped)
     assert "F9  F10 F11 B0" in draw(SCHEDULES["gpipe"](1, 12))
 
@@ -140,5 +140,5 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path) -> Non
     (lost,) = tmp_path.glob("step-*/rank-0001.pt")
     lost.unlink()
     again = replace(SMALL, resume=str(tmp_path))
-    with pytest.raises(ValueError, match=r"128 elements of layers.* rank-\*\.pt missing"):
+    with pytest.raises(ValueError, match=r"has 1 of 2 files rank-\*\.pt"):
         run(lambda comm: train(again, comm, talk=False), 1)
