@@ -8,7 +8,7 @@
 
 The papers' letters: N parameters, L layers, h channels, s tokens in a sequence, m microbatches of b
 sequences, t and p ranks along tp and pp. The 34 bytes are those of a layer in 16 bits with flash
-attention; without sequence parallelism each tp rank holds the whole of 10, which norms and sums keep.
+attention; without sequence parallelism each tp rank holds all 10 bytes that norms and sums keep.
 """
 
 from dataclasses import dataclass, field

@@ -4,16 +4,16 @@
     rank 1                              └─ write, flush its pieces ─┘
 
 A rename is atomic: a kill at any moment leaves what was there before, or that and the new checkpoint.
-All is flushed (`fsync`) first: else a name may outlive a power failure, and what it names may not.
+All is flushed (`fsync`) first. Otherwise a power failure could leave the name without its data.
 
 A *piece* is what a rank holds of a tensor: some elements of a block of it, flattened. Here columns of
 a weight [4, 6] are cut by tensor parallelism, and each block is dealt out by ZeRO:
 
     block 0 1 2 │ block 3 4 5
-      a a a     │   c c c         a   dim 1, columns 0 to 3, elements 0 to 7 of that block
-      a a a     │   c c c         b   dim 1, columns 0 to 3, elements 7 to 12
-      a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
-      b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
+      a a a     │   c c c         a   dim 1, columns 0 to 2, elements 0 to 6 of that block
+      a a a     │   c c c         b   dim 1, columns 0 to 2, elements 7 to 11
+      a b b     │   c d d         c   dim 1, columns 3 to 5, elements 0 to 6
+      b b b     │   d d d         d   dim 1, columns 3 to 5, elements 7 to 11
 
 Each piece is written once, by the first rank that holds it, and only names are sent. A rank that
 loads puts each tensor together, and takes its own part.
@@ -91,7 +91,7 @@ def save(
     comm.barrier()  # Now all pieces are on the disk.
     if comm.rank == 0:
         file = unfinished / "state.json"
-        file.write_text(json.dumps({"step": step, **state}))
+        file.write_text(json.dumps({"step": step, "ranks": comm.size, **state}))
         flush(file)
         flush(unfinished)
         unfinished.rename(final)
@@ -109,8 +109,12 @@ def newest(folder: Path) -> Path:
 
 def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
     """Fill the wanted pieces in place, whichever ranks saved them; return the state. Sends nothing."""
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    files, ranks = list(path.glob("rank-*.pt")), state.pop("ranks")
+    if len(files) != ranks:
+        raise ValueError(f"{path} has {len(files)} of {ranks} files rank-*.pt: copy it anew")
     saved = []
-    for file in path.glob("rank-*.pt"):
+    for file in files:
         # Mapped into memory: only what is read below comes from the disk.
         for name, block, start, tensor in torch.load(file, mmap=True, weights_only=True):
             saved.append(Piece(name, Block(*block), start, tensor))
@@ -122,7 +126,6 @@ def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
         if whole.shape != shape:
             raise ValueError(f"{piece.name} is {[*whole.shape]} in {path}, and {[*shape]} here")
         piece.tensor.copy_(whole.view(-1)[places_of(piece)])
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
     return state
 
 

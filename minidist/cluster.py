@@ -5,8 +5,8 @@
 
 A message of n bytes takes its sender's out port for n/bandwidth seconds, its first byte arrives one
 latency later, and takes the receiver's in port as long. A port serves one message at a time, in the
-order in which its rank sends or waits. Therefore the virtual times are always the same, in whatever
-order the threads run. (Hockney 1994, with one port in each direction, as in Chan et al. 2007.)
+order in which its thread sends or waits: a stream has a clock and two ports of its own. Therefore
+the virtual times are the same in whatever order the threads run. (Hockney 1994; Chan et al. 2007.)
 
 A ring all-reduce of n bytes on P equal links takes 2 (P - 1) (latency + n/(P bandwidth)), to the
 last digit. Tensors on the device `meta` travel too, so 64 GPUs fit into a laptop.
@@ -45,28 +45,25 @@ class Cluster:
         return self.latency, self.bandwidth
 
 
-class Clock(threading.local):
-    now = 0.0  # the virtual time of the thread that asks: a rank's, or its stream's
+class Ports(threading.local):
+    """The clock and the two ports of the thread that asks: of a rank, or of its stream."""
 
+    now = 0.0  # the virtual time
+    out_free = in_free = 0.0  # when the ports will be free
 
-class Ports:
-    """The times at which each rank's two ports will be free, and the clock of who asks."""
-
-    def __init__(self, cluster: Cluster, ranks: int) -> None:
-        self.cluster, self.clock = cluster, Clock()
-        self.out_free = [0.0] * ranks
-        self.in_free = [0.0] * ranks
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
 
     def leave(self, sender: int, receiver: int, size: int) -> tuple[float, float]:
         """Take the out port for a message of `size` bytes; return when it begins and has left."""
         _, bandwidth = self.cluster.link(sender, receiver)
-        begin = max(self.clock.now, self.out_free[sender])
-        self.out_free[sender] = begin + size / bandwidth
-        return begin, self.out_free[sender]
+        begin = max(self.now, self.out_free)
+        self.out_free = begin + size / bandwidth
+        return begin, self.out_free
 
     def arrive(self, sender: int, receiver: int, size: int, begin: float) -> float:
         """Take the in port for a message that began to leave at `begin`; return when it is here."""
         latency, bandwidth = self.cluster.link(sender, receiver)
-        first_byte = max(begin + latency, self.in_free[receiver])
-        self.in_free[receiver] = first_byte + size / bandwidth
-        return self.in_free[receiver]
+        first_byte = max(begin + latency, self.in_free)
+        self.in_free = first_byte + size / bandwidth
+        return self.in_free

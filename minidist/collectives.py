@@ -10,13 +10,14 @@
                    reduce_scatter, all_gather       P - 1        (P - 1)/P n
     recursive      all_reduce, by doubling          log2 P       log2(P) n
                    reduce_scatter, by halving       log2 P       (P - 1)/P n
-    tree           broadcast, reduce, all_reduce    log2 P       at most log2(P) n, by the root
+    tree           broadcast, reduce                log2 P       at most log2(P) n, by the root
+                   all_reduce                       2 log2 P     at most log2(P) n, by the root
     naive          all_reduce                       2 (P - 1)    (P - 1) n by rank 0, n by the others
     pairwise       all_to_all                       P - 1        (P - 1)/P n
     hierarchical   all_reduce, L ranks a node       2 (L+N - 2)  across N nodes 2 (N - 1)/N n/L
 
-A ring suits large buffers, the logarithms suit small ones. Every rank ends with the same bits. If P
-is not a power of two, recursive is a ring. (Thakur, Rabenseifner & Gropp 2005; Chan et al. 2007.)
+A ring suits large buffers, trees and halving suit small ones. Every rank ends with the same bits.
+If P is not a power of two, recursive is a ring. (Thakur et al. 2005; Chan et al. 2007.)
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def reduce_scatter(
 
 
 def all_gather(shard: Any, comm: Communicator, out: Any = None) -> Any:
-    """Return all ranks' shards, flat, by a ring; unequal ones need an `out`, cut as by `split`."""
+    """Return all shards, flat, by a ring; if they are a `split` in unequal parts, pass an `out`."""
     own = flat(shard)
     if out is None:
         out = empty_like(own, comm.size * len(own))
@@ -135,7 +136,7 @@ def all_to_all(
     received = empty_like(buffer, sum(lengths))
     places = cut(received, lengths)
     places[rank][:] = chunks[rank]
-    for step in range(1, size):  # In each, a link carries one message.
+    for step in range(1, size):  # In each step, a link carries one message.
         to, source = (rank + step) % size, (rank - step) % size
         comm.exchange(chunks[to], to, places[source], source)
     return received
@@ -150,8 +151,6 @@ def all_gather_object(value: Any, comm: Communicator) -> list[Any]:
     ring_all_gather(chunks, comm)
     return [pickle.loads(chunk.tobytes()) for chunk in chunks]
 
-
-# ---------------------------------------------------------------- other shapes than the ring
 
 Tree: TypeAlias = tuple[int | None, list[int]]  # of each rank: its parent, if any, and children
 
@@ -215,7 +214,7 @@ def halving_reduce_scatter(buffer: Any, comm: Communicator, add: Reduce) -> Any:
     starts = [0, *accumulate(len(chunk) for chunk in split(sums, comm.size))]
 
     def block(rank: int, count: int) -> Any:
-        first = rank // count * count  # of the `count` chunks with that of `rank` among them
+        first = rank // count * count  # The block of `count` chunks with chunk `rank` begins here.
         return sums[starts[first] : starts[first + count]]
 
     for distance in reversed(powers_of_two(comm.size)):

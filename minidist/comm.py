@@ -5,6 +5,7 @@
 A buffer is a contiguous numpy array or torch tensor. The receiver names its sender and the tag, and
 brings a buffer of exactly the message's bytes. Messages of one tag between two ranks arrive in the
 order they were sent. Nobody receives from any source, so no result depends on who was faster.
+"Collective" in this book means that all ranks of the group must call it.
 
     Communicator        checks and counts; the same for all kinds of ranks
       └─ Transport      carries bytes: between threads (threads.py), or processes (processes.py)
@@ -46,7 +47,7 @@ class Transport(Protocol):
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request: ...
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request: ...
-    def group(self, members: list[int]) -> Transport: ...  # These ranks alone, which all call it.
+    def group(self, members: list[int]) -> Transport: ...  # Of these ranks: each of them calls it.
 
     def exchange(self, out: Buffer, to: int, into: Buffer, source: int, tag: int) -> None:
         receive = self.irecv(into, source, tag)
@@ -78,7 +79,7 @@ class Communicator:
         self.rank = transport.rank
         self.size = transport.size
         self.traffic = Traffic()
-        # Seconds: of the machine, or of virtual time (cluster.py), which `advance` lets pass.
+        # Seconds of the machine, or virtual ones (cluster.py), which `advance` lets pass.
         self.clock = transport.clock
         self.advance = transport.advance
 
@@ -131,7 +132,7 @@ class Communicator:
     def _rows_of_all(self, row: list[int]) -> Any:
         """Return every rank's row, in ceil(log2 P) uncounted messages. (Bruck et al. 1997.)
 
-        A rank that knows k rows, its own and the next ones, gets k more from the rank after those.
+        When rank r knows k rows, its own and the next ones, it receives k more from rank r + k.
         """
         rows = np.array([row])
         while (known := len(rows)) < self.size:
@@ -164,28 +165,28 @@ class Stream:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm.fork()
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.open: list[tuple[Any, Future[float]]] = []
+        self.launched: list[tuple[Any, Future[float]]] = []
 
     def launch(self, job: Callable[..., object], *arguments: object) -> None:
         """Have `job(*arguments)` run after all that was launched before."""
-        launched = self.comm.clock()
+        earliest = self.comm.clock()
         event = self.comm.transport.event()
 
         def run() -> float:
             try:
                 # On a modelled cluster a job begins when it was launched, or the last one ended.
-                self.comm.advance(max(0.0, launched - self.comm.clock()))
+                self.comm.advance(max(0.0, earliest - self.comm.clock()))
                 job(*arguments)
                 return self.comm.clock()
             finally:
                 event.set()
 
-        self.open.append((event, self.thread.submit(run)))
+        self.launched.append((event, self.thread.submit(run)))
 
     def wait(self) -> None:
         """Return once every job has run; raise what one of them raised."""
-        while self.open:
-            event, result = self.open.pop(0)
+        while self.launched:
+            event, result = self.launched.pop(0)
             event.wait()
             ended = result.result()
             self.comm.advance(max(0.0, ended - self.comm.clock()))

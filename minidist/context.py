@@ -2,7 +2,7 @@
 
     rank r attends to its own tokens. Then, P - 1 times:
         hand the block of keys and values to rank r + 1, and take that of rank r - 1
-        if its tokens are earlier than the own ones, attend to it, and merge the result
+        if its tokens are earlier than this rank's, attend to it, and merge the result
 
 Softmax over all keys is a mean of the softmaxes over blocks of keys, each weighted by its sum of
 exponentials. Only the logarithm of that sum is kept, `lse`, so that nothing overflows:
@@ -56,16 +56,16 @@ class RingAttention(torch.autograd.Function):
         comm = ctx.comm
         gradient = gradient.to(output.dtype)
         delta = (gradient * output).sum(-1, keepdim=True)  # [B, H, T/P, 1]
-        to_query, to_block = attend_backward(gradient, query, own, lse, delta, causal=True)
+        query_grad, block_grad = attend_backward(gradient, query, own, lse, delta, causal=True)
         for source, block in go_round(own, comm):
-            to_block = pass_on(to_block, comm)  # it follows its block
+            block_grad = pass_on(block_grad, comm)  # it follows its block
             if source < comm.rank:
-                more, its_own = attend_backward(gradient, query, block, lse, delta, causal=False)
-                to_query += more
-                to_block += its_own
-        to_block = pass_on(to_block, comm)  # one hop more, and it is at home
-        to_key, to_value = to_block.to(own.dtype)
-        return to_query.to(query.dtype), to_key, to_value, None
+                more, term = attend_backward(gradient, query, block, lse, delta, causal=False)
+                query_grad += more
+                block_grad += term
+        block_grad = pass_on(block_grad, comm)  # one hop more, and it is at home
+        key_grad, value_grad = block_grad.to(own.dtype)
+        return query_grad.to(query.dtype), key_grad, value_grad, None
 
 
 def go_round(block: Tensor, comm: Communicator) -> Iterator[tuple[int, Tensor]]:
@@ -107,17 +107,17 @@ def attend_backward(
     query, key, value = widened(query, block)
     scores = scores_of(query, key, causal)
     weights = (scores - lse).exp()  # [B, H, T, T]
-    to_weights = gradient @ value.mT
-    to_scores = weights * (to_weights - delta)
-    to_products = to_scores / query.shape[-1] ** 0.5
-    to_query = to_products @ key
-    to_key = to_products.mT @ query
-    to_value = weights.mT @ gradient
-    to_both = torch.stack((to_key, to_value))  # [2, B, H, T, d]
+    weights_grad = gradient @ value.mT
+    scores_grad = weights * (weights_grad - delta)
+    products_grad = scores_grad / query.shape[-1] ** 0.5
+    query_grad = products_grad @ key
+    key_grad = products_grad.mT @ query
+    value_grad = weights.mT @ gradient
+    both_grad = torch.stack((key_grad, value_grad))  # [2, B, H, T, d]
     # Queries that share a key-value head add up: [2, B, H_kv, H/H_kv, T, d], summed.
     key_heads = block.shape[2]
-    by_head = torch.unflatten(to_both, 2, (key_heads, -1))
-    return to_query, by_head.sum(3)
+    by_head = torch.unflatten(both_grad, 2, (key_heads, -1))
+    return query_grad, by_head.sum(3)
 
 
 def widened(query: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:

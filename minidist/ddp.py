@@ -44,10 +44,10 @@ def reduce_gradients(
     op: str = "sum",
     bucket_bytes: int = 4 << 20,
 ) -> None:
-    """Do the same in buckets; a parameter that backward has not reached counts as zeros."""
+    """Replace every gradient by the sum, bucket by bucket; one that is missing counts as zeros."""
     for bucket in partition(parameters, bucket_bytes):
         flat = take_gradients(bucket)
-        show_gradients(bucket, flat)
+        view_gradients(bucket, flat)
         all_reduce(flat, comm, op)
 
 
@@ -77,7 +77,7 @@ def take_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat(parts)
 
 
-def show_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+def view_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
     """Let each gradient be a view into the flat tensor."""
     for parameter, view in zip(parameters, views_into(flat, parameters), strict=True):
         parameter.grad = view
@@ -101,7 +101,7 @@ def start_equal(module: nn.Module, comm: Communicator) -> None:
 class DataParallel(nn.Module):
     """A module whose gradients are reduced in parts, each as soon as backward has completed it.
 
-    A subclass says what `launch` does with a part. `each_backward`: it does so under `no_sync`, too.
+    A subclass says what `launch` does with a part; with `each_backward`, even under `no_sync`.
     """
 
     def __init__(
@@ -124,7 +124,6 @@ class DataParallel(nn.Module):
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the module."""
         return self.module(*inputs, **options)
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
@@ -163,7 +162,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up this rank's gradients in the body; the next backward or `finish` sends their sum."""
+        """Add up gradients in the body, to be sent later; with `each_backward`, change nothing."""
         self.syncs = False
         try:
             yield
@@ -172,7 +171,7 @@ class DataParallel(nn.Module):
 
 
 class Owned(NamedTuple):
-    """Elements `start` to `stop` - 1 of a flat parameter, which this rank has as `trained[offset:]`."""
+    """Elements `start` to `stop` - 1 of a flat parameter, stored in `trained` from `offset` on."""
 
     parameter: nn.Parameter
     start: int
@@ -202,7 +201,7 @@ class DDP(DataParallel):
     def launch(self, number: int) -> None:
         """Have the stream sum a bucket's gradients while backward goes on."""
         flat = take_gradients(self.parts[number])
-        show_gradients(self.parts[number], flat)
+        view_gradients(self.parts[number], flat)
         self.stream.launch(all_reduce, flat, self.stream.comm, self.op)
 
     def finish(self) -> None:

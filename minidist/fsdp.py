@@ -3,10 +3,10 @@
     forward     pre-hook: unshard │ layer computes │ hook: reshard
     backward    pre-hook: unshard │ layer computes │ its last gradient arrives: reshard, reduce-scatter
 
-Unshard is an all-gather, so a rank sends (P - 1)/P of 3 n bytes in a step, half as much again as
-plain data parallelism. Of n bytes of parameters it holds n/P, and one layer. `PlainZeRO` in
-`zero.py` does the same in two loops: read it first. (Rajbhandari et al. 2020, section 5; Zhao et
-al. 2023, "PyTorch FSDP", section 3.)
+Unshard is an all-gather. For each microbatch, a block of n bytes sends (P - 1)/P of 3 n from a rank;
+what is outside of blocks sends 2 n, as it stays whole from forward to `finish`. A rank holds 1/P of
+the parameters, and one layer. `PlainZeRO` in `zero.py` does the same in two loops: read it first.
+(Rajbhandari et al. 2020, section 5; Zhao et al. 2023, "PyTorch FSDP", section 3.)
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class Mesh:
     def group(self, *axes: str) -> Communicator:
         """Return the ranks that differ from this one along `axes` alone. Collective at first use.
 
-        `mesh.group("tp")` is a row of the array above; `mesh.group("dp", "cp")` a plane, ordered
-        along the axes.
+        `mesh.group("tp")` is a row of the array above; `mesh.group("dp", "tp")` a plane, by rank.
         """
         if axes not in self.groups:
             # Take every place along `axes`, and this rank's own along the others.
@@ -62,5 +61,4 @@ class Mesh:
         return self.groups[axes]
 
     def __getitem__(self, axis: str) -> Communicator:
-        """Return `group(axis)`."""
         return self.group(axis)

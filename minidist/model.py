@@ -108,8 +108,8 @@ class GPT(nn.Module):
         `first` is the position of the first token, on a rank that has a later part of a sequence.
         """
         x: Tensor = self.embedding(tokens)  # [B, T, D]
-        time = tokens.shape[1]
-        rotary = rotary_table(self.config, first, time, x)
+        length = tokens.shape[1]
+        rotary = rotary_table(self.config, first, length, x)
         for layer in self.layers:
             x = layer(x, rotary)
         x = self.norm(x)
@@ -189,7 +189,6 @@ class RMSNorm(nn.Module):
         self.normalize = rms_norm  # sequence parallelism replaces it
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim."""
         return self.normalize(x, self.weight, self.epsilon)
 
 
@@ -211,13 +210,13 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-def rotary_table(config: GPTConfig, first: int, time: int, like: Tensor) -> Rotary:
-    """Return cosines and sines of the positions `first` to `first + time` - 1: [T, d/2] each.
+def rotary_table(config: GPTConfig, first: int, length: int, like: Tensor) -> Rotary:
+    """Return cosines and sines of the positions `first` to `first + length` - 1: [T, d/2] each.
 
     The angle of channel pair i is position * theta^(-2i/d), in float64: in float32 the angle of
     position 100,000 can be off by 0.004.
     """
-    positions = torch.arange(first, first + time, dtype=torch.float64, device=like.device)
+    positions = torch.arange(first, first + length, dtype=torch.float64, device=like.device)
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
     speeds = config.rope_theta ** (-pairs / config.head_dim)  # radians a position
     angles = torch.outer(positions, speeds)

@@ -50,7 +50,7 @@ def route(
 def balance_loss(scores_NE: Tensor, counts_E: Tensor) -> Tensor:
     """Return E Σ f_e P_e of a sequence, which is 1 if all experts are chosen equally often.
 
-    f_e of all choices fall on expert e, and P_e is its mean score. (Switch, section 2.2.)
+    f_e is the share of choices that fall on expert e, P_e its mean score. (Switch, section 2.2.)
     """
     fractions_E = counts_E / counts_E.sum()
     means_E = scores_NE.mean(0)

@@ -1,14 +1,14 @@
 """A pipeline: each rank has some of the layers, and microbatches pass through them.
 
-    rank 0    F0 F1 F2 F3          B0    B1    B2    B3        1F1B, 4 stages, 4 microbatches;
-    rank 1       F0 F1 F2       B0 F3 B1    B2    B3           a backward takes twice a forward
-    rank 2          F0 F1    B0 F2 B1 F3 B2    B3
-    rank 3             F0 B0 F1 B1 F2 B2 F3 B3
+    rank 0    F0 F1 F2 F3                   B0       B1       B2       B3
+    rank 1       F0 F1 F2             B0    F3 B1       B2       B3
+    rank 2          F0 F1       B0    F2 B1    F3 B2       B3       1F1B; a backward takes
+    rank 3             F0 B0    F1 B1    F2 B2    F3 B3             twice as long as a forward
 
 GPipe runs all forwards, then all backwards, and so holds the activations of all m microbatches.
-1F1B begins with one forward for each rank behind this one; then a backward follows each forward, so
-rank r of P never holds more than P - r. Both leave a rank idle for (P - 1)/m of the time that it
-computes, the *bubble*. Cost: an output and a gradient for each microbatch and pair of neighbours.
+1F1B begins with one forward for each later rank; then a backward follows each forward, so rank r of
+P never holds more than P - r. Both idle for (P - 1)/(m + P - 1) of the step, the *bubble*: (P - 1)/m
+of the time they compute. Cost: an output and a gradient for each microbatch and pair of neighbours.
 
 This page has 1F1B by hand, then schedules as data, and one loop that runs any of them. (Huang et al.
 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3.2; 2021, with a flush after each step.)
@@ -65,7 +65,7 @@ def one_forward_one_backward(
     def first_input(microbatch: int) -> Tensor:
         return inputs[microbatch] if first else receive(like, comm, before).requires_grad_()
 
-    # Warm-up: fill the ranks behind.
+    # Warm-up: fill the later ranks.
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
         comm.send(run_forward(microbatch, first_input(microbatch)), after)
@@ -121,7 +121,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """Return a warm-up of one forward for each rank behind; then a backward after each forward."""
+    """Return a warm-up of one forward for each later rank; then a backward after each forward."""
     schedule = []
     for rank in range(ranks):
         warm_up = min(ranks - 1 - rank, microbatches)
@@ -138,12 +138,16 @@ SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
 def check(schedule: Schedule) -> dict[tuple[int, Action], int]:
-    """Return when each rank's actions end, in units of a forward; raise if one can never begin."""
+    """Return when each rank's actions end, in units of a forward; raise if they do not fit."""
     ranks = len(schedule)
-    (all_actions,) = gpipe(1, len(schedule[0]) // 2)
-    wanted = sorted(all_actions)
-    if any(sorted(actions) != wanted for actions in schedule):
-        raise ValueError("each rank must run every microbatch once, forward and backward")
+    everything = sorted(gpipe(1, len(schedule[0]) // 2)[0])
+    orders = [sorted(actions, key=lambda action: action.kind) for actions in schedule]
+    for rank, order in enumerate(orders):
+        complete = sorted(order) == everything
+        # A message does not say of which microbatch it is: two ranks must take them in one order.
+        if not complete or order != orders[0]:
+            rule = "every microbatch once, forward and backward, in the order of rank 0"
+            raise ValueError(f"rank {rank} must run {rule}")
     left = [deque(actions) for actions in schedule]
     ends: dict[tuple[int, Action], int] = {}
     free = [0] * ranks  # when each rank has finished what it has begun
@@ -189,14 +193,15 @@ def in_flight(schedule: Schedule) -> list[int]:
 
 
 def draw(schedule: Schedule) -> str:
-    """Return a line for each rank, with three characters for a unit of time."""
+    """Return a line for each rank, in which a forward is as wide as the longest label."""
     lines = []
     ends = check(schedule)
+    width = len(f"{max(schedule[0])} ")
     for rank, actions in enumerate(schedule):
         line = ""
         for action in actions:
             start = ends[rank, action] - TIME[action.kind]
-            line = line.ljust(3 * start) + str(action)
+            line = line.ljust(width * start) + str(action)
         lines.append(f"rank {rank}    {line}")
     return "\n".join(lines)
 
@@ -207,23 +212,23 @@ class Stage(nn.Module):
     def __init__(self, model: GPT, comm: Communicator) -> None:
         super().__init__()
         self.config, self.comm = model.config, comm
-        self.first, self.last = comm.rank == 0, comm.rank == comm.size - 1
+        self.is_first, self.is_last = comm.rank == 0, comm.rank == comm.size - 1
         own = np.array_split(range(model.config.layers), comm.size)[comm.rank].tolist()
         self.layers = nn.ModuleDict({str(index): model.layers[index] for index in own})
         nothing = nn.Identity()
         # A tied matrix is on two ranks, the first and the last: they have to sum its gradients.
-        has_words = self.first or (self.last and model.config.tied)
+        has_words = self.is_first or (self.is_last and model.config.tied)
         self.embedding: nn.Module = model.embedding if has_words else nothing
-        self.norm: nn.Module = model.norm if self.last else nothing
-        self.head: nn.Module = model.head if self.last else nothing
+        self.norm: nn.Module = model.norm if self.is_last else nothing
+        self.head: nn.Module = model.head if self.is_last else nothing
         self.word_ranks = comm.split(int(has_words))
         self.word_ranks.traffic = comm.traffic
 
-    def forward(self, x: Tensor, first: int, time: int) -> Tensor:
-        """Return the next rank's input, or logits; `first` is the position of the first token."""
-        if self.first:
+    def forward(self, x: Tensor, first: int, length: int) -> Tensor:
+        """Return the next rank's input, or logits, of tokens at `first` to `first + length` - 1."""
+        if self.is_first:
             x = self.embedding(x)
-        rotary = rotary_table(self.config, first, time, x)
+        rotary = rotary_table(self.config, first, length, x)
         for layer in self.layers.values():
             x = layer(x, rotary)
         output: Tensor = self.head(self.norm(x))
@@ -237,37 +242,37 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """Runs any schedule: forwards send outputs behind, backwards send gradients ahead.
+    """Runs any schedule: forwards send outputs to rank + 1, backwards gradients to rank - 1.
 
     The two directions have a communicator each. On NCCL a message waits for those that were posted
     before it on the same one, and two neighbours that both send first would wait for ever.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.behind, self.ahead = comm, comm.fork()
+        self.forward_comm, self.backward_comm = comm, comm.fork()
         self.held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output until backward
 
     def run(
         self, actions: Sequence[Action], forward: Forward, inputs: Sequence[Tensor], like: Tensor
     ) -> None:
         """Run all actions of this rank, or some now and the others in a later call."""
-        rank, last = self.behind.rank, self.behind.size - 1
+        rank, last = self.forward_comm.rank, self.forward_comm.size - 1
         sent: list[Request] = []
         for kind, microbatch in actions:
             if kind == "F":
                 x = inputs[microbatch]
                 if rank > 0:
-                    x = receive(like, self.behind, rank - 1).requires_grad_()
+                    x = receive(like, self.forward_comm, rank - 1).requires_grad_()
                 y = forward(x, microbatch)
                 if rank < last:
                     output = y.detach().contiguous()
-                    sent.append(self.behind.isend(output, rank + 1))
+                    sent.append(self.forward_comm.isend(output, rank + 1))
                 self.held[microbatch] = x, y
             else:
                 x, y = self.held.pop(microbatch)
-                gradient = receive(like, self.ahead, rank + 1) if rank < last else None
+                gradient = receive(like, self.backward_comm, rank + 1) if rank < last else None
                 torch.autograd.backward(y, gradient)
                 if rank > 0 and x.grad is not None:
-                    sent.append(self.ahead.isend(x.grad, rank - 1))
+                    sent.append(self.backward_comm.isend(x.grad, rank - 1))
         for request in sent:
             request.wait()

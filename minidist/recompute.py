@@ -3,7 +3,7 @@
     forward     x ──▶ function, unrecorded ──▶ y         keep x and the state of the random generator
     backward    x ──▶ function, recorded ──▶ y again ──▶ the gradients of x and of the parameters
 
-Applied to each of L layers, a rank holds L inputs and the inside of one layer. Cost: one more
+If each of L layers is recomputed, a rank holds L inputs and the inside of one layer. Cost: one more
 forward, a third of the work of a step. (Chen et al. 2016, "Sublinear memory cost".)
 """
 

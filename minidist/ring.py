@@ -34,11 +34,11 @@ def ring_reduce_scatter(chunks: Sequence[Chunk], comm: Communicator, reduce: Red
     left = (comm.rank - 1) % comm.size
     leaving = chunks[left]  # this rank's own part only
     for step in range(1, comm.size):
-        number = comm.rank - step - 1  # Below 0 it counts from the end, as in a ring.
+        number = (comm.rank - step - 1) % comm.size
         own = chunks[number]
         arriving = empty_like(own)
         comm.exchange(leaving, right, arriving, left)
-        reduce(arriving, own)
+        reduce(arriving, own)  # arriving += own
         leaving = arriving  # now the parts of step + 1 ranks: this one and those to its left
     return leaving
 
@@ -48,6 +48,7 @@ def ring_all_gather(chunks: Sequence[Chunk], comm: Communicator) -> None:
     right = (comm.rank + 1) % comm.size
     left = (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
-        leaving = chunks[comm.rank - step]  # complete: its own, or the last to come
-        arriving = chunks[comm.rank - step - 1]  # not complete yet
+        number = (comm.rank - step) % comm.size
+        leaving = chunks[number]  # complete: its own, or the last to come
+        arriving = chunks[(number - 1) % comm.size]  # not complete yet
         comm.exchange(leaving, right, arriving, left)

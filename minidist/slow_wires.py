@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Communicator
 
-# ---------------------------------------------------------------- top-k with error feedback
-
 
 @torch.no_grad()
 def sparse_all_reduce(gradient: Tensor, residual: Tensor, k: int, comm: Communicator) -> None:
@@ -37,9 +35,6 @@ def sparse_all_reduce(gradient: Tensor, residual: Tensor, k: int, comm: Communic
     addends = all_gather(values, comm)
     gradient.zero_()
     gradient.index_add_(0, places.long(), addends)
-
-
-# ---------------------------------------------------------------- local steps
 
 
 class DiLoCo:
@@ -78,9 +73,6 @@ class DiLoCo:
         self.outer.step()
         for parameter, shared in zip(self.parameters, self.shared, strict=True):
             parameter.copy_(shared)
-
-
-# ---------------------------------------------------------------- stale gradients
 
 
 def train_delayed(

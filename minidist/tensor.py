@@ -171,9 +171,8 @@ def tensor_parallel(model: GPT, comm: Communicator, sequence: bool = False) -> N
         raise ValueError(f"{heads} do not divide by --tp {ranks}: each rank takes whole heads")
 
     def norm_of_own_tokens(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        # A rank's tokens give a part of the weight's gradient. The sum over ranks is in the graph,
-        # as f of the weight: a hook on the parameter would sum twice where a layer recomputes
-        # itself, since there autograd passes the parameter twice.
+        # A rank's tokens give a part of the weight's gradient. We sum it inside the graph, by f. A
+        # hook on the parameter would sum twice when a layer is recomputed.
         return rms_norm(x, copy_to(weight, comm), epsilon)
 
     f, g = (gather_tokens, scatter_tokens) if sequence else (copy_to, reduce_from)

@@ -6,17 +6,17 @@
                      ├─ the two ends of a message are both there: copy its bytes, wake who waits
     rank 1   irecv ──┘
 
-**The proof.** A thread has a job: a rank's program, or what was launched on a `Stream`. At each wait
-and at each end of a job two numbers are compared: the jobs that have not ended and the threads that
-wait. If they are equal, no thread is left that could do what the others wait for. Then the program
-is dead, and DeadlockError says at which line each rank waits. There is no time limit, and no guess.
+**The proof.** A thread is busy until its jobs have ended: a rank's program, or what was launched on
+a `Stream`. At each wait and at each end of a job two numbers are compared: the threads that are busy
+and those that wait. If they are equal, no thread is left that could do what the others wait for, and
+DeadlockError says at which line each rank waits. There is no time limit, and no guess.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -58,7 +58,7 @@ def run(
             error.add_note(f"on rank {rank} of {ranks}")
             world.fail(error)
         finally:
-            world.end_job()
+            world.end_job(rank)
 
     threads = [threading.Thread(target=begin, args=(rank,), daemon=True) for rank in range(ranks)]
     try:
@@ -76,8 +76,9 @@ def run(
 class Pending:
     """Something that a thread of `rank` waits for, and that a thread of `peer` has to do."""
 
-    def __init__(self, world: World, rank: int, peer: int, words: str) -> None:
-        self.world, self.rank, self.peer, self.words = world, rank, peer, words
+    def __init__(self, transport: ThreadTransport, peer: int, words: str) -> None:
+        self.transport, self.peer, self.words = transport, peer, words
+        self.world, self.rank = transport.world, transport.me
         self.done = threading.Event()
 
     def wait(self) -> None:
@@ -96,7 +97,7 @@ class Pending:
         """Note that a job on a stream has ended."""
         with self.world.lock:
             self.world.wake(self)
-            self.world.end_job()
+            self.world.end_job(self.transport)
 
 
 class Message(Pending):
@@ -109,19 +110,20 @@ class Message(Pending):
         other, size = transport.members[peer], buffer.nbytes
         what = "send to" if is_send else "receive from"
         words = f"{what} rank {other} (tag {tag}, {size} bytes)"
-        super().__init__(transport.world, transport.me, other, words)
+        super().__init__(transport, other, words)
         # Virtual times: when it begins to leave, and has left.
-        self.left = self.world.ports.leave(self.rank, other, size) if is_send else (0.0, 0.0)
+        ports = self.world.ports
+        self.departure = ports.leave(self.rank, other, size) if is_send else (0.0, 0.0)
         self.world.post(self, (transport.name, tag))
 
     def wait(self) -> None:
         """Block until both ends have met; then let the virtual time pass that this took."""
         super().wait()
         ports = self.world.ports
-        begin, when = self.left
+        begin, when = self.departure
         if not self.is_send:
             when = ports.arrive(self.peer, self.rank, self.buffer.nbytes, begin)
-        ports.clock.now = max(ports.clock.now, when)
+        ports.now = max(ports.now, when)
 
 
 class ThreadTransport(Transport):
@@ -146,14 +148,14 @@ class ThreadTransport(Transport):
 
     def event(self) -> Pending:
         with self.world.lock:
-            self.world.jobs += 1
-        return Pending(self.world, self.me, self.me, "end of a job on its stream")
+            self.world.jobs[self] += 1
+        return Pending(self, self.me, "end of a job on its stream")
 
     def clock(self) -> float:
-        return self.world.ports.clock.now if self.world.cluster else super().clock()
+        return self.world.ports.now if self.world.cluster else super().clock()
 
     def advance(self, seconds: float) -> None:
-        self.world.ports.clock.now += seconds
+        self.world.ports.now += seconds
 
 
 class World:
@@ -161,11 +163,11 @@ class World:
 
     def __init__(self, ranks: int, cluster: Cluster | None, eager_limit: int) -> None:
         self.ranks, self.cluster, self.eager_limit = ranks, cluster, eager_limit
-        self.ports = Ports(cluster or Cluster(), ranks)
+        self.ports = Ports(cluster or Cluster())
         self.lock = threading.RLock()
         self.unmatched: defaultdict[tuple[object, ...], deque[Message]] = defaultdict(deque)
         self.waiting: dict[Pending, FrameType] = {}  # and where in the program
-        self.jobs = ranks  # that have not ended; each rank begins with one
+        self.jobs = Counter[object](range(ranks))  # of each busy thread; a rank begins with one
         self.failure: BaseException | None = None
 
     def post(self, message: Message, route: tuple[object, ...]) -> None:
@@ -189,9 +191,9 @@ class World:
         self.waiting.pop(pending, None)
         pending.done.set()
 
-    def end_job(self) -> None:
+    def end_job(self, thread: object) -> None:
         with self.lock:
-            self.jobs -= 1
+            self.jobs -= Counter([thread])  # A thread without a job is not in there.
             self.prove()
 
     def fail(self, error: BaseException) -> None:
@@ -201,8 +203,8 @@ class World:
                 self.wake(pending)
 
     def prove(self) -> None:
-        """Fail if every thread that has a job waits."""
-        if self.waiting and len(self.waiting) == self.jobs:
+        """Fail if every busy thread waits."""
+        if self.waiting and len(self.waiting) == len(self.jobs):
             self.fail(DeadlockError(self.report()))
 
     def report(self) -> str:
@@ -240,7 +242,7 @@ def carry(send: Message, receive: Message) -> None:
     if send.buffer.nbytes != receive.buffer.nbytes:
         sizes = f"{send.buffer.nbytes} bytes, but the buffer has {receive.buffer.nbytes}"
         raise ValueError(f"rank {receive.rank} receives from rank {send.rank} {sizes}")
-    receive.left = send.left
+    receive.departure = send.departure
     if isinstance(receive.buffer, np.ndarray):
         receive.buffer[:] = send.buffer
     else:

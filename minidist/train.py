@@ -38,7 +38,7 @@ from minidist.ddp import DDP
 from minidist.fsdp import FSDP
 from minidist.mesh import Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.pipeline import SCHEDULES, Pipeline, Stage
+from minidist.pipeline import SCHEDULES, Pipeline, Stage, check
 from minidist.precision import MixedPrecision
 from minidist.processes import init
 from minidist.recompute import recompute_layers
@@ -56,7 +56,7 @@ class Options(Layout):
 
     dp: int = option(0, "data parallel ranks; 0: all that the other axes leave")
     microbatches: int = option(0, "parts in which a rank computes its sequences; 0: one a stage")
-    schedule: str = option("1f1b", "of the pipeline: 1f1b or gpipe")
+    schedule: str = option("1f1b", "of the pipeline: " + " or ".join(SCHEDULES))
     precision: str = option("float64", "float64, float32, bfloat16 or float16")
     layers: int = option(4, "blocks of the model")
     hidden: int = option(64, "channels")
@@ -95,9 +95,9 @@ class Run:
     def __init__(self, options: Options, comm: Communicator) -> None:
         self.options = options
         self.comm = comm
-        dp, cp = options.dp, options.cp
-        pp, tp = options.pp, options.tp
-        mesh = Mesh(comm, {"dp": dp, "cp": cp, "pp": pp, "tp": tp})
+        dp, pp = options.dp, options.pp
+        cp, tp = options.cp, options.tp
+        mesh = Mesh(comm, {"dp": dp, "pp": pp, "cp": cp, "tp": tp})
         data_ranks = mesh.group("dp", "cp")  # they share out the tokens
         self.axes = {"dp": data_ranks}
         self.axes |= {axis: mesh[axis] for axis in ("cp", "pp", "tp")}
@@ -139,8 +139,10 @@ class Run:
 
         self.pipeline = Pipeline(mesh["pp"])
         # On one stage 1F1B is gradient accumulation, and GPipe would hold every microbatch.
-        schedule = SCHEDULES[options.schedule if pp > 1 else "1f1b"]
-        self.actions = schedule(pp, options.microbatches)[place["pp"]]
+        make = SCHEDULES[options.schedule if pp > 1 else "1f1b"]
+        schedule = make(pp, options.microbatches)
+        check(schedule)
+        self.actions = schedule[place["pp"]]
         self.mixed = MixedPrecision(self.data.trained, options.lr, comm)
         self.steps_done = 0
         if options.resume:
@@ -153,20 +155,20 @@ class Run:
         """Train on the next batch; return its loss in nats a token, on every rank."""
         batch = self.batches.batch(self.steps_done).to(self.device)
         inputs, targets = zip(*self.share.of(batch), strict=True)
-        rows, time = inputs[0].shape
+        rows, length = inputs[0].shape
         first = self.share.first_position(self.options.sequence)
         total = torch.zeros(1, dtype=torch.float64)
 
         def forward(x: Tensor, microbatch: int) -> Tensor:
-            y: Tensor = self.data(x, first, time)
-            if self.stage.last:
+            y: Tensor = self.data(x, first, length)
+            if self.stage.is_last:
                 # Its part of the mean over all tokens of the batch.
                 y = self.loss_of(y, targets[microbatch]) / self.batches.tokens_in_batch
                 total.add_(y.detach().cpu())
                 y = y * self.mixed.scale
             return y
 
-        tokens = time // self.options.tp if self.options.sp else time
+        tokens = length // self.options.tp if self.options.sp else length
         sizes = (rows, tokens, self.options.hidden)
         like = torch.empty(sizes, dtype=self.dtype, device=self.device)
         *others, last = self.actions

@@ -8,8 +8,8 @@
 Unshard is an all-gather of the parameters, reshard frees them. Only rank r updates shard r, so only
 rank r has its state. With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 2 n bytes,
 as much as plain data parallelism: an all-reduce is a reduce-scatter and an all-gather, with the
-update in between. Stage 3 sends half as much again, since it gathers the parameters twice. AdamW
-has 2 n bytes of state. Each rank holds:
+update in between. Stage 3 sends 3 n for each microbatch: it gathers the parameters twice. AdamW has
+2 n bytes of state. Each rank holds:
 
                  parameters                   gradients                               shard and state
     DDP          n                            n                                       2 n
@@ -160,8 +160,8 @@ class ZeRO(DataParallel):
     model.publish()                     every rank has all updated parameters
 
     Each block is a unit, and what is outside of blocks is one more. As soon as backward has
-    completed the gradients of a unit, they are summed and freed. So the stages differ only under
-    `no_sync`: 1 adds up whole gradients there, 2 reduces those of each backward.
+    completed the gradients of a unit, they are summed and freed: unlike the table, in stage 1, too.
+    Under `no_sync` stage 1 adds up whole gradients, and stage 2 reduces those of each backward.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ZeRO(DataParallel):
 
 
 def parts_of(module: nn.Module, blocks: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Return the trained parameters of each block, in the order in which backward reaches them.
+    """Return the trained parameters of each block, in the order in which backward completes them.
 
     The last part, that of `module`, has the parameters outside of blocks.
     """

@@ -1,6 +1,7 @@
 """Ranks and messages: what arrives, what is counted, a proved deadlock, an error, the virtual clock."""
 
 import operator
+import time
 
 import numpy as np
 import pytest
@@ -65,6 +66,21 @@ def test_a_deadlock_of_streams_is_proved_while_their_ranks_wait_for_them() -> No
     assert "rank 0 waits: end of a job on its stream at test_book_ranks.py:" in text
     assert "rank 1 waits: receive from rank 0 (tag 0, 8 bytes)" in text
     assert "0 -> 1 -> 0" in text
+
+
+@pytest.mark.parametrize("queued", [0, 1, 2])
+def test_jobs_that_are_queued_behind_another_hide_no_deadlock(queued: int) -> None:
+    def program(comm: Communicator) -> None:
+        if comm.rank == 0:
+            stream = Stream(comm)
+            for _ in range(1 + queued):
+                stream.launch(stream.comm.recv, np.zeros(1), 1)
+            stream.wait()
+        else:
+            comm.fork()
+
+    with pytest.raises(DeadlockError, match="rank 1 has ended"):
+        run(program, 2)
 
 
 def test_streams_that_go_on_are_no_deadlock() -> None:
@@ -195,3 +211,22 @@ def test_a_stream_hides_messages_behind_computing() -> None:
     message = 2 * (1e-5 + (2 << 20) / 50e9)
     assert run(program, 2, True, cluster=cluster)[0] == pytest.approx(1e-3)
     assert run(program, 2, False, cluster=cluster)[0] == pytest.approx(1e-3 + message)
+
+
+@pytest.mark.parametrize("late", ["rank", "stream"])
+def test_the_clock_does_not_tell_which_thread_of_a_rank_was_faster(late: str) -> None:
+    def program(comm: Communicator) -> tuple[float, float]:
+        stream = Stream(comm)
+
+        def swap(name: str, group: Communicator, size: int) -> None:
+            time.sleep(0.2 * (name == late))
+            group.exchange(np.zeros(size), 1 - comm.rank, np.zeros(size), 1 - comm.rank)
+
+        stream.launch(swap, "stream", stream.comm, 1000)
+        swap("rank", comm, 10)
+        own = comm.clock()
+        stream.wait()
+        return own, comm.clock()
+
+    times = run(program, 2, cluster=Cluster.equal(bandwidth=8.0, latency=1.0))
+    assert times == [(11.0, 1001.0)] * 2

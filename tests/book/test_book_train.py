@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minidist import pipeline
 from minidist.comm import Communicator
 from minidist.pipeline import SCHEDULES, bubble, check, draw, in_flight, one_f_one_b
 from minidist.threads import run
@@ -88,7 +89,7 @@ def test_a_run_goes_on_on_another_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "changes", "words"),
     [
-        (3, {"dp": 2}, r"dp\*cp\*pp\*tp = 2, but 3 ranks were started"),
+        (3, {"dp": 2}, r"dp\*pp\*cp\*tp = 2, but 3 ranks were started"),
         (2, {"pp": 2, "zero": 3}, "use --zero 1"),
         (2, {"dp": 2, "batch": 3}, "--batch 3 does not divide by"),
         (2, {"tp": 2, "heads": 1}, "do not divide by --tp 2"),
@@ -121,3 +122,23 @@ def test_a_schedule_is_checked_measured_and_drawn() -> None:
     stuck[2][:2] = stuck[2][1::-1]
     with pytest.raises(ValueError, match="cannot go on: rank 0 at B0, rank 1 at B0, rank 2 at B0"):
         check(stuck)
+    swapped = SCHEDULES["gpipe"](2, 3)
+    swapped[1] = [*swapped[1][1::-1], *swapped[1][2:]]
+    with pytest.raises(ValueError, match=r"rank 1 must run .* in the order of rank 0"):
+        check(swapped)
+    assert "F9  F10 F11 B0" in draw(SCHEDULES["gpipe"](1, 12))
+
+
+def test_the_picture_at_the_head_of_the_page_is_drawn_by_it() -> None:
+    for line in draw(one_f_one_b(4, 4)).splitlines():
+        assert line in (pipeline.__doc__ or "")
+
+
+def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
+    options = replace(SMALL, tp=2, steps=1, save=str(tmp_path))
+    run(lambda comm: train(options, comm, talk=False), 2)
+    (lost,) = tmp_path.glob("step-*/rank-0001.pt")
+    lost.unlink()
+    again = replace(SMALL, resume=str(tmp_path))
+    with pytest.raises(ValueError, match=r"has 1 of 2 files rank-\*\.pt"):
+        run(lambda comm: train(again, comm, talk=False), 1)
