@@ -82,10 +82,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", default="", help="file for the figures, or -")
     options = parser.parse_args(argv)
     check_writable(parser, options.json)
-    if not all(importlib.util.find_spec(name) for name in ("tensorboardX", "prometheus_client")):
-        parser.error(
-            "what it tells steps to is not here: pip install tensorboardX prometheus-client"
-        )
+    if not importlib.util.find_spec("tensorboardX"):
+        parser.error("what it tells steps to is not here: pip install tensorboardX")
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for turn in range(options.repeat):
         for case, words in CASES.items():
@@ -146,14 +144,14 @@ def parts(events: Sequence[tuple[str, int, int, float]]) -> dict[str, float]:
 
 
 def seconds_of_observing(repeat: int) -> float:
-    """Return how much longer a step is that is told to TensorBoard and Prometheus."""
+    """Return how much longer a step is that is told to TensorBoard."""
     from minidist.full.trainer.metrics import StepMetrics
     from minidist.full.trainer.observed.exports import exports_of
     from minidist.full.trainer.observed.stragglers import Computing
 
     folder = tempfile.mkdtemp()
     try:
-        exports = exports_of(os.path.join(folder, "curves"), os.path.join(folder, "page"), 0)
+        exports = exports_of(os.path.join(folder, "curves"), 0)
         told = []
         for step in range(1, 200 * repeat):
             computing = Computing(0.1, 1, 0.1, None)
@@ -181,7 +179,7 @@ def table(medians: Mapping[str, Mapping[str, float]], observed: float) -> str:
     ]
     head = ("a rank is killed", "no step for", *kinds[1:])
     said = (
-        f"telling a step to TensorBoard and Prometheus takes {observed * 1e3:.2f} ms: "
+        f"telling a step to TensorBoard takes {observed * 1e3:.2f} ms: "
         f"{observed / 0.1:.2%} of a step of 0.1 s"
     )
     return f"{aligned(head, rows)}\n\n{said}"

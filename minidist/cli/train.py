@@ -227,7 +227,7 @@ def told_besides(trainer: Trainer) -> list[Export]:
     options = trainer.config.run
     if trainer.comm.rank > 0:
         return []
-    return exports_of(options.tensorboard, options.prometheus, trainer.first_step)
+    return exports_of(options.tensorboard, trainer.first_step)
 
 
 def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:

@@ -48,10 +48,7 @@ def check_files(config: Config, comm: Communicator, again: bool = False) -> Exit
             if not again:  # those of a run that has ended meanwhile
                 _check_checkpoints(folder, run.resume)
         files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
-        for name in ("trace", "prometheus"):
-            asked = getattr(run, name)
-            is_port = asked.lstrip("-").isdecimal()  # one below 0 is refused later
-            files.append((name, Path(asked) if asked and not is_port else None))
+        files.append(("trace", Path(run.trace) if run.trace else None))
         for name, file in files:
             if file is not None:
                 with _writing(name, file):

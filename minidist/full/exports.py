@@ -28,7 +28,6 @@ from minidist.full.tensor.styles import (
     VocabularyParallel,
 )
 from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
-from minidist.full.zero.sharded_optimizer import ShardedOptimizer
 from minidist.full.zero.zero import ZeRO1, ZeRO2
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "RecipeError",
     "RowParallel",
     "RowParallelLinear",
-    "ShardedOptimizer",
     "Slice",
     "VocabularyParallel",
     "VocabularyParallelEmbedding",

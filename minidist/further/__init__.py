@@ -5,6 +5,7 @@
     muon/             Muon, whose matrices ranks hold in parts
     nf4/              adapters beside weights in four bits
     sparse_step/      an outer step of sites in a hundredth of its bytes
+    sharded_optimizer.py   the optimizer's state alone, next to anybody's data parallelism
     stale/            pipelines and servers that use old weights; not for the trainer
 
 A strategy has its options, and a subclass of the `Strategy` in whose place it stands, or a function

@@ -22,6 +22,7 @@ from minidist.further.muon.options import MuonOptions, faults_of
 from minidist.further.nf4.options import QLoRAOptions
 from minidist.further.nf4.qlora import add_qlora
 from minidist.further.nf4.strategy import QuantizedAdapters
+from minidist.further.sharded_optimizer import ShardedOptimizer
 from minidist.further.sparse_step.options import SparseSiteOptions
 from minidist.further.sparse_step.strategy import SparseSites
 from minidist.further.zero_plus_plus.options import ZeROPlusPlusOptions
@@ -33,6 +34,7 @@ __all__ = [
     "Config",
     "Recipe",
     "RunOptions",
+    "ShardedOptimizer",
     "SlicedMuon",
     "SpreadOptions",
     "ZeROPlusPlus",

@@ -901,7 +901,7 @@ OPTIMIZER = [
     ),
     Mutation(
         "experts are shared out over all ranks, not over their copies",
-        "minidist/full/zero/sharded_optimizer.py",
+        "minidist/further/sharded_optimizer.py",
         old="BucketShard(alike, names, copies_of(alike[0], comm))",
         new="BucketShard(alike, names, comm)",
         tests=(

@@ -23,7 +23,6 @@ from minidist.full import (
     FSDP,
     NaiveDataParallel,
     ParameterServer,
-    ShardedOptimizer,
     ZeRO1,
     ZeRO2,
     parallelize_tensor,
@@ -35,7 +34,7 @@ from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, Where, cross_entropy_sum
 from minidist.full.placement import placement_of
 from minidist.full.precision.masters import MasterWeights
-from minidist.further import Recipe, ZeROPlusPlus, parallelize
+from minidist.further import Recipe, ShardedOptimizer, ZeROPlusPlus, parallelize
 
 PLAIN = (PlainDataParallel, NaiveDataParallel, ParameterServer)
 STRATEGIES: dict[str, Callable[[nn.Module, Communicator], object]] = {

@@ -25,7 +25,6 @@ from minidist.full import (
     ColumnParallel,
     NaiveDataParallel,
     RowParallel,
-    ShardedOptimizer,
     ZeRO1,
     ZeRO2,
     clip_by_global_norm,
@@ -37,7 +36,7 @@ from minidist.full.gradients.gradient import PartOfGradient
 from minidist.full.mesh import Layout, Mesh
 from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.full.placement import placement_of
-from minidist.further import Recipe, parallelize
+from minidist.further import Recipe, ShardedOptimizer, parallelize
 
 LIMIT = 0.7
 Run = tuple[list[float], list[Tensor]]

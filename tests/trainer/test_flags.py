@@ -38,7 +38,7 @@ FROZEN = """
     --recompute --offload --offload-folder
     --lora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --profile --tensorboard --prometheus --sample --peak-tflops --debug --qlora
+    --profile --tensorboard --sample --peak-tflops --debug --qlora
 """
 
 

@@ -4,7 +4,6 @@ weight [2, 3] │ bias [2]      tensors of any shape
 ├─────────┼──────┤            one flat tensor; each of them is a view into it
 """
 
-import ctypes
 from typing import Any
 
 import torch
@@ -52,18 +51,8 @@ def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = N
 
 
 def make_room(whole: Tensor) -> Tensor:
-    """Give memory back to a tensor whose storage was resized to 0 bytes.
-
-    Return a flat tensor through which to write.
-
-    On a CPU that is another tensor on the same memory: torch no longer resizes a storage that numpy
-    has seen.
-    """
+    """Give memory back to a tensor whose storage was resized to 0 bytes, and return it."""
     storage = whole.untyped_storage()
     if not storage.nbytes():
         storage.resize_(whole.nbytes)
-    if whole.device.type != "cpu" or not whole.nbytes:
-        return whole
-    as_bytes = ctypes.c_byte * whole.nbytes
-    memory = as_bytes.from_address(whole.data_ptr())
-    return torch.frombuffer(memory, dtype=whole.dtype)
+    return whole

@@ -131,7 +131,7 @@ def moved(name: str, view: Tensor, parameter: Tensor) -> str:
     how = "lies in other memory" if was == now else f"was converted from {was} to {now}"
     return (
         f"{name} {how} since it was shared out, so new values would not reach it: call .to(), "
-        ".half(), ... on the model before that, and let only one strategy or ShardedOptimizer "
+        ".half(), ... on the model before that, and let only one strategy or sharded optimizer "
         "share out the same parameters"
     )
 

@@ -180,7 +180,7 @@ class SliceOptimizers:
             fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
         else:
             return
-        inner = type(vars(optimizer).get("local", optimizer)).__name__  # A ShardedOptimizer's.
+        inner = type(vars(optimizer).get("local", optimizer)).__name__  # Of a sharded one.
         raise ValueError(
             f"this {type(optimizer).__name__} was built over {fault}: wrap it, then use "
             f"model.optimizer({inner}, ...)"

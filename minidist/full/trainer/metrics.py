@@ -46,7 +46,7 @@ class StepMetrics:
     the same time. `eval_loss` is that on
     held-out text after this step, if it was measured.
 
-    Of a run that is observed (`--tensorboard`, `--prometheus`): `computing` is how long
+    Of a run that is observed (`--tensorboard`): `computing` is how long
     the ranks have computed, `sent` the bytes that rank 0 has sent since it started, by axis, and
     `memory` those that it holds, by category.
     """

@@ -231,9 +231,6 @@ class RunOptions(AdapterOptions):
         "", "folder for torch.profiler's trace of steps 2 to 4, a file a rank; none: no profile"
     )
     tensorboard: str = option("", "folder for curves that TensorBoard shows; none: none")
-    prometheus: str = option(
-        "", "port, or file, where Prometheus reads the last step's numbers; none: none"
-    )
     sample: int = option(0, "tokens of text to write at the end", up_to(1_000_000))
     peak_tflops: float = option(
         0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE
@@ -243,4 +240,4 @@ class RunOptions(AdapterOptions):
     @property
     def observed(self) -> bool:
         """Whether somebody looks at the ranks one by one, at their memory and their messages."""
-        return bool(self.tensorboard or self.prometheus)
+        return bool(self.tensorboard)

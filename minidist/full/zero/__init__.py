@@ -7,6 +7,5 @@
     unshard, in `publish`     phase 3: `stepped`, with which the optimizer's step ends
 
 Read `minidist/zero.py` first: all stages as loops, then stages 1 and 2 by hooks. `zero.py` of this
-folder has the same three phases during backward and at its end. `sharded_optimizer.py` shards the
-optimizer's state alone.
+folder has the same three phases during backward and at its end.
 """

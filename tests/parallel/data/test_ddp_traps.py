@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
-from minidist.full import DDP, FSDP, DataParallel, ShardedOptimizer, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
 from minidist.full.comm import Communicator
 from minidist.full.ddp.compress.compressed import CompressedDDP
-from minidist.further import compressor_of
+from minidist.further import ShardedOptimizer, compressor_of
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

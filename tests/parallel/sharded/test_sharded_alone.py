@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon
 
 import minidist
-from minidist.full import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
+from minidist.full import DDP, FSDP, ColumnParallel, ZeRO1, parallelize_tensor
 from minidist.full.comm import Communicator, MismatchError
 from minidist.full.precision.masters import MasterWeights
-from minidist.further import SlicedMuon
+from minidist.further import ShardedOptimizer, SlicedMuon
 
 STEPS = 3
 KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -269,7 +269,7 @@ TORCH = """
     import torch
     import minidist
     from test_sharded_alone import STEPS, Net, check, loss, serial, values
-    from minidist.full import ShardedOptimizer
+    from minidist.further import ShardedOptimizer
 
     comm = minidist.init(limit=60)
     model = Net(comm.rank)
