@@ -47,6 +47,15 @@ class BucketedGradients(DDP):
         super().__init__(model, comm, op="sum", bucket_bytes=limit, first_bucket_bytes=limit)
         self.stream = stream
 
+    @property
+    def synchronising(self) -> bool:
+        """Whether a backward reduces its gradients."""
+        return self.expected.synchronising
+
+    @synchronising.setter
+    def synchronising(self, reduced: bool) -> None:
+        self.expected.synchronising = reduced
+
     def launch(self, bucket: Bucket) -> Any:
         """Begin a ring all-reduce."""
         assert isinstance(bucket, FlatBucket)
