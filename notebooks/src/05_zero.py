@@ -244,7 +244,8 @@ def norms(comm):
     model = ZeRO1(build(), comm, op="sum")
     model.optimizer(torch.optim.AdamW)
     (model(ROWS.tensor_split(comm.size)[comm.rank]).square().sum() / len(ROWS)).backward()
-    local = torch.cat([piece.grad for piece in model.slices]).norm().item()
+    parts = [piece.grad.as_subclass(torch.Tensor) for piece in model.slices]
+    local = torch.cat(parts).norm().item()
     return round(local, 6), round(clip_by_global_norm(model.slices, limit=0).item(), 6)
 
 

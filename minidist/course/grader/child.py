@@ -232,7 +232,7 @@ def answers_doing(error: BaseException, last: Returned) -> str:
 
 def seal() -> list[Part]:
     """Return the package's modules by now, and what these and the classes in them consist of:
-    functions, with code.
+    functions, with code; and None for what a class inherits from another of the package.
     """
     modules = {
         name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"
@@ -244,6 +244,10 @@ def seal() -> list[Part]:
     parts: list[Part] = [
         (name, sys.modules, name, module, None) for name, module in modules.items()
     ]
+    for space, one in classes.items():
+        for base in one.__mro__[1:]:
+            inherited = vars(base).keys() - vars(one).keys() if base in classes.values() else ()
+            parts += [(f"{space}.{name}", vars(one), name, None, None) for name in inherited]
     return parts + [
         (f"{space}.{name}", vars(one), name, value, getattr(value, "__code__", None))
         for space, one in [*modules.items(), *classes.items()]
@@ -273,7 +277,7 @@ def hooked_by_torch(found: Any, value: Any) -> bool:
         return False
     hook = torch.optim.Optimizer.profile_hook_step(lambda: None)
     return found.__code__ is hook.__code__ and any(
-        cell.cell_contents is value for cell in found.__closure__ or ()
+        value is None or cell.cell_contents is value for cell in found.__closure__ or ()
     )
 
 
