@@ -195,11 +195,12 @@ def test_the_reference_begins_with_what_a_folder_offers_and_names_lessons(site: 
     files = re.findall(r'<section id="([a-z-]+)">\s*<h2><code[^>]*><span[^>]*>(\w+)\.py', text)
     names = [name for _, name in files]
     assert names[:2] == ["operations", "choose"] and names[3:] == sorted(names[3:])
-    for file, lessons in (
-        ("ring", ["02_ring_all_reduce"]),
-        ("operations", ["02_ring_all_reduce"]),
-        ("hierarchical", ["03_trees_and_meshes"]),
+    for page, file, lessons in (
+        ("minidist", "ring", ["02_ring_all_reduce"]),
+        ("full.collectives", "operations", ["02_ring_all_reduce"]),
+        ("full.collectives", "hierarchical", ["03_trees_and_meshes"]),
     ):
+        text = text_of(site / f"reference/{page}.html")
         section = text.partition(f'<section id="{file}">')[2].partition("<section")[0]
         line = section.partition('class="taught-in"')[2].partition("</p>")[0]
         assert re.findall(r"lessons/(\w+)/index", line) == lessons
