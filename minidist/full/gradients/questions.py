@@ -36,7 +36,8 @@ ELEMENTWISE = _names("""
 
 ABOUT_SHAPE = _names("""
     size dim numel stride element_size is_same_size len hash
-    is_floating_point is_complex is_contiguous is_inference is_neg is_conj get_device
+    is_floating_point is_complex is_contiguous is_inference is_neg is_conj get_device result_type
+    is_view is_shared is_pinned pin_memory record_stream storage
     has_compatible_shallow_copy_type untyped_storage data_ptr storage_offset
     .shape .dtype .device .layout .ndim .is_sparse .is_cuda .is_cpu .is_meta .is_leaf .is_nested .is_quantized
     .names
