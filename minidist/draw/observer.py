@@ -26,7 +26,7 @@ from minidist.full.comm import Communicator
 from minidist.full.comm.buffers import Array, Chunks, address, flatten, is_tensor
 from minidist.full.trace.lines import of_a_library
 
-NOT_FOLLOWED = ("minidist.full.comm.", "minidist.draw.", "minidist.full.trace.")
+NOT_FOLLOWED = ("minidist.comm", "minidist.full.comm.", "minidist.draw.", "minidist.full.trace.")
 NO_LINE: Line = ("", 0)
 
 
