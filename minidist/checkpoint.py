@@ -22,6 +22,7 @@ loads puts each tensor together, and takes its own part.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -131,7 +132,7 @@ def load(path: Path, wanted: Sequence[Piece]) -> dict[str, Any]:
 
 def flush(path: Path) -> None:
     """Wait until the disk holds what was written: a rename must not overtake the data it names."""
-    if os.name == "nt" and path.is_dir():
+    if sys.platform == "win32" and path.is_dir():
         return  # Windows opens no folder; its file system writes renames to a journal.
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     os.fsync(descriptor)
