@@ -40,7 +40,7 @@ print(*NAMES)
 PREDICTION = """
 from minidist.full.mesh import Layout
 from minidist.full.model import GPTConfig
-from minidist.plan import layer_activations, model_states, plain
+from minidist.plan import layer_activations, model_states
 from minidist.plan.device import machine
 from minidist.plan.model import model
 from minidist.plan.run import Setup

@@ -41,6 +41,7 @@ ABOUT_SHAPE = _names("""
     has_compatible_shallow_copy_type untyped_storage data_ptr storage_offset
     .shape .dtype .device .layout .ndim .is_sparse .is_cuda .is_cpu .is_meta .is_leaf .is_nested .is_quantized
     .names
+    ._backward_hooks ._post_accumulate_grad_hooks
     .grad ._grad .grad_fn ._version .itemsize .nbytes .output_nr .requires_grad .retains_grad
     requires_grad register_hook register_post_accumulate_grad_hook
     zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full new_tensor
