@@ -12,20 +12,20 @@ from statistics import fmean
 from typing import Any
 
 from minidist.cli.plan.as_published import gpus_of, holding
-from minidist.options import flags_of
-from minidist.parallel.recipe import Recipe
-from minidist.plan.device import Device, machine
+from minidist.full.options import flags_of
+from minidist.further import Recipe
+from minidist.plan.device import Device, machine, table
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import model
 from minidist.plan.run import Setup
 from minidist.plan.search import RESERVE, search
 from minidist.plan.sites.ways import WAYS, Wire, join
 from minidist.plan.trust.kinds import Range, errors
-from minidist.plan.trust.runs import named_runs, newest, stored
+from minidist.plan.trust.runs import newest, stored
 
 
 def combinations() -> str:
-    """Return which stages of ZeRO, axes, adapters and numbers of few bits go with which
+    """Return which stages of ZeRO, axes, adapters and numbers of 8 bits go with which
     schedule.
     """
     columns = {0: "ZeRO 0", 1: "ZeRO 1", 2: "ZeRO 2", 3: "ZeRO 3"}
@@ -33,9 +33,7 @@ def combinations() -> str:
         "cp": "context",
         "ep": "experts",
         "lora": "LoRA",
-        "qlora": "QLoRA",
         "fp8": "fp8",
-        "zeropp": "ZeRO++",
     }
     rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
     for schedule, offered in Recipe.supported.items():
@@ -50,7 +48,7 @@ def options() -> str:
     """Return the options of each strategy as the package declares them, without what no command
     line can say.
     """
-    rows = ["| option | default | | declared in `minidist/parallel/` |", "|---|---|---|---|"]
+    rows = ["| option | default | | declared in `minidist/` |", "|---|---|---|---|"]
     for option in sorted(flags_of(Recipe), key=lambda option: home(option.name)):
         said = option.metadata["help"]
         default = option.default if option.default is not False else "no"
@@ -61,9 +59,9 @@ def options() -> str:
 def home(name: str) -> str:
     """Return the file that declares an option of a recipe."""
     declaring = next(
-        base for base in reversed(Recipe.__mro__) if name in vars(base).get("__annotations__", {})
+        base for base in Recipe.__mro__ if name in vars(base).get("__annotations__", {})
     )
-    return declaring.__module__.removeprefix("minidist.parallel.").replace(".", "/") + ".py"
+    return declaring.__module__.removeprefix("minidist.").replace(".", "/") + ".py"
 
 
 # ---------------------------------------------------------------- published models at usual layouts
@@ -177,7 +175,7 @@ def sites() -> str:
 
 
 def trust() -> str:
-    """Return how far off rows of each kind were, as `minidist.plan.trust.measure` wrote it."""
+    """Return how far off rows of each kind were, as `tests/plan/published/proof.py` wrote it."""
     rows = [
         "| kind | runs timed | sources | error of seconds | bias | took, as a multiple of the plan "
         "| runs weighed | error of bytes | held, as a multiple of the plan |",
@@ -233,7 +231,7 @@ def published() -> str:
         "|---" * 10 + "|",
     ]
     for name, each in stored().items():
-        said = named_runs()[name]
+        said = table("runs")[name]
         cells = [each["says"], gpus_of(name), each.get("layout", "not planned")]
         cells[2] += " (searched)" * bool(said.get("searched"))
         cells += [said["software"], f"{each['published']:,}" if "published" in each else ""]
@@ -249,7 +247,7 @@ def facts() -> str:
     """Return where the facts of named runs are from, and what was not published."""
     lines = []
     for name, each in stored().items():
-        said = named_runs()[name]
+        said = table("runs")[name]
         words = [f"{said['says']}: {said['source']}", f"Unsaid: {said['unsaid']}"]
         if "holds" in each:
             words.append(f"Predicted: {holding(name, each['holds'])}")

@@ -8,7 +8,7 @@ import sys
 from io import TextIOWrapper
 
 from minidist import __version__
-from minidist.launch.imports import quick_imports
+from minidist.full.launch.imports import quick_imports
 
 LIBRARIES = ("torch", "safetensors", "mpi4py")  # without which a part of the commands works
 ENOUGH = 128 + 13  # the exit status of a program that SIGPIPE ends
@@ -32,7 +32,7 @@ ELSEWHERE = {  # in rooms of their own
     "bench": "minidist.bench",
     "course": "minidist.course.course",
     "grade": "minidist.course.grade",
-    "health": "minidist.launch.health",
+    "health": "minidist.full.launch.health",
     "layouts": "minidist.cli.variants.layouts",
     "losses": "minidist.cli.variants.losses",
     "plan": "minidist.cli.plan.command",
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        from minidist.launch.parser import nearest  # here, because only a mistake needs it
+        from minidist.full.launch.parser import nearest  # here, because only a mistake needs it
 
         known = nearest(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
         print(f"minidist: there is no command {name!r}: {known}", file=sys.stderr)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import (
+from minidist.full.collectives import (
     COLLECTIVES,
     DTYPES,
     REDUCTIONS,
@@ -35,7 +35,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.collectives.reduction import BITWISE
+from minidist.full.collectives.reduction import BITWISE
 
 # dtypes that stand for all, where many ranks or sizes are tried
 FEW = ("float32", "bfloat16", "int64")
@@ -158,14 +158,14 @@ def check(
 
 def assert_refused(comm: Communicator, cell: Cell, words: str) -> None:
     """Assert that a sentence with these words refuses the cell, and nothing is sent."""
-    before = comm.traffic.messages_sent
+    before = comm.traffic.messages
     try:
         call(comm, cell)
     except (ValueError, TypeError) as error:
         assert words in str(error) and "\n" not in str(error), f"{cell}: {error}"
     else:
         raise AssertionError(f"{cell} was not refused, with {words!r}")
-    assert comm.traffic.messages_sent == before, f"{cell}: something was sent"
+    assert comm.traffic.messages == before, f"{cell}: something was sent"
 
 
 def assert_unknown_operations_refused(comm: Communicator) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from ranks import FOLDERS
 
-from minidist.comm.threads_wire import threads_wire
+from minidist.full.comm.threads_wire import threads_wire
 
 # Tests share what others have
 sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
@@ -22,7 +22,6 @@ sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
 # The files that take longest, in seconds of a core: begun last, one would run alone.
 LONGEST = {
     "test_lessons.py": 100,
-    "test_book.py": 70,
     "test_site.py": 45,
     "test_notebooks.py": 35,
     "test_grade_attacks.py": 32,

@@ -15,11 +15,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from minidist.comm import Communicator
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer, ZeRO1
-from minidist.parallel.data.after_backward import PlainDataParallel
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer, ZeRO1
+from minidist.full.comm import Communicator
+from minidist.full.ddp.after_backward import PlainDataParallel
+from minidist.full.ddp.sampler import share
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
 
 VARIANTS: tuple[type[DataParallel], ...] = (
     DDP,

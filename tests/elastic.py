@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidist.cli.train import train_as
-from minidist.comm import Communicator
-from minidist.comm.membership.simulated import SimulatedMember, run_members
-from minidist.comm.wire import WireAround
+from minidist.full.comm import Communicator
+from minidist.full.comm.membership.simulated import SimulatedMember, run_members
+from minidist.full.comm.wire import WireAround
 
 
 class Killed(BaseException):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ranks import clean_environment
 
-from minidist.comm.mpi_wire import segment
+from minidist.full.comm.mpi_wire import segment
 
 # taken once: pytest changes its own while other threads start jobs
 ENVIRONMENT = clean_environment()
@@ -28,7 +28,7 @@ import ctypes, os, signal, sys, threading, time
 EARLY
 import numpy as np
 import minidist
-from minidist.collectives import all_reduce, broadcast
+from minidist.full.collectives import all_reduce, broadcast
 
 comm = minidist.init(limit=LIMIT)
 other = 1 - comm.rank

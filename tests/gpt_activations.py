@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minidist.model import GPTConfig
-from minidist.plan.equation import copy_bytes, layer_matrices
+from minidist.full.model import GPTConfig
+from minidist.plan.equation import layer_matrices
 
 
 def layer_activations_of(
@@ -15,7 +15,7 @@ def layer_activations_of(
     fp8: bool = False,
     autocast: bool = False,
 ) -> int:
-    """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
+    """Return the bytes that autograd saves in one layer of `minidist.full.model.GPT`.
 
     Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a
     float32 copy of their input. The count holds for a CPU: a GPU kernel that writes its heads side
@@ -91,3 +91,13 @@ def activations_of(
         ends += copy_bytes(config)
     layer = layer_activations_of(config, batch, time, dtype_bytes, flash, fp8, autocast)
     return config.layers * layer + ends
+
+
+def copy_bytes(config: GPTConfig) -> int:
+    """Return the bytes of the 16-bit copies that a forward of our GPT makes of its weights under
+    autocast, and keeps until backward if nothing is recomputed.
+    """
+    weights = config.vocabulary * config.hidden  # the head; an embedding is looked up as it is
+    for inputs, outputs in layer_matrices(config).values():
+        weights += config.layers * inputs * outputs
+    return 2 * weights

@@ -25,9 +25,9 @@ from pathlib import Path
 from ranks import clean_environment, warm_python
 from training import PROGRAM, RUN, TINY, losses, same_bits, short_text
 
-from minidist.launch.jobs import MARK, end_job, members
-from minidist.launch.mpirun import environment, find_mpirun
-from minidist.trainer.checkpoint.store import complete
+from minidist.full.checkpoint.store import complete
+from minidist.full.launch.jobs import MARK, end_job, members
+from minidist.full.launch.mpirun import environment, find_mpirun
 
 STEPS = 12
 # a checkpoint takes about as long as a step

@@ -20,7 +20,7 @@ from pathlib import Path
 from training import RUN, TINY, losses, same_bits, short_text
 
 from minidist.cli.train import main
-from minidist.trainer.checkpoint.store import complete
+from minidist.full.checkpoint.store import complete
 
 TOUCHES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir")
 

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.fp8 import to_fp8, update_scales
-from minidist.memory.precision.fp8_experts import experts_to_fp8
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe.balance import rebalance
-from minidist.parallel.apply import parallelize
-from minidist.parallel.context.order import positions
-from minidist.parallel.data.sampler import share
-from minidist.parallel.layers.adapters import adapt
-from minidist.parallel.recipe import Recipe
-from minidist.parallel.strategy import Parallel
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.comm import Communicator
+from minidist.full.context.order import positions
+from minidist.full.ddp.sampler import share
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.precision.fp8 import to_fp8, update_scales
+from minidist.full.precision.fp8_experts import experts_to_fp8
+from minidist.full.strategy import Parallel
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.further import Recipe, parallelize
+from minidist.further.nf4.strategy import QuantizedAdapters
 
 SMALL = GPTConfig(
     vocabulary=19,
@@ -110,7 +109,8 @@ def tokens(case: Case, step: int) -> Tensor:
 def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
     """Return what comes of the run on one rank."""
     model, losses, norms = build(case.config, 0, case.dtype, case.frozen), [], []
-    adapt(model, case.recipe)
+    if case.recipe.lora:
+        QuantizedAdapters().extend(model, case.recipe)
     if case.recipe.fp8:
         to_fp8(model)
         experts_to_fp8(model)
@@ -187,7 +187,8 @@ def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) ->
         optimizer.step()
     parallel.unwrap()
     shapes = GPT(case.config, dtype=case.dtype, device="meta")
-    adapt(shapes, case.recipe)
+    if case.recipe.lora:
+        QuantizedAdapters().extend(shapes, case.recipe)
     whole = parallel.whole_parameters(shapes.named_parameters())
     return {name: value.clone() for name, value in whole}, losses, norms
 

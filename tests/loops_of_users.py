@@ -20,7 +20,7 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import minidist
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-loop.md"
 KINDS: dict[str, Callable[..., Any]] = {"DDP": DDP, "FSDP": FSDP, "ZeRO1": ZeRO1, "ZeRO2": ZeRO2}

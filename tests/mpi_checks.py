@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -40,7 +40,7 @@ from minidist.collectives import (
     reduce,
     reduce_scatter,
 )
-from minidist.comm import MismatchError
+from minidist.full.comm import MismatchError
 
 
 def collectives(comm: Communicator) -> None:
@@ -82,18 +82,18 @@ def messages(comm: Communicator) -> None:
 def counting(comm: Communicator) -> None:
     if comm.size == 1:
         return
-    before = (comm.traffic.messages_sent, comm.traffic.bytes_sent)
+    before = (comm.traffic.messages, comm.traffic.bytes)
     all_reduce(np.ones(840), comm, algorithm="ring")
     comm.barrier()
     n, expected = 8 * 840, 2 * (comm.size - 1) + rounds(comm.size)
-    assert comm.traffic.messages_sent - before[0] == expected
-    assert comm.traffic.bytes_sent - before[1] == 2 * (comm.size - 1) * n // comm.size
-    before = (comm.traffic.messages_sent, comm.traffic.bytes_sent)
+    assert comm.traffic.messages - before[0] == expected
+    assert comm.traffic.bytes - before[1] == 2 * (comm.size - 1) * n // comm.size
+    before = (comm.traffic.messages, comm.traffic.bytes)
     buffer = comm.allocate(840 * 12, np.float64)
     all_reduce(buffer, comm)
     assert explain("all_reduce", buffer.nbytes, comm)[0] == "shared"
-    assert comm.traffic.messages_sent == before[0], "shared memory needs no message"
-    assert comm.traffic.bytes_sent - before[1] == 2 * (comm.size - 1) * buffer.nbytes // comm.size
+    assert comm.traffic.messages == before[0], "shared memory needs no message"
+    assert comm.traffic.bytes - before[1] == 2 * (comm.size - 1) * buffer.nbytes // comm.size
 
 
 def registered_memory(comm: Communicator) -> None:

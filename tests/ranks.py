@@ -20,8 +20,8 @@ from subprocess import CompletedProcess
 
 from warm import PYTHON, executable, warm
 
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import Mpirun, environment, find_mpirun
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
 # programs import from all of them

@@ -27,14 +27,14 @@ from torch import nn
 
 import minidist
 from minidist.cli.train import train
-from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Communicator
 from minidist.course.grader.grading import grade
 from minidist.course.lesson import find_lesson, reference_answer
-from minidist.mesh import Layout
-from minidist.parallel import DDP, FSDP
-from minidist.parallel.recipe import Recipe
-from minidist.trace import Trace
+from minidist.full import DDP, FSDP
+from minidist.full.collectives import all_reduce, broadcast
+from minidist.full.comm import Communicator
+from minidist.full.mesh import Layout
+from minidist.full.trace import Trace
+from minidist.further import Recipe
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_suffix("").parent / "golden_runs.json"

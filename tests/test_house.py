@@ -23,6 +23,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
+BOOK = sorted({*PACKAGE.glob("*.py")} - {PACKAGE / "__init__.py", PACKAGE / "__main__.py"})
+PAGES = {file.stem for file in BOOK}
+# Tokens, lines of all pages and of one; files and lines that a page imports in the end, itself too.
+MOST_OF_THE_BOOK = {"tokens": 24_000, "lines": 3_600, "page": 300}
+CLOSURES = {"ddp": (5, 1_000), "ring": (3, 450), "train": (24, 3_700)}
 INSTRUMENTS = {"bench", "course"}  # they measure and teach the package; they are not the package
 # Tokens of code, a string counts once: floors 0 to 4, and the package without its instruments.
 # Packing saves none.
@@ -30,28 +35,51 @@ MOST_TOKENS = {"core": 180_000, "package": 310_000}
 DENSEST = 10.5  # tokens on a line, of a whole file: the formatter alone gives about 9.4
 # A page of so few lines of code hides nothing; the ring, the style's example, has 24 of 13 tokens.
 SHORT = 25
+STRATEGIES = (
+    *(
+        "adapters",
+        "context",
+        "ddp",
+        "expert",
+        "fsdp",
+        "gradients",
+        "layers",
+        "memory",
+        "optimizer",
+        "pipeline",
+    ),
+    *("precision", "recompute", "slow_wires", "tensor", "zero"),
+)
+JOINED = (  # the files that strategies share, and those that join them
+    *("__init__", "adjoint", "apply", "clip", "data_axis", "exports", "meta"),
+    *("placement", "recipe", "replica", "strategy"),
+)
 FLOORS = {
-    "lazy": 0,
-    "options": 0,
-    "trace": 0,
-    "comm": 1,
-    "collectives": 2,
-    "mesh": 3,
-    "c10d": 3,
-    "model": 3,
-    "parallel": 4,
-    "memory": 4,
-    "launch": 5,
-    "trainer": 5,
+    "book": -1,
+    "full/options": 0,
+    "full/trace": 0,
+    "full/comm": 1,
+    "full/collectives": 2,
+    "full/mesh": 3,
+    "full/model": 3,
+    "torch_backend": 3,
+    **{f"full/{name}": 4 for name in (*STRATEGIES, *JOINED)},
+    "full/checkpoint": 5,
+    "full/data": 5,
+    "full/launch": 5,
+    "full/trainer": 5,
+    "further": 5,
     "plan": 5,
     "draw": 5,
     "course": 6,
     "bench": 6,
     "cli": 6,
     "__main__": 6,
-    "on_import": 6,
     "__init__": 6,  # the front door: what users name, from all floors
 }
+# Words of `further/` that anybody may use: names of files, and plain English.
+COMMON = {"__init__", "plain", "options", "strategy", "pipeline", "plans", "server"}
+COMMON |= {"Nodes", "Part", "Matrices", "compress", "int8"}
 MUTATORS = {
     "append",
     "extend",
@@ -69,7 +97,15 @@ MUTATORS = {
 
 def place(file: Path) -> str:
     """Return the name of the folder or module that stands in the table of floors."""
-    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+    return placed(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def placed(parts: tuple[str, ...]) -> str:
+    """Return the place of a path: in `full/`, each folder and each file is one."""
+    if len(parts) == 1 and parts[0] in PAGES:
+        return "book"
+    inside = parts[0] == "full"
+    return "/".join(parts[:2]) if inside and len(parts) > 1 else parts[0]
 
 
 def name_of(file: Path) -> str:
@@ -89,15 +125,16 @@ def imported(file: Path) -> Iterator[tuple[str, int]]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file.name}:{node.lineno}: write imports in full"
-            here = node.module == "minidist"
-            names = (
-                [f"minidist.{alias.name}" for alias in node.names] if here else [node.module or ""]
-            )
+            here = node.module in ("minidist", "minidist.full")
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = whole if here else [node.module or ""]
         for name in names:
             first, *rest = name.split(".")
             if first == "minidist":
-                known = rest and (rest[0] in FLOORS)
-                yield (rest[0] if known else "__init__"), node.lineno
+                page = rest[:1] if rest and rest[0] in PAGES else rest
+                target = placed(tuple(page)) if page else "__init__"
+                front = "full/__init__" if rest[:1] == ["full"] else "__init__"
+                yield (target if target in FLOORS else front), node.lineno
 
 
 @cache
@@ -169,6 +206,31 @@ def test_no_import_goes_up_a_floor() -> None:
     )
 
 
+def names_of_further() -> set[str]:
+    """Return what is in `further/`, in words: its folders, files, and public classes."""
+    names = set()
+    for file in (PACKAGE / "further").rglob("*.py"):
+        parts = file.relative_to(PACKAGE / "further").with_suffix("").parts
+        names |= set(parts)
+        if len(parts) > 1:
+            names |= {node.name for node in parse(file).body if isinstance(node, ast.ClassDef)}
+    return names - COMMON
+
+
+def test_the_house_names_nothing_that_stands_beyond_it() -> None:
+    """So whatever is in `further/` is plugged in: as a strategy, an option or an argument."""
+    names = names_of_further()
+    assert {"zero_plus_plus", "ZeROPlusPlus", "stale", "StalePipeline"} <= names
+    named = re.compile(rf"\b({'|'.join(sorted(names))})\b|minidist.further|further/")
+    wrong = [
+        f"{name_of(file)}: {found[0]}"
+        for file in FILES
+        if place(file).startswith("full/")
+        for found in named.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert wrong == [], "no file of `full/` names what is in `further/`"
+
+
 def test_a_file_fits_in_a_sitting_and_a_function_on_a_screen() -> None:
     wrong = []
     for file in FILES:
@@ -186,7 +248,8 @@ def test_a_file_fits_in_a_sitting_and_a_function_on_a_screen() -> None:
 
 
 def test_a_folder_is_one_subject() -> None:
-    folders = Counter(name_of(file.parent) for file in FILES if file.stem != "__init__")
+    house = [file for file in FILES if file.parent != PACKAGE and file.stem != "__init__"]
+    folders = Counter(name_of(file.parent) for file in house)
     assert {folder: files for folder, files in folders.items() if files > 12} == {}, (
         "at most a dozen files"
     )
@@ -211,7 +274,8 @@ def test_a_folders_page_names_no_file_that_is_gone() -> None:
             continue
         if place(page) == "course":  # it names the files of lessons
             continue
-        there = {file.name for file in (PACKAGE / place(page)).rglob("*.py")} | users
+        floor = page.parent if place(page) == "full/__init__" else PACKAGE / place(page)
+        there = {file.name for file in floor.rglob("*.py")} | users
         for named in re.findall(r"[\w/]+\.py\b", ast.get_docstring(parse(page)) or ""):
             elsewhere = (PACKAGE / named, PACKAGE.parent / named)
             if Path(named).name not in there and not any(path.exists() for path in elsewhere):
@@ -219,19 +283,34 @@ def test_a_folders_page_names_no_file_that_is_gone() -> None:
     assert gone == [], "a folder's `__init__.py` names files that are not in it"
 
 
-def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
-    pages = [file for file in FILES if file.name == "plain.py"]
-    assert pages
-    for page in pages:
-        assert len(code_lines(page)) <= 75, (
-            f"{name_of(page)} does it in the most direct way, or it is not the plain page"
-        )
-        order = re.findall(
-            r"`([\w/]+\.py)`", ast.get_docstring(parse(page.with_name("__init__.py"))) or ""
-        )
-        assert order[:1] == ["plain.py"], (
-            f"the docstring of {name_of(page.parent)} names plain.py first"
-        )
+def test_a_folder_named_after_a_page_names_that_page_first() -> None:
+    folders = [PACKAGE / "full" / page for page in PAGES]
+    for folder in filter(Path.is_dir, folders):
+        lines = (ast.get_docstring(parse(folder / "__init__.py")) or "").splitlines()
+        prose = "\n".join(line for line in lines if not line.startswith("    "))
+        order = re.findall(r"`([\w/]+\.py)`", prose)
+        assert order[:1] == [f"minidist/{folder.name}.py"], name_of(folder)
+
+
+def test_the_book_stays_small() -> None:
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in BOOK}
+    assert {file.name for file in BOOK if lines[file] > MOST_OF_THE_BOOK["page"]} == set()
+    assert sum(lines.values()) <= MOST_OF_THE_BOOK["lines"]
+    assert sum(len(code(file)) for file in BOOK) <= MOST_OF_THE_BOOK["tokens"]
+    for page, (files, most) in CLOSURES.items():
+        closed = closure(PACKAGE / f"{page}.py")
+        assert len(closed) <= files and sum(lines[file] for file in closed) <= most, closed
+
+
+def closure(file: Path) -> set[Path]:
+    """Return a page with all pages that it imports in the end."""
+    found, left = set[Path](), [file]
+    while left:
+        page = left.pop()
+        if page not in found:
+            found.add(page)
+            left += [target for target in files_imported(page) if target in BOOK]
+    return found
 
 
 def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,7 +465,7 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
     wrong = [
         f"{name_of(file)}:{node.lineno}"
         for file in FILES
-        if place(file) not in ("comm", "launch", "cli", "course", "bench")
+        if place(file) not in ("book", "full/comm", "full/launch", "cli", "course", "bench")
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
@@ -400,15 +479,15 @@ def test_only_the_floor_of_ranks_and_the_commands_read_the_environment() -> None
     "module",
     (
         "minidist",
-        "minidist.trace",
-        "minidist.comm",
-        "minidist.collectives",
-        "minidist.comm.threads_wire.threads_wire",
-        "minidist.mesh",
-        "minidist.model.config",
-        "minidist.model",
-        "minidist.parallel",
-        "minidist.parallel.pipeline",
+        "minidist.full.trace",
+        "minidist.full.comm",
+        "minidist.full.collectives",
+        "minidist.full.comm.threads_wire.threads_wire",
+        "minidist.full.mesh",
+        "minidist.full.model.config",
+        "minidist.full.model",
+        "minidist.full",
+        "minidist.full.pipeline",
         "minidist.plan.search",
         "minidist.plan.cost",
         "minidist.plan.published.check",
@@ -423,7 +502,7 @@ import {module}
 import minidist
 if "collectives" in "{module}":
     import numpy
-    minidist.run(lambda comm: minidist.collectives.all_reduce(numpy.ones(4), comm), 2)
+    minidist.run(lambda comm: minidist.full.collectives.all_reduce(numpy.ones(4), comm), 2)
 print(*sorted({{"torch", "mpi4py", "safetensors", "matplotlib"}} & sys.modules.keys()))
 """
     outcome = subprocess.run(
@@ -433,7 +512,7 @@ print(*sorted({{"torch", "mpi4py", "safetensors", "matplotlib"}} & sys.modules.k
 
 
 @pytest.mark.parametrize(
-    "package", ("minidist.model", "minidist.parallel", "minidist.parallel.context")
+    "package", ("minidist.full.model", "minidist.full", "minidist.full.context")
 )
 def test_no_file_takes_the_place_of_a_name_that_is_exported(package: str) -> None:
     """Importing a file makes it an attribute of its package: it would hide a name like its own."""

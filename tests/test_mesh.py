@@ -12,8 +12,9 @@ import pytest
 from ranks import mpirun
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce
-from minidist.mesh import ARRAYS, Layout, Mesh
+from minidist import mesh as book
+from minidist.full.collectives import all_reduce
+from minidist.full.mesh import ARRAYS, Layout, Mesh
 
 LAYOUTS = [
     Layout(dp, pp, cp, tp, ep, dcn=1 + (dp * pp == 4))
@@ -33,6 +34,19 @@ def test_the_axes_stand_in_the_order_of_the_docstring() -> None:
     assert layout.group("tp", 5) == (4, 5) and layout.group(("pp", "tp"), 5) == (4, 5, 6, 7)
     assert layout.group((), 5) == (5,) and layout.group(ARRAYS[0], 5) == tuple(range(8))
     assert layout.coordinate(6) == {"dp": 1, "pp": 1, "cp": 0, "tp": 0, "ep": 0, "edp": 1, "dcn": 0}
+
+
+def test_the_books_mesh_has_the_same_groups() -> None:
+    layout = Layout(dp=2, pp=2, tp=2)
+
+    def program(comm: Communicator) -> None:
+        mesh, ours = book.Mesh(comm, {"dp": 2, "pp": 2, "tp": 2}), Mesh(comm, layout)
+        for axes in (("dp",), ("pp",), ("tp",), ("dp", "tp"), ("dp", "pp", "tp")):
+            group: Any = mesh.group(*axes)
+            assert group.members == layout.group(axes, comm.rank) == ours.over(*axes).members
+        assert mesh.coordinates.items() <= ours.coordinate.items()
+
+    run(program, 8)
 
 
 def test_experts_are_cut_from_the_data_axes() -> None:
@@ -256,7 +270,7 @@ def test_a_mesh_that_does_not_fit_says_so_on_every_rank_before_anything_is_sent(
         try:
             Mesh(comm, Layout(dp=2, tp=3))
         except ValueError as error:
-            return str(error), comm.traffic.messages_sent
+            return str(error), comm.traffic.messages
         return "", -1
 
     sentence = "dp*tp = 6, but 4 ranks were started: use mpirun -n 6, or --tp 2"
@@ -280,8 +294,8 @@ def test_mesh_over_processes() -> None:
     outcome = mpirun(4, """
         import numpy as np
         from minidist import init
-        from minidist.collectives import all_reduce
-        from minidist.mesh import Layout, Mesh
+        from minidist.full.collectives import all_reduce
+        from minidist.full.mesh import Layout, Mesh
 
         comm = init()
         mesh = Mesh(comm, Layout(dp=2, tp=2))

@@ -12,8 +12,8 @@ from training import PROGRAM, TINY, short_text
 
 import minidist
 from minidist.cli.train import train
-from minidist.trainer.corpus.text import load_text, split
-from minidist.trainer.options import DataOptions
+from minidist.full.data.options import DataOptions
+from minidist.full.data.text import load_text, split
 
 # each Python has its own text
 TO_TRAIN_ON, _ = split(np.frombuffer(load_text(), np.uint8), DataOptions.held_out)

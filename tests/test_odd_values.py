@@ -28,16 +28,17 @@ from minidist.__main__ import main
 from minidist.bench import options as bench
 from minidist.cli import launch
 from minidist.cli.train import train
-from minidist.model import GPT, GPTConfig
-from minidist.options import NOT_NEGATIVE, SECONDS, read_number
-from minidist.trainer.checkpoint import restore, store
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.files import FileError, at, read_tree
-from minidist.trainer.flags import build_parser, classes, parse, read_toml
-from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
-from minidist.trainer.foreign.names import DEEPSPEED, MEGATRON
-from minidist.trainer.foreign.options import read_deepspeed
-from minidist.trainer.loop import Trainer
+from minidist.full.checkpoint import restore, store
+from minidist.full.data.files import FileError, at, read_tree
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.options import NOT_NEGATIVE, SECONDS, read_number
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.flags import build_parser, read_toml
+from minidist.full.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.full.trainer.foreign.names import DEEPSPEED, MEGATRON
+from minidist.full.trainer.foreign.options import read_deepspeed
+from minidist.full.trainer.loop import Trainer
+from minidist.further import Config, parse
 
 NO_NUMBERS = ["nan", "inf", "1e400", "", "²", "9" * 400, "None"]
 EXTREMES = ["-1", "0", "1" + "0" * 18, "1e308"]
@@ -100,7 +101,7 @@ def outcome(*words: str) -> str:
 def test_every_numeric_flag_of_train(no_training: None) -> None:
     numeric = [
         action.option_strings[0]
-        for action in build_parser("x")._actions
+        for action in build_parser("x", Config)._actions
         if action.metavar in ("INT", "FLOAT")
     ]
     assert len(numeric) > 30
@@ -159,7 +160,9 @@ def test_the_limit_of_the_environment(tmp_path: Path) -> None:
         and job.stderr == "minidist train: MINIDIST_LIMIT=abc must be a number\n"
     )
     for limit in (float("nan"), -1, 1e300, "²"):
-        with pytest.raises(minidist.comm.LaunchError, match=r"limit=.* (must be|is too large)"):
+        with pytest.raises(
+            minidist.full.comm.LaunchError, match=r"limit=.* (must be|is too large)"
+        ):
             minidist.init(limit=limit)  # type: ignore[arg-type]
 
 
@@ -191,15 +194,15 @@ def test_every_option_of_a_toml_file(tmp_path: Path) -> None:
         DEEP,
         "1979-05-27",
     ]
-    for section, cls in classes().items():
+    for section, cls in Config.kinds().items():
         for option in fields(cls):
             for value in chance.sample(odd, 5):
                 file.write_text(f"[{section}]\n{option.name} = {value}\n")
                 with contextlib.suppress(ConfigError):
                     Config(
                         **{
-                            name: classes()[name](**found)
-                            for name, found in read_toml(file).items()
+                            name: Config.kinds()[name](**found)
+                            for name, found in read_toml(file, Config).items()
                         }
                     )
 
@@ -212,7 +215,9 @@ def test_every_key_of_a_deepspeed_file(tmp_path: Path) -> None:
             file.write_text("".join(f'{{"{key}": ' for key in keys) + value + "}" * len(keys))
             with contextlib.suppress(ConfigError):
                 sections, _ = read_deepspeed(file, {}, {})
-                Config(**{name: classes()[name](**options) for name, options in sections.items()})
+                Config(
+                    **{name: Config.kinds()[name](**options) for name, options in sections.items()}
+                )
 
 
 def test_every_key_of_a_llamas_folder(tmp_path: Path) -> None:

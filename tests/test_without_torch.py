@@ -19,7 +19,7 @@ PLAN = "plan --model llama-70b --cluster h100:64 --tokens 1.4T"
 
 SCHEDULES = """
 from minidist.draw.pipeline import draw_svg, draw_text
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     NAMES, check, peak_activations, peak_deferred, plan, read_plan, simulate, with_communication
 )
 
@@ -38,9 +38,9 @@ print(*NAMES)
 """
 
 PREDICTION = """
-from minidist.mesh import Layout
-from minidist.model import GPTConfig
-from minidist.plan import layer_activations, model_states, plain
+from minidist.full.mesh import Layout
+from minidist.full.model import GPTConfig
+from minidist.plan import layer_activations, model_states
 from minidist.plan.device import machine
 from minidist.plan.model import model
 from minidist.plan.run import Setup
@@ -55,8 +55,8 @@ assert answer.groups()[0][0].seconds > 0
 """
 
 TORCH = """
-import minidist.model, minidist.parallel
-for package, name in ((minidist.model, "GPT"), (minidist.parallel, "DDP")):
+import minidist.full.model, minidist.full
+for package, name in ((minidist.full.model, "GPT"), (minidist.full, "DDP")):
     try:
         getattr(package, name)
     except ModuleNotFoundError as error:

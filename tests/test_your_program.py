@@ -16,10 +16,10 @@ import torch.distributed as dist
 from ranks import clean_environment
 
 import minidist
-from minidist.c10d.any_name import OF_TORCH
-from minidist.comm import Cluster, Communicator
-from minidist.comm.start import launched_over_mpi, set_as_torchrun, under_mpirun
-from minidist.launch.jobs import run_job
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.start import launched_over_mpi, set_as_torchrun, under_mpirun
+from minidist.full.launch.jobs import run_job
+from minidist.torch_backend.any_name import OF_TORCH
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-program.md"
 FENCED = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
@@ -79,11 +79,6 @@ def test_every_backends_name_means_ours(name: str | None) -> None:
 def test_the_name_of_torchs_own_mpi_is_refused_by_torch() -> None:
     with pytest.raises(RuntimeError, match="doesn't have MPI built in"):
         minidist.run(lambda comm: dist.init_process_group("mpi"), 2, torch=True)
-
-
-def test_greenlets_are_no_ranks_for_torch() -> None:
-    with pytest.raises(ValueError, match=r"torch=True needs a thread for each rank.*cooperative"):
-        minidist.run(lambda comm: None, 2, torch=True, engine="greenlets")
 
 
 def test_products_take_time_on_a_cluster() -> None:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 import minidist
 from minidist.cli.train import train
-from minidist.parallel.data.sampler import DistributedSampler
-from minidist.trainer.batches import Batches
-from minidist.trainer.checkpoint import restore
-from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.corpus.text import Samples, load_text
+from minidist.full.checkpoint import restore
+from minidist.full.checkpoint.pieces import Extent, Piece
+from minidist.full.data.text import Samples, load_text
+from minidist.full.ddp.sampler import DistributedSampler
+from minidist.full.trainer.batches import Batches
 
 TINY = [
     "--layers",
@@ -52,8 +52,8 @@ sys.exit(main())
 DEADLY = """
 import os, signal, sys, time
 from minidist.__main__ import main
-from minidist.comm.start import restarts
-from minidist.trainer.loop import Trainer
+from minidist.full.comm.start import restarts
+from minidist.full.trainer.loop import Trainer
 
 plain = Trainer.step
 
@@ -73,7 +73,7 @@ DEADLY_MEMBER = """
 import os, signal, sys
 from pathlib import Path
 from minidist.__main__ import main
-from minidist.trainer.loop import Trainer
+from minidist.full.trainer.loop import Trainer
 
 plain, marks = Trainer._measure, Path(__file__).with_suffix(".dead")
 

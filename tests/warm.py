@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from minidist.launch.imports import quick_imports
-from minidist.launch.standin import STAND_IN, end_with, fork_ranks
+from minidist.full.launch.imports import quick_imports
+from minidist.full.launch.standin import STAND_IN, end_with, fork_ranks
 
 # What programs may be given as their Python, by this variable: they start others by it
 PYTHON = "WARM_PYTHON"
@@ -35,7 +35,7 @@ START = "import warm; program = warm.serve(); program()"
 # what a kernel would say before it imports matplotlib
 INLINE = "module://matplotlib_inline.backend_inline"
 # The second is imported by the first optimizer of a process, and takes as long as torch
-NEEDED = ("torch.distributed.run", "torch._dynamo", "minidist.parallel", "minidist.cli.train")
+NEEDED = ("torch.distributed.run", "torch._dynamo", "minidist.full", "minidist.cli.train")
 
 
 @functools.cache

@@ -47,8 +47,8 @@ EXAMPLES = {
     "deadlock": "a deadlock",
     "many": "64 ranks on a modelled cluster",
 }
-APART = ("bench", "c10d")  # folders that a page cannot use: they measure, or need torch
-DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/*/*.toml", "plan/trust/*.json")
+APART = ("bench", "torch_backend")  # folders that a page cannot use: they measure, or need torch
+DATA = ("draw/*.html", "draw/*.svg", "plan/*.toml", "plan/trust/*.json")
 
 
 class BuildError(ValueError):
@@ -213,7 +213,7 @@ def table(name: str) -> dict[str, Any]:
 def schedule_names() -> list[str]:
     """Return the schedules that have a name."""
     sys.path.insert(0, str(REPOSITORY))
-    from minidist.parallel.pipeline import NAMES
+    from minidist.full.pipeline import NAMES
 
     return list(NAMES)
 

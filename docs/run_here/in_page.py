@@ -20,15 +20,15 @@ from typing import Any
 
 from minidist.cli.plan import answer as bills
 from minidist.cli.plan.command import amount, parser, planned
-from minidist.comm import Cluster, Communicator
 from minidist.course.grader import report
 from minidist.course.here import grade_here, visible
 from minidist.course.lesson import Answer, find_lesson
 from minidist.draw.pipeline import draw_svg, draw_text
 from minidist.draw.player import player
 from minidist.draw.recording import MOST_RANKS, record
-from minidist.options import read_number
-from minidist.parallel.pipeline import (
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.options import read_number
+from minidist.full.pipeline import (
     ScheduleError,
     check,
     peak_activations,

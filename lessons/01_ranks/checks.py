@@ -13,9 +13,9 @@ import numpy as np
 from judges import chain, halo, judge_chain, judge_halo, judge_token, token
 from judges_plans import farm, judge_farm, judge_stuck, stuck
 
-from minidist.course.grader.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import COLLECTIVES, Array, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.collectives",)
+BY_HAND = COLLECTIVES
 TOKEN = Task(1, "a token round the ring", BY_HAND)
 HALO = Task(2, "halo exchange", BY_HAND)
 CHAIN = Task(3, "broadcast along a chain", BY_HAND)
@@ -23,7 +23,7 @@ FARM = Task(4, "a master and its workers", BY_HAND)
 STUCK = Task(
     5,
     "who never finishes",
-    ("minidist.comm.threads_wire.threads_wire", "minidist.comm.threads_wire.world"),
+    ("minidist.full.comm.threads_wire.threads_wire", "minidist.full.comm.threads_wire.world"),
 )
 
 

@@ -18,9 +18,9 @@ from judges import (
 )
 from judges_cost import cost, judge_cost
 
-from minidist.course.grader.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import COLLECTIVES, STRATEGIES, Array, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.collectives", "minidist.parallel")
+BY_HAND = (*COLLECTIVES, *STRATEGIES)
 SCATTER = Task(1, "ring reduce-scatter", BY_HAND)
 GATHER = Task(2, "ring all-gather", BY_HAND)
 REDUCE = Task(3, "ring all-reduce", BY_HAND)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
+from minidist.full.collectives import all_reduce
 
 ROWS, WEIGHTS, STEPS, RATE = 64, 1000, 5, 0.05
 

@@ -21,20 +21,20 @@ from judges_cost import (
 )
 from judges_levels import judge_levels, levels
 
-from minidist.course.grader.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import COLLECTIVES, STRATEGIES, Array, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.collectives", "minidist.parallel")
+BY_HAND = (*COLLECTIVES, *STRATEGIES)
 TREE = Task(1, "binomial tree", BY_HAND)
 HALVING = Task(2, "halving and doubling", BY_HAND)
 PAIRS = Task(3, "all-to-all", BY_HAND)
-LEVELS = Task(4, "two levels", ("minidist.collectives.hierarchical",))
+LEVELS = Task(4, "two levels", ("minidist.collectives", "minidist.full.collectives.hierarchical"))
 COST = Task(
     5,
     "which is fastest",
     (
-        "minidist.collectives",
-        "minidist.comm.threads_wire.threads_wire",
-        "minidist.comm.threads_wire.cluster",
+        *COLLECTIVES,
+        "minidist.full.comm.threads_wire.threads_wire",
+        "minidist.full.comm.threads_wire.cluster",
     ),
 )
 

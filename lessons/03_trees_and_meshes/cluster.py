@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.course.twin import run_twin
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 ROWS, WIDTH, STEPS, RATE, PER_NODE = 16, 24, 4, 0.1, 2
 

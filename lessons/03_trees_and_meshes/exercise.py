@@ -7,9 +7,9 @@ Fill in the seven functions; their docstrings are the contract. You need numpy, 
 `comm.size`, and lesson 01's `comm.send`, `comm.recv` and `comm.exchange(outgoing, to, incoming,
 source)`. For task 4, and for it alone, you may call lesson 02's ring:
 
-    ring.ring_reduce_scatter(chunks, comm, np.add)   returns the sum of chunks[comm.rank]; the chunks stay as they are
-    ring.ring_all_reduce(array, comm, np.add)        array becomes the sum of all ranks' arrays, in place
-    ring.ring_all_gather(chunks, comm)               fills in every chunk from the rank of its number
+    ring.ring_reduce_scatter(chunks, comm, iadd)   returns the sum of chunks[comm.rank]; the chunks stay as they are
+    ring.ring_all_reduce(chunks, comm, iadd)       every chunk becomes the sum of all ranks', in place
+    ring.ring_all_gather(chunks, comm)             fills in every chunk from the rank of its number
 
 `chunks` are one-dimensional arrays, one for each rank of `comm`; they may be views of one buffer.
 In the other tasks, an answer that calls the package's collectives or MPI's own (`comm.native`)
@@ -22,13 +22,16 @@ on all ranks, and messages have this dtype, too. Wait for every request; call no
 
 from __future__ import annotations
 
+from operator import iadd  # noqa: F401  # for task 4
 from typing import Any
 
 import numpy as np
 
 import minidist
-from minidist import Communicator
-from minidist.collectives import ring  # noqa: F401  # for task 4
+from minidist import (
+    Communicator,
+    ring,  # noqa: F401  # for task 4
+)
 
 Array = np.ndarray[Any, Any]
 

@@ -5,12 +5,12 @@ machines.
 from __future__ import annotations
 
 import math
+from operator import iadd
 from typing import Any
 
 import numpy as np
 
-from minidist import Communicator
-from minidist.collectives import ring
+from minidist import Communicator, ring
 
 Array = np.ndarray[Any, Any]
 
@@ -83,8 +83,8 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     """
     shards = np.array_split(buffer, inside.size)
     mine = shards[inside.rank]
-    mine[:] = ring.ring_reduce_scatter(shards, inside, np.add)
-    ring.ring_all_reduce(mine, across, np.add)
+    mine[:] = ring.ring_reduce_scatter(shards, inside, iadd)
+    ring.ring_all_reduce(np.array_split(mine, across.size), across, iadd)
     ring.ring_all_gather(shards, inside)
 
 

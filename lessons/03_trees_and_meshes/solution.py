@@ -1,5 +1,5 @@
-"""Lesson 03, solved: the package's own tree.py, recursive.py, pairwise.py and ring.py, in
-`minidist/collectives`.
+"""Lesson 03, solved: the book's `ring.py` and `collectives.py`, and the package's own tree.py,
+recursive.py and pairwise.py, in `minidist/full/collectives`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import pairwise, recursive, ring, tree
-from minidist.collectives.fast import cut
-from minidist.comm import Link
-from minidist.comm.buffers import Chunks
+from minidist.collectives import hierarchical_all_reduce as on_two_levels
+from minidist.full.collectives import pairwise, recursive, tree
+from minidist.full.comm import Link
 
 Array = np.ndarray[Any, Any]
 
@@ -34,14 +33,8 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 
 def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communicator) -> None:
-    """Sum inside nodes, across, and inside: what `hierarchical.all_reduce` does once it has found
-    the two levels.
-    """
-    chunks = Chunks(buffer, cut(len(buffer), inside.size))
-    mine = chunks[inside.rank]
-    mine[:] = ring.ring_reduce_scatter(chunks, inside, np.add)
-    ring.ring_all_reduce(mine, across, np.add)
-    ring.ring_all_gather(chunks, inside)
+    """Sum inside nodes, across, and inside."""
+    on_two_levels(buffer, inside, across)
 
 
 def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: float) -> float:

@@ -9,9 +9,9 @@ from judges import SIZES, judge_naive, judge_part, naive, part
 from judges_accumulated import accumulated, judge_accumulated
 from judges_buckets import assign, bucketed, judge_assign, judge_bucketed
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import STRATEGIES, TRAINER, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.parallel", "minidist.trainer", "torch.nn.parallel")
+BY_HAND = (*STRATEGIES, *TRAINER, "torch.nn.parallel")
 TITLES = ("a part of the loss", "naive data parallelism", "buckets", "accumulation")
 PART, NAIVE, BUCKETS, ACCUMULATE = (
     Task(number, title, BY_HAND) for number, title in enumerate(TITLES, start=1)

@@ -1,7 +1,7 @@
 """Lesson 04 at full scale: torch's DistributedDataParallel and minidist's DDP train the same model.
 
     torchrun --nproc-per-node 4 lessons/04_data_parallel/cluster.py              torch.nn.parallel
-    torchrun --nproc-per-node 4 lessons/04_data_parallel/cluster.py --minidist   minidist.parallel, on the same wires
+    torchrun --nproc-per-node 4 lessons/04_data_parallel/cluster.py --minidist   minidist.full, on the same wires
 
 A batch has 11 rows, which neither 2 nor 4 ranks share equally, and two microbatches. The first
 microbatch only adds to the gradients; both DDPs launch buckets during the backward of the second.
@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP
+from minidist.full.ddp.sampler import share
 
 ROWS, MICROBATCHES, STEPS = 11, 2, 4
 

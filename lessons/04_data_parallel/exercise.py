@@ -14,7 +14,7 @@ Both need contiguous tensors (all gradients here are contiguous). Every rank mus
 same sizes in the same order. Give them `parameter.detach()`, which shares the parameter's memory,
 or `parameter.grad`. Models have the dtype float64 or float32, and messages have the same. (Without
 `algorithm` the package chooses one, and this one may send no message; the grader counts messages.)
-You are building what `minidist.parallel` does, so calling it scores nothing, and neither does
+You are building what `minidist.full` does, so calling it scores nothing, and neither does
 torch's DistributedDataParallel.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce, broadcast  # noqa: F401
+from minidist.full.collectives import all_reduce, broadcast  # noqa: F401
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce, broadcast
+from minidist.full.collectives import all_reduce, broadcast
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:

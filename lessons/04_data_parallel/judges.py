@@ -112,7 +112,7 @@ def naive(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     model.values[FROZEN].requires_grad_(True)
     results: dict[str, Any] = {
         "start": flat(model.parameters()),
-        "broadcasting": comm.traffic.messages_sent,
+        "broadcasting": comm.traffic.messages,
     }
     results |= {"broadcasts": collectives(trace), "buffer": model.own.numpy().copy()}
     for inputs, targets in steps_of(given):

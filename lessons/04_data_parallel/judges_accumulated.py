@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.grader.contract import (
     Arrays,
     Case,
@@ -24,6 +23,7 @@ from minidist.course.grader.contract import (
     expect_equal,
     sent_by,
 )
+from minidist.full.collectives import all_reduce
 
 
 def accumulated(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

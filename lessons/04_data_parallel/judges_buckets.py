@@ -60,7 +60,7 @@ def bucketed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
         )
     observed = SimpleNamespace(launch=launch, comm=stream.comm)
     gradients = exercise.BucketedGradients(model, comm, observed, int(given["limit"]))
-    messages, bytes = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    messages, bytes = comm.traffic.messages, comm.traffic.bytes
     for inputs, targets in steps_of(given):
         # quiet: first only add up
         for synchronising in [False, True] if given["quiet"] else [True]:
@@ -74,9 +74,9 @@ def bucketed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
         "launches": launches,
         "waits": waits,
         "late": late,
-        "bytes": comm.traffic.bytes_sent - bytes,
+        "bytes": comm.traffic.bytes - bytes,
     }
-    results |= {"messages": comm.traffic.messages_sent - messages, "arrivals": arrivals}
+    results |= {"messages": comm.traffic.messages - messages, "arrivals": arrivals}
     return results | {"parameters": flat(model.parameters())}
 
 

@@ -1,5 +1,5 @@
-"""Lesson 04, solved with the package. Read `minidist/parallel/data/plain.py`, `data_parallel.py`
-and `sampler.py`.
+"""Lesson 04, solved with the package. Read `minidist/ddp.py`, then `data_parallel.py` and
+`sampler.py` of `minidist/full/ddp`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.parallel.data.buckets import Bucket, FlatBucket, partition
-from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.data.plain import reduce_gradients
-from minidist.parallel.data.replicas import copy_from_root
-from minidist.parallel.data.sampler import share
+from minidist.full.collectives import all_reduce, broadcast
+from minidist.full.ddp.buckets import Bucket, FlatBucket, partition
+from minidist.full.ddp.data_parallel import DDP
+from minidist.full.ddp.sampler import share
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:
@@ -26,12 +24,13 @@ def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communic
 def start_equal(model: nn.Module, comm: Communicator) -> None:
     """Give every rank the parameters of rank 0."""
     for parameter in model.parameters():
-        copy_from_root(parameter, comm)
+        broadcast(parameter.detach(), comm, algorithm="tree")
 
 
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
-    """Reduce every gradient in a bucket of its own."""
-    reduce_gradients([[parameter] for parameter in model.parameters()], comm, algorithm="ring")
+    """Reduce every gradient by itself: `reduce_gradients` of the book without its buckets."""
+    for parameter in model.parameters():
+        all_reduce(parameter.grad, comm, algorithm="ring")
 
 
 def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
@@ -47,6 +46,15 @@ class BucketedGradients(DDP):
     def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
         super().__init__(model, comm, op="sum", bucket_bytes=limit, first_bucket_bytes=limit)
         self.stream = stream
+
+    @property
+    def synchronising(self) -> bool:
+        """Whether a backward reduces its gradients."""
+        return self.expected.synchronising
+
+    @synchronising.setter
+    def synchronising(self, reduced: bool) -> None:
+        self.expected.synchronising = reduced
 
     def launch(self, bucket: Bucket) -> Any:
         """Begin a ring all-reduce."""

@@ -13,9 +13,9 @@ from judges_equation import RECIPES, equation, judge_equation
 from judges_sharded import judge_sharded
 
 from minidist.course.grader import contract
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import MEMORY, STRATEGIES, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.parallel", "minidist.memory", "minidist.plan", "torch.distributed.optim")
+BY_HAND = (*STRATEGIES, *MEMORY, "minidist.plan", "torch.distributed.optim")
 EQUATION = Task(1, "the memory equation", BY_HAND)
 STATE = Task(2, "ZeRO-1", BY_HAND, imports=contract.BY_OPTIMIZERS)
 GRADIENTS = Task(3, "ZeRO-2", BY_HAND, imports=contract.BY_OPTIMIZERS)

@@ -1,7 +1,7 @@
 """Lesson 05 at full scale: torch's ZeroRedundancyOptimizer around AdamW, and minidist's ZeRO-2.
 
     torchrun --nproc-per-node 4 lessons/05_zero/cluster.py              torch.distributed.optim
-    torchrun --nproc-per-node 4 lessons/05_zero/cluster.py --minidist   minidist.parallel, on the same wires
+    torchrun --nproc-per-node 4 lessons/05_zero/cluster.py --minidist   minidist.full, on the same wires
 
 torch gives each rank some whole parameters to update. Under DDP it all-reduces the gradients, and
 each rank updates its parameters and broadcasts them. Every rank has the whole gradient, and clips
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import ZeRO2, clip_by_global_norm
+from minidist.full import ZeRO2, clip_by_global_norm
 
 ROWS, STEPS, LIMIT, RATE = 8, 4, 1.0, 0.01  # rows of each rank
 

@@ -14,7 +14,7 @@ torch and three collectives of the package:
 `flat` is one-dimensional. `mine` may be a view of its own place in `flat`. Slices are those of
 `torch.tensor_split(flat, comm.size)`: their lengths differ by one where P does not divide, and a
 slice may be empty, so you need no padding. `parameter.detach().view(-1)` is a parameter's own
-memory, as a flat tensor. You are building parts of `minidist.parallel`, `minidist.memory` and
+memory, as a flat tensor. You are building parts of `minidist.full`, `minidist.full.memory` and
 `minidist.plan`, so calling them scores nothing, and neither does torch's ZeroRedundancyOptimizer.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401
 
 
 def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 RECIPES = {  # bytes of one parameter: itself, its gradient, the optimizer's
     "mixed": (2, 2, 4 + 4 + 4),

@@ -1,4 +1,4 @@
-"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`,
+"""Lesson 05, solved with the package: `zero.py` of the book and of `full/zero/`, `full/clip.py`,
 `plan/equation.py`.
 """
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.sharded import PlainUnit, zero
+from minidist.full.clip import clip_by_global_norm
+from minidist.full.zero import zero
 from minidist.plan import equation
+from minidist.zero import Unit
 
 EACH = {
     "mixed": equation.MIXED_PRECISION_ADAM,
@@ -41,13 +42,11 @@ def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int |
 
 
 class ZeRO1:
-    """The plain page's units, of one parameter each."""
+    """The book's units, of one parameter each."""
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
         self.model = model
-        self.units = [
-            PlainUnit(nn.ParameterList([parameter]), comm) for parameter in model.parameters()
-        ]
+        self.units = [Unit([parameter], comm) for parameter in model.parameters()]
         self.slices = [unit.shard for unit in self.units]
         self.adamw = torch.optim.AdamW(self.slices, lr=lr)
 

@@ -2,7 +2,7 @@
 same losses.
 
     torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py              torch.distributed.fsdp.fully_shard
-    torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py --minidist   minidist.parallel.FSDP, on the same wires
+    torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py --minidist   minidist.full.FSDP, on the same wires
 
 A regression in float64. Each rank has its own rows and, once the model is wrapped, a part of every
 block. Both average gradients over the ranks. AdamW updates shards, so its state is sharded as well.
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import FSDP
+from minidist.full import FSDP
 
 BLOCKS, WIDTH, ROWS, STEPS, RATE = 3, 16, 8, 4, 0.01
 

@@ -14,7 +14,7 @@ same order:
                                             torch.tensor_split(full, comm.size) does
     all_reduce(tensor, comm)                replaces it by the sum over all ranks, in place
 
-You are building what `minidist.parallel` does, so calling it scores nothing.
+You are building what `minidist.full` does, so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 06             points, and what is still wrong
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 
 def end_to_end(tensors: Sequence[Tensor]) -> Tensor:

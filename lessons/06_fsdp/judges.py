@@ -83,7 +83,7 @@ class Memory:
     def mark(self, comm: Communicator) -> None:
         """Note what is held between two calls, and how many messages there were."""
         self.held.append(self.bytes())
-        self.marks.append(comm.traffic.messages_sent)
+        self.marks.append(comm.traffic.messages)
 
 
 def parts(given: Arrays) -> list[list[Array]]:

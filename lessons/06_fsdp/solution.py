@@ -1,6 +1,4 @@
-"""Lesson 06, solved: the plain page of `minidist/parallel/sharded`, `plain.py`, and its `fsdp.py`
-for the last task.
-"""
+"""Lesson 06, solved: `minidist/zero.py`, and `minidist/full/fsdp/fsdp.py` for the last task."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel import FSDP
-from minidist.parallel.data import flatten
-from minidist.parallel.sharded import PlainUnit, PlainZeRO
-from minidist.parallel.sharded.flat import Shard
+from minidist.ddp import views_into
+from minidist.full import FSDP
+from minidist.full.fsdp.flat import Shard
+from minidist.zero import PlainZeRO, Unit
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
@@ -28,16 +26,11 @@ def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[
     return end_to_end[place.start : place.stop].clone(), held
 
 
-def views_into(whole: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
-    """Return for each parameter a tensor of its shape that lies in the memory of `whole`."""
-    return flatten.views_into(whole, list(parameters))
-
-
 class ShardedUnit:
     """A module of which a rank keeps a part."""
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
-        self.module, self.unit = module, PlainUnit(module, comm)
+        self.module, self.unit = module, Unit(module.parameters(), comm)
         self.shard = self.unit.shard
         self.release()
 
@@ -105,3 +98,13 @@ def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:
     counted.
     """
     return torch.zeros(count, dtype=dtype)
+
+
+__all__ = [
+    "HybridModel",
+    "ShardedModel",
+    "ShardedUnit",
+    "cut",
+    "in_plain_memory",
+    "views_into",
+]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import ColumnParallel, RowParallel, VocabularyParallel, parallelize_tensor
-from minidist.parallel import vocabulary_parallel_cross_entropy_sum as cross_entropy_sum
+from minidist.full import ColumnParallel, RowParallel, VocabularyParallel, parallelize_tensor
+from minidist.full import vocabulary_parallel_cross_entropy_sum as cross_entropy_sum
 
 VOCABULARY, HIDDEN, STEPS, RATE = 64, 32, 5, 0.5
 

@@ -11,7 +11,7 @@ Fill in the functions; their docstrings are the contract. You need from the pack
     all_reduce(tensor, comm, op="max")    or by the largest
     part(size, rank, ranks)               which of `size` channels, heads or words a rank holds: given below
 
-Send only with these collectives. You are building what `minidist.parallel` does, so calling it
+Send only with these collectives. You are building what `minidist.full` does, so calling it
 scores nothing. Where a docstring says "on every rank", all ranks call the function together.
 Leave arguments as they are, unless a docstring says that you change them.
 
@@ -29,9 +29,9 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce  # noqa: F401  # for your answers
-from minidist.collectives.fast import cut
-from minidist.model.gpt import causal_attention  # task 3 says what it does
+from minidist.full.collectives import all_reduce  # noqa: F401  # for your answers
+from minidist.full.collectives.fast import cut
+from minidist.full.model.gpt import causal_attention  # task 3 says what it does
 
 # ---------------------------------------------------------------- given
 

@@ -1,5 +1,5 @@
-"""Lesson 07, solved: the package's own. Read it in `parallel/adjoint.py`, `parallel/tensor/` of
-`minidist`.
+"""Lesson 07, solved: the package's own. Read it in `minidist/tensor.py`, `full/adjoint.py` and
+`full/tensor/`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives.fast import cut
-from minidist.parallel.adjoint import copy_to, reduce_from
-from minidist.parallel.tensor.plain import attention as parallel_attention
-from minidist.parallel.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.collectives.fast import cut
+from minidist.full.model.attention import causal_attention
+from minidist.full.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 
 def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
@@ -44,6 +44,19 @@ def attention_slices(
         raise ValueError(f"{heads} heads cannot be dealt out evenly to {ranks} ranks")
     slices = {name: whole[name].chunk(ranks)[rank].clone() for name in ("query", "key", "value")}
     return slices | {"output": whole["output"].chunk(ranks, dim=1)[rank].clone()}
+
+
+def parallel_attention(
+    x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator
+) -> Tensor:
+    """Enter once, attend with this rank's heads, leave."""
+    inside = copy_to(x, comm)
+    heads = []
+    for name in ("query", "key", "value"):
+        channels = F.linear(inside, mine[name])  # [B, T, H/P * d]
+        heads.append(channels.view(*x.shape[:2], -1, head_dim).transpose(1, 2))
+    found = causal_attention(*heads)  # [B, H/P, T, d]
+    return reduce_from(F.linear(found.transpose(1, 2).flatten(2), mine["output"]), comm)
 
 
 def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Communicator) -> Tensor:

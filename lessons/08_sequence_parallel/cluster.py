@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import ColumnParallel, RowParallel, parallelize_tensor
-from minidist.parallel.adjoint import gather_from
-from minidist.parallel.tensor.styles import SplitSequence
+from minidist.full import ColumnParallel, RowParallel, parallelize_tensor
+from minidist.full.adjoint import gather_from
+from minidist.full.tensor.styles import SplitSequence
 
 HIDDEN, TIME, STEPS, RATE = 32, 16, 5, 0.3
 

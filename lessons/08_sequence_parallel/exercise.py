@@ -13,7 +13,7 @@ docstrings are the contract. You need the following from the package. All collec
 
 For another axis, move this axis to the front with `x.movedim(dim, 0).contiguous()`, and back
 afterwards. On one rank the collectives send nothing, so you need no special case. You are building
-what `minidist.parallel` does, so calling it scores nothing.
+what `minidist.full` does, so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 08             points, and what is still wrong
@@ -29,7 +29,7 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401  # for your answers
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401  # for your answers
 
 # ---------------------------------------------------------------- given
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 # ---------------------------------------------------------------- given
 

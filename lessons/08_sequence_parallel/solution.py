@@ -1,4 +1,4 @@
-"""Lesson 08, solved: the package's own where it has one: `minidist/parallel/tensor/sequence.py`."""
+"""Lesson 08, solved: the package's own where it has one: `minidist/full/tensor/sequence.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.parallel import adjoint
-from minidist.parallel.tensor.sequence import SequenceBoundary
+from minidist.full import adjoint
+from minidist.full.tensor.sequence import SequenceBoundary
 
 
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:

@@ -23,10 +23,10 @@ from judges import (
 )
 from judges_run import LAYERS, ROWS, WIDTH, judge_run, run
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
-from minidist.parallel.pipeline import plan
+from minidist.course.grader.contract import COLLECTIVES, STRATEGIES, Case, Check, Draw, Task
+from minidist.full.pipeline import plan
 
-BY_HAND = ("minidist.parallel", "minidist.collectives", "torch.distributed")
+BY_HAND = (*STRATEGIES, *COLLECTIVES, "torch.distributed")
 CUT = Task(1, "balanced stages", BY_HAND)
 CLOCK = Task(2, "how long a schedule takes", BY_HAND)
 GPIPE = Task(3, "GPipe", BY_HAND)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from minidist import Communicator
-from minidist.collectives import broadcast
 from minidist.course.twin import run_twin
-from minidist.parallel.pipeline import plan, with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline.stage import balance, take_stages
+from minidist.full.collectives import broadcast
+from minidist.full.pipeline import plan, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline.stage import balance, take_stages
 
 LAYERS, WIDTH, ROWS, MICROBATCHES, STEPS, RATE = 8, 32, 64, 8, 4, 0.5
 

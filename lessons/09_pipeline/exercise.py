@@ -6,7 +6,7 @@ schedule.
 
 `F2` is an action, written as one word. A schedule is a list of actions for every rank. Fill in the
 five functions; their docstrings are the contract. You are building the package's own pipeline
-(`minidist.parallel`), so calling it scores nothing.
+(`minidist.full`), so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 09             points, and what is still wrong

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, known
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     Plan,
     ScheduleError,
     check,

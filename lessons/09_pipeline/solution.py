@@ -1,5 +1,5 @@
-"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/parallel/pipeline` and
-`minidist/parallel`.
+"""Lesson 09, solved: the package's own pipeline. Read it in `minidist/pipeline.py`, then in
+`minidist/full/pipeline`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel.pipeline import plan, read_plan, simulate, with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline.stage import balance
+from minidist import pipeline as book
+from minidist.full.pipeline import read_plan, simulate, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline.stage import balance
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,12 +30,12 @@ def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> list[str]:
     """Return the words of `rank` under GPipe."""
-    return words_of("gpipe", rank, ranks, microbatches)
+    return words_of(book.gpipe(ranks, microbatches)[rank])
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[str]:
     """Return the words of `rank` under 1F1B."""
-    return words_of("1f1b", rank, ranks, microbatches)
+    return words_of(book.one_f_one_b(ranks, microbatches)[rank])
 
 
 def run_step(
@@ -62,9 +63,6 @@ def text_of(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(" ".join(f"{rank}{word}" for word in row) for rank, row in enumerate(rows))
 
 
-def words_of(name: str, rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Return a rank's words of one of the package's schedules."""
-    return [
-        f"{action.kind}{action.microbatch}"
-        for action in plan(name, ranks, microbatches).actions[rank]
-    ]
+def words_of(actions: Sequence[book.Action]) -> list[str]:
+    """Return a rank's actions as words."""
+    return [f"{kind}{microbatch}" for kind, microbatch in actions]

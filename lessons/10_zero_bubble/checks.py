@@ -25,15 +25,15 @@ from judges import (
 from judges_place import judge_place, place
 from judges_split import judge_split
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import COLLECTIVES, STRATEGIES, Case, Check, Draw, Task
 
-SCHEDULES, WIRES = "minidist.parallel.pipeline.schedules", "minidist.collectives"
+SCHEDULES = "minidist.full.pipeline.schedules"
 PLACE = Task(1, "placement and warm-up", (SCHEDULES,))
-CHUNKS = Task(2, "interleaved 1F1B", (SCHEDULES, WIRES))
+CHUNKS = Task(2, "interleaved 1F1B", (SCHEDULES, *COLLECTIVES))
 SPLIT = Task(
-    3, "a backward in two halves", ("minidist.parallel", "torch.autograd.graph", "torch._functorch")
+    3, "a backward in two halves", (*STRATEGIES, "torch.autograd.graph", "torch._functorch")
 )
-FILL = Task(4, "W fills the bubble", (SCHEDULES, WIRES))
+FILL = Task(4, "W fills the bubble", (SCHEDULES, *COLLECTIVES))
 
 
 def sizes(*cases: tuple[int, int, int]) -> Draw:

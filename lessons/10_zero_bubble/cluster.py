@@ -22,11 +22,11 @@ from torch.distributed.pipelining import (
 )
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel.pipeline import plan, with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline.stage import balance
+from minidist.full.collectives import all_reduce
+from minidist.full.pipeline import plan, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline.stage import balance
 
 LAYERS, WIDTH, ROWS, MICROBATCHES, STEPS, RATE = 8, 32, 64, 8, 2, 0.5
 SCHEDULES = (("interleaved", ScheduleInterleaved1F1B), ("zb-v", ScheduleZBVZeroBubble))

@@ -5,7 +5,7 @@ halves.
     zero bubble    B = I + W                          I: gradient of the inputs, W: gradient of the weights
 
 Fill in the functions; their docstrings are the contract. To check a schedule of your own you may
-use `read_plan`, `check`, `simulate`, `peak_activations` of `minidist.parallel.pipeline` and
+use `read_plan`, `check`, `simulate`, `peak_activations` of `minidist.full.pipeline` and
 `draw_text` of `minidist.draw.pipeline`; you are building the package's own schedules, so calling
 them scores nothing.
 

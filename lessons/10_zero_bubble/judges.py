@@ -24,7 +24,7 @@ from minidist.course.grader.contract import (
     expect_close,
     sent_by,
 )
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     Plan,
     ScheduleError,
     check,
@@ -34,7 +34,7 @@ from minidist.parallel.pipeline import (
     simulate,
     with_communication,
 )
-from minidist.parallel.pipeline.executor import Pipeline
+from minidist.full.pipeline.executor import Pipeline
 
 ROWS, WIDTH = 2, 4  # of a microbatch
 MESSAGE = ROWS * WIDTH * 8  # bytes

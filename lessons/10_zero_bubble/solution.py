@@ -1,4 +1,4 @@
-"""Lesson 10, solved: the package's own schedules. Read them in `minidist/parallel/pipeline`."""
+"""Lesson 10, solved: the package's own schedules. Read them in `minidist/full/pipeline`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from minidist.parallel.pipeline import plan
-from minidist.parallel.pipeline.weight_gradients import Product
+from minidist.full.pipeline import plan
+from minidist.full.pipeline.weight_gradients import Product
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -19,7 +19,7 @@ def stages_of(rank: int, ranks: int, chunks: int) -> list[int]:
 
 def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     """Return how many forwards come before the turns: see
-    `minidist.parallel.pipeline.schedules.interleaved`.
+    `minidist.full.pipeline.schedules.interleaved`.
     """
     return min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, microbatches * chunks)
 
@@ -34,7 +34,7 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[s
 def backward_for_inputs(
     weights: Sequence[Tensor], activations: Sequence[Tensor], gradient: Tensor
 ) -> tuple[Tensor, Pairs]:
-    """Go back through the layers; `minidist.parallel.pipeline.weight_gradients` has autograd do
+    """Go back through the layers; `minidist.full.pipeline.weight_gradients` has autograd do
     this.
     """
     pairs: Pairs = []

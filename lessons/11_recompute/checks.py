@@ -13,9 +13,9 @@ from judges import judge_chain, run_chain
 from judges_between import judge_between, run_between
 from judges_plan import follow, judge_account, judge_plan, plan_of, run_account, run_plan
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import MEMORY, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.memory", "minidist.plan", "torch.utils.checkpoint")
+BY_HAND = (*MEMORY, "minidist.plan", "torch.utils.checkpoint")
 ACCOUNT = Task(1, "the account of a plan", BY_HAND)
 CHECKPOINT = Task(2, "a checkpoint", BY_HAND)
 RANDOM = Task(3, "the same random numbers", BY_HAND)

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.memory.recompute import recompute
-from minidist.parallel import DDP
+from minidist.full import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.recompute import recompute
 
 WIDTH, LAYERS, SEGMENT, ROWS, STEPS, RATE = 16, 6, 2, 8, 4, 0.05
 
@@ -91,7 +91,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
-    """Recompute with `minidist.memory.recompute.segments`."""
+    """Recompute with `minidist.full.recompute.segments`."""
     model = Network(by_torch=False)
     recompute(model, f"every {SEGMENT}")
     return train(comm, model, lambda module: DDP(module, comm, op="mean"), device)

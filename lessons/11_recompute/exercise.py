@@ -5,7 +5,7 @@ backward.
     backward    x ──▶ block again ──▶ its gradients, from the gradient of y
 
 Fill in the functions; their docstrings are the contract. You need `torch.autograd.Function`,
-`torch.enable_grad` and `torch.autograd.grad`. `minidist.memory`, `minidist.plan` and
+`torch.enable_grad` and `torch.autograd.grad`. `minidist.full.memory`, `minidist.plan` and
 `torch.utils.checkpoint` are what you are building: calling them scores nothing.
 
     mpirun -n 2 python exercise.py          try it on real processes
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Communicator
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
 
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 """All blocks in order. A block that stands alone, as a number, is stored. The blocks of a tuple are

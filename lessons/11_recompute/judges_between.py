@@ -13,7 +13,7 @@ from judges import Part, Stored, begin_gradients, compare, forward_and_backward
 import minidist
 from minidist import Communicator
 from minidist.course.grader.contract import Arrays, Case, Note, Wrong, sent_by
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
 
 
 def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -39,9 +39,7 @@ def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, A
     x = torch.from_numpy(given["x"].copy()).requires_grad_()
     begin_gradients([x, *(matrix for part, _ in parts for matrix in part.matrices)])
     y = exercise.checkpoint_between(parts, x)
-    return forward_and_backward([part for part, _ in parts], x, y) | {
-        "sent": comm.traffic.messages_sent
-    }
+    return forward_and_backward([part for part, _ in parts], x, y) | {"sent": comm.traffic.messages}
 
 
 def judge_between(

@@ -1,6 +1,4 @@
-"""Lesson 11, solved: the package's own checkpoint. Read it in
-`minidist/memory/recompute/plain.py`.
-"""
+"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/recompute.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from minidist.memory import recompute
-from minidist.memory.recompute import plain
+from minidist import recompute
+from minidist.full.recompute.segments import best_interval
 
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 
@@ -33,23 +31,23 @@ def account(
 
 def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
     """Return the k that makes k * A + ceil(L/k) * c smallest."""
-    return recompute.best_interval(layers, input_bytes, saved_bytes)
+    return best_interval(layers, input_bytes, saved_bytes)
 
 
 def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
     """Keep `x`, and call `block` again in backward."""
-    return plain.checkpoint(block, x, block.parameters())
+    return recompute.checkpoint(block, x, block.parameters())
 
 
 def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
     """Keep the state of `generator` as well."""
-    return plain.checkpoint(block, x, block.parameters(), generator)
+    return recompute.checkpoint(block, x, block.parameters(), generator)
 
 
 def fastest_plan(
     inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int
 ) -> Plan:
-    """Plan by dynamic programming. `memory/recompute/chain.py` does so for plans that nest, with
+    """Plan by dynamic programming. `plan/memory/chain.py` does so for plans that nest, with
     gradients.
     """
 

@@ -17,9 +17,18 @@ from judges_rounding import CLOSE, COPIES, DRAWS, judge_nearest, judge_random
 from minidist import Communicator, Trace
 from minidist.course.grader import contract
 from minidist.course.grader.calls import calls
-from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
+from minidist.course.grader.contract import (
+    BY_OPTIMIZERS,
+    MEMORY,
+    STRATEGIES,
+    Arrays,
+    Case,
+    Check,
+    Draw,
+    Task,
+)
 
-BY_HAND = ("minidist.memory", "minidist.parallel", "torch")
+BY_HAND = (*MEMORY, *STRATEGIES, "torch")
 ROUND = Task(1, "float32 to bfloat16", BY_HAND)
 SCALER = Task(2, "the loss scaler", BY_HAND)
 MASTERS = Task(3, "master weights", BY_HAND, imports=BY_OPTIMIZERS)
@@ -239,11 +248,11 @@ def delayed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     comm.trace = trace = Trace()
     scale, found, marks = exercise.DelayedScale(comm, HISTORY), [], []
     for parts in given["x"]:
-        marks.append(comm.traffic.messages_sent)
+        marks.append(comm.traffic.messages)
         parts = parts.copy()
         with contract.untouched(x=parts):
             found.append([(x8, float(by)) for x8, by in map(scale.cast, parts)])
-        marks.append(comm.traffic.messages_sent)
+        marks.append(comm.traffic.messages)
         scale.update()
     x8 = [[x8 for x8, _ in step] for step in found]
     return {

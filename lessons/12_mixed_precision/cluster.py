@@ -2,7 +2,7 @@
 bfloat16 over float32.
 
     torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py              torch.distributed.fsdp
-    torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py --minidist   minidist.parallel.FSDP, same wires
+    torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py --minidist   minidist.full.FSDP, same wires
 
 Shards and AdamW's state are float32: the shards are the master weights. Parameters are gathered,
 and everything is computed, in bfloat16; gradients are summed over the ranks in float32. On CUDA,
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.parallel import FSDP, MixedPrecision
+from minidist.full import FSDP, MixedPrecision
 
 BLOCKS, WIDTH, ROWS, STEPS, RATE = 3, 16, 8, 4, 0.01
 TOLERANCE = 2e-3  # relative

@@ -13,8 +13,8 @@ collective:
                                            there; the array has at least one dimension
 
 numpy has float16. It has neither bfloat16 nor float8: you compute their numbers from float32
-yourself. You are building what `minidist.memory` and torch's conversions do, so calling anything of
-`minidist.memory` or of torch scores nothing. Leave arguments as they are, unless a
+yourself. You are building what `minidist.full.memory` and torch's conversions do, so calling anything of
+`minidist.full.memory` or of torch scores nothing. Leave arguments as they are, unless a
 docstring says that you change them.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -30,7 +30,7 @@ import numpy as np
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce  # noqa: F401
+from minidist.full.collectives import all_reduce  # noqa: F401
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""Lesson 12, solved: torch's rounding, and `minidist/memory/precision`: mixed.py, masters.py,
+"""Lesson 12, solved: torch's rounding, and `minidist/full/precision`: mixed.py, masters.py,
 fp8.py.
 """
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.memory.precision import fp8, masters, mixed, rounding
-from minidist.parallel.clip import clip_by_global_norm
+from minidist.full.clip import clip_by_global_norm
+from minidist.full.collectives import all_reduce
+from minidist.full.precision import fp8, masters, mixed, rounding
 
 Array = np.ndarray[Any, Any]
 

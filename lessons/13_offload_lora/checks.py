@@ -21,6 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from minidist import Communicator
 from minidist.course.grader.contract import (
     BY_OPTIMIZERS,
+    MEMORY,
+    STRATEGIES,
     Arrays,
     Case,
     Check,
@@ -29,7 +31,7 @@ from minidist.course.grader.contract import (
     untouched,
 )
 
-BY_HAND = ("minidist.memory", "minidist.plan", "minidist.parallel")
+BY_HAND = (*MEMORY, "minidist.plan", *STRATEGIES)
 LORA = Task(1, "an adapter", BY_HAND)
 REDUCE = Task(2, "only adapters are reduced", BY_HAND)
 NF4 = Task(3, "weights in four bits", BY_HAND)

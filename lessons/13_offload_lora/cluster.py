@@ -18,9 +18,9 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from minidist import Communicator
 from minidist.course.twin import run_twin
-from minidist.memory.adapters import add_lora
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.parallel import DDP
+from minidist.full import DDP
+from minidist.full.adapters import add_lora
+from minidist.full.memory.offload import OffloadedOptimizer
 
 WIDTH, RANK, ALPHA, ROWS, STEPS, RATE = 16, 2, 4.0, 8, 5, 0.02
 

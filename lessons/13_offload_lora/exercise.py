@@ -5,8 +5,8 @@ somewhere else (offload).
        └─▶ A [r, in] ─▶ B [out, r] · α/r ──┘
 
 Fill in the functions; their docstrings are the contract. You need torch and
-`minidist.collectives.all_reduce`. You are building parts of `minidist.memory`, `minidist.plan` and
-`minidist.parallel`, so calling anything in them scores nothing.
+`minidist.full.collectives.all_reduce`. You are building parts of `minidist.full.memory`, `minidist.plan` and
+`minidist.full`, so calling anything in them scores nothing.
 
     mpirun -n 2 python exercise.py          try it on real processes
     python -m minidist grade 13             points, and what is still wrong

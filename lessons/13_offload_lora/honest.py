@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,

@@ -1,5 +1,5 @@
 """Lesson 13, solved: the package's own adapters, NF4 and offloaded optimizer; see
-`minidist/memory`.
+`minidist/full/memory`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.memory.adapters import lora, nf4
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.parallel.data.flatten import flat_buffer, views_into
+from minidist.full.adapters import lora
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.flatten import flat_buffer, views_into
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.further.nf4 import nf4
 
 Packed: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
 

@@ -17,14 +17,15 @@ from judges_layouts import judge_chosen
 from judges_step import judge_trained
 
 from minidist import Cluster, Communicator, Layout, Mesh
-from minidist.collectives import all_gather
-from minidist.comm.threads_wire.cluster import Link
 from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task
+from minidist.full.collectives import all_gather
+from minidist.full.comm.threads_wire.cluster import Link
 
-BY_HAND = ("minidist.mesh",)
-STRATEGIES = tuple(
-    f"minidist.parallel.{name}"
-    for name in ("parallelize", "data", "sharded", "tensor.plan", "clip")
+BY_HAND = ("minidist.mesh", "minidist.full.mesh")
+STRATEGIES = (
+    *(f"minidist.{page}" for page in ("ddp", "zero", "fsdp", "tensor", "train")),
+    *(f"minidist.full.{name}" for name in ("apply", "data_axis", "ddp", "zero", "fsdp")),
+    *(f"minidist.full.{name}" for name in ("tensor.plan", "clip")),
 )
 GROUPS = Task(1, "coordinates and groups", BY_HAND, may_use=("comm.split",))
 BYTES = Task(2, "bytes along each axis", BY_HAND)

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from minidist import Communicator, Layout, Mesh
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel import ColumnParallel, Recipe, RowParallel, parallelize
+from minidist.full import ColumnParallel, Recipe, RowParallel, parallelize
+from minidist.full.collectives import all_reduce
 
 TP, ROWS, WIDTH, BLOCKS = 2, 16, 12, 3  # rows of the whole batch
 STEPS, RATE, LIMIT = 4, 1.0, 0.5

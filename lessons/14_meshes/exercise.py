@@ -6,8 +6,8 @@
     dp 0     [0 1]    [2 3]                   a bracket is a tensor parallel group
     dp 1     [4 5]    [6 7]
 
-Fill in the functions; their docstrings are the contract. You are building what `minidist.mesh` does
-and the parts of the package that use it (`minidist.parallel.apply`, DDP, tensor plans,
+Fill in the functions; their docstrings are the contract. You are building what `minidist.full.mesh` does
+and the parts of the package that use it (`minidist.full.apply`, DDP, tensor plans,
 clipping), so calling these scores nothing. You may use functions of earlier lessons: `all_reduce`
 (lesson 02), `copy_to` and `reduce_from` (lesson 07).
 
@@ -27,13 +27,13 @@ from torch import Tensor
 
 import minidist
 from minidist import Cluster, Communicator
+from minidist.full.adjoint import copy_to, reduce_from  # noqa: F401
 
 # The functions of earlier lessons that an answer needs:
 #   all_reduce(x, comm)        replaces every rank's contiguous x by the sum, in place
 #   copy_to(x, comm)           enters a tensor-parallel region. Forward: x itself; backward: all-reduces the gradient
 #   reduce_from(x, comm)       leaves the region. Forward: all-reduces x; backward: the gradient itself
-from minidist.collectives import all_reduce  # noqa: F401
-from minidist.parallel.adjoint import copy_to, reduce_from  # noqa: F401
+from minidist.full.collectives import all_reduce  # noqa: F401
 
 Array = np.ndarray[Any, Any]
 Sizes = Mapping[str, int]

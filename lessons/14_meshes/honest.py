@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from minidist import Cluster, Communicator
-from minidist.collectives import all_reduce
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.collectives import all_reduce
 
 Array = np.ndarray[Any, Any]
 Sizes = Mapping[str, int]

@@ -1,5 +1,5 @@
 """Lesson 14, solved: the package's mesh, its adjoint pairs and its clipping. Start in
-`minidist/mesh.py`.
+`minidist/full/mesh.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Cluster, Communicator, Layout
-from minidist.collectives import all_reduce
-from minidist.parallel.adjoint import copy_to, reduce_from
-from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.placement import Block, Tie, record
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.clip import clip_by_global_norm
+from minidist.full.collectives import all_reduce
+from minidist.full.placement import Block, Tie, record
 
 Sizes = Mapping[str, int]
 

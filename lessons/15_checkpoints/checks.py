@@ -20,9 +20,19 @@ from judges_pieces import judge_dealt
 from judges_run import Training, judge_answered, judge_resumed
 
 from minidist import Communicator, Layout, Mesh
-from minidist.course.grader.contract import Array, Arrays, Case, Check, Draw, Task, Wrong
+from minidist.course.grader.contract import (
+    STRATEGIES,
+    TRAINER,
+    Array,
+    Arrays,
+    Case,
+    Check,
+    Draw,
+    Task,
+    Wrong,
+)
 
-BY_HAND = ("minidist.trainer", "minidist.parallel")
+BY_HAND = (*TRAINER, *STRATEGIES)
 PIECES = Task(1, "who writes what", BY_HAND)
 SAVE = Task(2, "all of it or nothing", BY_HAND, may_use=("comm.all_gather_object",))
 LOAD = Task(3, "into another layout", BY_HAND)

@@ -21,11 +21,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
 from minidist import Communicator, Layout, Mesh
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.memory.precision import MasterWeights
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.checkpoint import saving
+from minidist.full import Recipe, parallelize
+from minidist.full.checkpoint import saving
+from minidist.full.collectives import all_reduce
+from minidist.full.precision import MasterWeights
 
 # rows of each rank; saved after the second of four steps
 ROWS, WIDTH, RATE, SAVED, STEPS = 8, 10, 0.05, 2, 4

@@ -4,7 +4,7 @@ can read.
     checkpoints/step-00000042/     rank-0000.safetensors   rank-0001.safetensors   index.json   state.json
 
 Fill in the functions; their docstrings are the contract. You are building parts of
-`minidist.trainer`, so calling anything in it scores nothing. You need `json`, `os` and `shutil`
+`minidist.full.trainer`, so calling anything in it scores nothing. You need `json`, `os` and `shutil`
 from the standard library, and `save_file` of safetensors.
 
     mpirun -n 4 python exercise.py          try it on real processes

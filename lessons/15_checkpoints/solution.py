@@ -1,5 +1,5 @@
-"""Lesson 15, solved: the package's records of who holds what, its plain checkpoint, its pieces, its
-cadence.
+"""Lesson 15, solved: the package's records of who holds what, the steps of its checkpoint, its
+pieces, its cadence.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.collectives.fast import cut
-from minidist.parallel.placement import Block, Slice, placement_of, record
-from minidist.trainer.checkpoint import cadence, pieces, plain
-from minidist.trainer.checkpoint.pieces import Extent
-from minidist.trainer.checkpoint.saving import extent_of
+from minidist.full.checkpoint import cadence, pieces, store
+from minidist.full.checkpoint.pieces import Extent
+from minidist.full.checkpoint.saving import extent_of
+from minidist.full.collectives.fast import cut
+from minidist.full.placement import Block, Slice, placement_of, record
 
 Array = np.ndarray[Any, Any]
 
@@ -51,12 +51,22 @@ def pieces_to_write(
 def save(
     folder: Path, step: int, held: Mapping[str, Any], state: Mapping[str, Any], comm: Communicator
 ) -> None:
-    """Write, flush, and rename when all have."""
+    """Write, flush, and rename when all have: `save` of the book, with an index."""
+    final = store.final_of(folder, step)
+    if comm.all_gather_object(final.exists())[0]:
+        raise FileExistsError(f"{final} is there already: save to another folder")
+    if comm.rank == 0:
+        store.begin(folder, step)
+    comm.barrier()  # Now there is a folder to write to.
     mine = []
     for name, piece in held.items():
         extent = Extent(piece.shape, None, 0, 0, piece.start, piece.start + len(piece.values))
         mine.append(pieces.Piece(name, extent, piece.values))
-    plain.save(folder, step, mine, state, comm)
+    shard = store.write_shard(folder / f".unfinished-{step:08d}", comm.rank, mine)
+    shards = comm.all_gather_object(shard)  # Now all are on the disk.
+    if comm.rank == 0:
+        store.commit(folder, step, shards, dict(state))
+    comm.barrier()  # Now there is a checkpoint.
 
 
 def load(

@@ -35,12 +35,23 @@ from judges_trace import (
 )
 from judges_watch import SCENES, expect_finding, judge_scene, look_on, scene_case, scenes
 
-from minidist.course.grader.contract import Arrays, Case, Check, Draw, Judge, Note, Task
-from minidist.trace import Event
+from minidist.course.grader.contract import (
+    COLLECTIVES,
+    STRATEGIES,
+    TRAINER,
+    Arrays,
+    Case,
+    Check,
+    Draw,
+    Judge,
+    Note,
+    Task,
+)
+from minidist.full.trace import Event
 
-BY_HAND = ("minidist.collectives", "minidist.parallel")
-ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.comm.agree"))
-DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, "minidist.trainer"))
+BY_HAND = (*COLLECTIVES, *STRATEGIES)
+ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.full.comm.agree"))
+DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, *TRAINER))
 SLOW = Task(3, "the slow rank", ("minidist.draw.table",))
 MEMORY = Task(4, "who runs out of memory", BY_HAND)
 WATCH = Task(5, "a watchdog")

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.collectives import all_gather, broadcast
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
+from minidist.full import DDP
+from minidist.full.collectives import all_gather, broadcast
 
 ROWS, STEPS, FAULT = 16, 5, 3
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import minidist
 from minidist import Communicator
-from minidist.trace import Event
+from minidist.full.trace import Event
 
 Array: TypeAlias = np.ndarray[Any, Any]
 # of one rank: (seconds, the bytes it holds by category)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minidist import Communicator
-from minidist.trace import Event
+from minidist.full.trace import Event
 
 Array: TypeAlias = np.ndarray[Any, Any]
 # what a rank held from each moment on, by category

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import all_gather
 from minidist.draw.table import covered
-from minidist.trace import Event
-from minidist.trace.events import COMMUNICATION
+from minidist.full.collectives import all_gather
+from minidist.full.trace import Event
+from minidist.full.trace.events import COMMUNICATION
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Timeline: TypeAlias = list[tuple[float, dict[str, int]]]

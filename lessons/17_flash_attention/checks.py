@@ -17,10 +17,18 @@ from judges_bytes import judge_bytes, run_bytes
 from judges_forward import judge_forward, judge_stream, run_forward, run_stream
 from judges_ranks import judge_ranks, run_ranks
 
-from minidist.course.grader.contract import BY_OPTIMIZERS, Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import (
+    BY_OPTIMIZERS,
+    STRATEGIES,
+    Array,
+    Case,
+    Check,
+    Draw,
+    Task,
+)
 
 BY_HAND = (
-    "minidist.parallel",
+    *STRATEGIES,
     "torch.distributed",
     "torch.ops",
     "torch.nn.attention",

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.memory.account import Account
-from minidist.parallel.context import flash_attention
+from minidist.full.collectives import all_reduce
+from minidist.full.context import flash_attention
+from minidist.full.memory.account import Account
 
 HIDDEN, HEADS, TIME, STEPS, RATE = 64, 4, 200, 4, 0.3
 ON_GPU = torch.cuda.is_available()

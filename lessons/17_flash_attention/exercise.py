@@ -10,7 +10,7 @@ heads, tokens, and the size of a head. The key heads are as many as the query he
 Query i of a *causal* attention sees keys 0 to i, also where there are more keys than queries, or
 fewer: i counts from the top left.
 
-You are building `minidist.parallel.context` and torch's `scaled_dot_product_attention`: calling
+You are building `minidist.full.context` and torch's `scaled_dot_product_attention`: calling
 them scores nothing. Leave all arguments as they are.
 
     mpirun -n 2 python exercise.py          try it on real processes
@@ -26,7 +26,7 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce  # noqa: F401  # for your answer to task 5
+from minidist.full.collectives import all_reduce  # noqa: F401  # for your answer to task 5
 
 TILE = 128  # a tile has at most so many queries, and at most so many keys
 

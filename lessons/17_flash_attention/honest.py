@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 TILE = 128
 

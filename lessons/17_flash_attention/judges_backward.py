@@ -31,7 +31,7 @@ from judges_tiles import Meter, expect_tiles, measured
 from minidist import Communicator
 from minidist.course.grader import contract
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close
-from minidist.memory.account import Account
+from minidist.full.memory.account import Account
 
 
 def forward_of_all(given: Arrays) -> tuple[Array, Array, Arrays, Array]:

@@ -12,11 +12,11 @@ from judges import QKV, attention, expect_pair, judge_lse, scores_of, seen_by, t
 from judges_tiles import Meter
 
 from minidist import Communicator
-from minidist.collectives import COLLECTIVES
 from minidist.course.grader import contract
 from minidist.course.grader.calls import calls, expect_collectives, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close
-from minidist.trace import Trace
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.trace import Trace
 
 
 def run_ranks(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:

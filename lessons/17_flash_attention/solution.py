@@ -1,4 +1,4 @@
-"""Lesson 17, solved: the package's own page. Read it in `minidist/parallel/context/flash.py`."""
+"""Lesson 17, solved: the package's own page. Read it in `minidist/full/context/flash.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.parallel.context import flash
-from minidist.parallel.context.blocks import before_any, meet
-from minidist.parallel.context.flash import attend, page_backward, page_forward
-from minidist.parallel.context.order import Meeting
+from minidist.full.collectives import all_reduce
+from minidist.full.context import flash
+from minidist.full.context.blocks import before_any, meet
+from minidist.full.context.flash import attend, page_backward, page_forward
+from minidist.full.context.order import Meeting
 
 
 def matrix_bytes(batch: int, heads: int, queries: int, keys: int, itemsize: int) -> int:

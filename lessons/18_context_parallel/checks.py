@@ -28,15 +28,21 @@ from judges_ulysses import judge_refusal, judge_ulysses, run_refusal, run_ulysse
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-CONTEXT = "minidist.parallel.context."
-THERE = ("blocks", "context_parallel", "gathered", "order", "plain", "ring", "ulysses")
-BY_HAND = (*(CONTEXT + name for name in THERE), "minidist.parallel.adjoint", "torch.distributed")
+CONTEXT = "minidist.full.context."
+THERE = ("blocks", "context_parallel", "gathered", "order", "ring", "ulysses")
+BOOK = ("minidist.context", "minidist.tensor")
+BY_HAND = (
+    *(*BOOK, *(CONTEXT + name for name in THERE)),
+    *("minidist.full.adjoint", "torch.distributed"),
+)
 MEET = Task(1, "meet a block of keys", BY_HAND)
 RING = Task(2, "around the ring", BY_HAND)
 ORDER = Task(3, "which tokens a rank has", BY_HAND)
 ULYSSES = Task(4, "heads for tokens", BY_HAND)
 STEP = Task(
-    5, "a share of the loss", (CONTEXT + "context_parallel", CONTEXT + "order", "torch.distributed")
+    5,
+    "a share of the loss",
+    (*BOOK, CONTEXT + "context_parallel", CONTEXT + "order", "torch.distributed"),
 )
 
 # ---------------------------------------------------------------- cases

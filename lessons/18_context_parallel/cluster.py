@@ -21,10 +21,10 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as of_torch
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel.context import parallelize_context
-from minidist.parallel.context.order import positions
+from minidist.full.collectives import all_reduce
+from minidist.full.context import parallelize_context
+from minidist.full.context.order import positions
 
 # torch's ring merges in float32
 HIDDEN, HEADS, TIME, STEPS, RATE, TOLERANCE = 32, 4, 48, 5, 0.5, 1e-5

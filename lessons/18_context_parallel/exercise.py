@@ -26,7 +26,7 @@ and for messages:
                                                       returns the chunks that arrived, by sender
                                                       (task 4)
 
-You are building what `minidist.parallel.context` does, so calling that scores nothing, `flash.py`
+You are building what `minidist.full.context` does, so calling that scores nothing, `flash.py`
 excepted.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -43,10 +43,10 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_to_all  # noqa: F401  # for your answer
-from minidist.model import GPT, GPTConfig, Where
-from minidist.model.attention import causal_attention
-from minidist.parallel.context.flash import attend, attend_backward  # noqa: F401  # for your answers
+from minidist.full.collectives import all_to_all  # noqa: F401  # for your answer
+from minidist.full.context.flash import attend, attend_backward  # noqa: F401  # for your answers
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.model.attention import causal_attention
 
 # ---------------------------------------------------------------- task 1: meet a block of keys
 

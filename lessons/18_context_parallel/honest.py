@@ -11,10 +11,10 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_to_all
-from minidist.model import GPT, GPTConfig, Where
-from minidist.model.attention import causal_attention
-from minidist.parallel.context.flash import attend, attend_backward
+from minidist.full.collectives import all_to_all
+from minidist.full.context.flash import attend, attend_backward
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.model.attention import causal_attention
 
 # ---------------------------------------------------------------- task 1: meet a block of keys
 

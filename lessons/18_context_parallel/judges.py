@@ -273,7 +273,7 @@ def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> N
     copies = given["query"].shape[1] // given["key"].shape[1]
     for note in notes:
         if note.kind not in ("send", "call") or any(
-            name.startswith("minidist.collectives") for name in note.through
+            name.startswith("minidist.full.collectives") for name in note.through
         ):
             raise Wrong(
                 f"{note.line} uses a collective or comm.{note.kind}: use comm.exchange only"

@@ -16,9 +16,10 @@ from torch import Tensor
 from minidist import Communicator
 from minidist.course.grader import contract
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
-from minidist.model import Where
-from minidist.model.gpt import Attend, causal_attention, rotary_table, rotate
-from minidist.parallel.context.gathered import Gathered
+from minidist.full.context.gathered import Gathered
+from minidist.full.model import Where
+from minidist.full.model.gpt import Attend, causal_attention, rotary_table
+from minidist.model import rotate
 
 VOCABULARY, WIDTH = 11, 8
 MATRICES = {

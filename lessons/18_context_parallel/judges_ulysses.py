@@ -12,15 +12,15 @@ import torch
 from judges import HEADS, attention, expect_everywhere, leaves_of
 
 from minidist import Communicator
-from minidist.collectives import COLLECTIVES
 from minidist.course.grader import contract
 from minidist.course.grader.calls import expect_collectives, forward_backward, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
+from minidist.full.collectives import COLLECTIVES
 
 
 def run_refusal(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4 with heads that cannot be shared out."""
-    refused, before = [], comm.traffic.messages_sent
+    refused, before = [], comm.traffic.messages
     lies = torch.arange(comm.size)
     for heads, groups in unshared(comm.size):
         query, key = (torch.ones(1, count, 1, 2, dtype=torch.float64) for count in (heads, groups))
@@ -28,7 +28,7 @@ def run_refusal(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
             exercise.ulysses_attention(query, key, key, lies, comm)
         except ValueError:
             refused.append(heads)
-    return {"refused": np.array(refused, int), "sent": comm.traffic.messages_sent - before}
+    return {"refused": np.array(refused, int), "sent": comm.traffic.messages - before}
 
 
 def unshared(ranks: int) -> tuple[tuple[int, int], ...]:

@@ -1,5 +1,5 @@
-"""Lesson 18, solved: `blocks.py`, `plain.py`, `order.py` and `ulysses.py` of
-`minidist/parallel/context`.
+"""Lesson 18, solved: `minidist/context.py`, and `blocks.py`, `order.py` and `ulysses.py` of
+`minidist/full/context`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.model import Where, cross_entropy_sum
-from minidist.model.attention import causal_attention
-from minidist.parallel import adjoint
-from minidist.parallel.context import blocks
-from minidist.parallel.context.order import ORDERS, Meeting, meeting, multiple, positions
-from minidist.parallel.context.plain import PlainRingAttention, pass_on
-from minidist.parallel.context.ulysses import Ulysses, heads_fault
+from minidist.context import RingAttention, pass_on
+from minidist.full import adjoint
+from minidist.full.context import blocks
+from minidist.full.context.order import ORDERS, Meeting, meeting, multiple, positions
+from minidist.full.context.ulysses import Ulysses, heads_fault
+from minidist.full.model import Where, cross_entropy_sum
+from minidist.full.model.attention import causal_attention
 
 
 def meet(
@@ -35,8 +35,8 @@ def ring_forward(
     """Let keys and values go round."""
     kept: dict[str, tuple[Tensor, ...]] = {}
     ctx = SimpleNamespace(save_for_backward=lambda *tensors: kept.update(tensors=tensors))
-    output = PlainRingAttention.forward(ctx, query, key, value, comm)
-    return output, kept["tensors"][2]
+    output = RingAttention.forward(ctx, query, key, value, comm)
+    return output, kept["tensors"][-1].squeeze(-1)
 
 
 def ring_backward(
@@ -49,8 +49,9 @@ def ring_backward(
     comm: Communicator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Let them go round again, with their gradients."""
-    ctx = SimpleNamespace(saved_tensors=(query, output, lse, key, value), comm=comm)
-    return PlainRingAttention.backward(ctx, gradient)[:3]
+    saved = query, torch.stack((key, value)), output, lse.unsqueeze(-1)
+    ctx = SimpleNamespace(saved_tensors=saved, comm=comm)
+    return RingAttention.backward(ctx, gradient)[:3]
 
 
 def by_rank(order: str, ranks: int, time: int) -> Tensor:

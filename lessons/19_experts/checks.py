@@ -20,20 +20,16 @@ from judges_step import judge_step, run_step
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-EXPERT = "minidist.parallel.expert"
+PAGE, EXPERT = "minidist.expert", "minidist.full.expert"
 BY_HAND = (
-    *("minidist.model.moe", EXPERT, "minidist.parallel.placement"),
-    *("minidist.mesh", "minidist.parallel.data", "torch.distributed"),
+    *("minidist.moe", PAGE, "minidist.full.model.moe", EXPERT, "minidist.full.placement"),
+    *("minidist.full.mesh", "minidist.full.ddp", "torch.distributed"),
 )
 ROUTE = Task(1, "route", BY_HAND)
 DISPATCH = Task(2, "dispatch", BY_HAND)
 BALANCE = Task(3, "balance", BY_HAND)
-OTHERS = (
-    *(name for name in BY_HAND if name != EXPERT),
-    f"{EXPERT}.dispatch",
-    f"{EXPERT}.expert_parallel",
-)
-# tokens travel by the plain page here
+# Here tokens travel by the book's page.
+OTHERS = tuple(name for name in BY_HAND if name != PAGE)
 EP = Task(4, "experts on ep ranks", OTHERS, may_use=("comm.split",))
 
 # ---------------------------------------------------------------- cases

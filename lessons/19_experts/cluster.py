@@ -20,12 +20,12 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where
-from minidist.model.moe.routed import MoE
-from minidist.parallel.expert import expert_parallel
+from minidist.full.collectives import all_reduce
+from minidist.full.expert import expert_parallel
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe.routed import MoE
 
 CONFIG = GPTConfig(hidden=32, heads=1, intermediate=16, experts=8, top_k=2, layers=1, sequence=16)
 # of each rank; float32, in which torch multiplies groups

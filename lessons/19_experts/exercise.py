@@ -20,7 +20,7 @@ given:
 
 All ranks must call the same of these in the same order, also a rank that has no rows to send.
 
-You are building what `minidist.model.moe` and `minidist.parallel.expert` do, so calling these
+You are building what `minidist.full.model.moe` and `minidist.full.expert` do, so calling these
 scores nothing. Leave arguments as they are, unless a docstring says that you change them.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -37,8 +37,8 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce, all_to_all  # noqa: F401  # for your answers
-from minidist.parallel.adjoint import all_to_all as exchange  # noqa: F401  # for your answers
+from minidist.full.adjoint import all_to_all as exchange  # noqa: F401  # for your answers
+from minidist.full.collectives import all_reduce, all_to_all  # noqa: F401  # for your answers
 
 # ---------------------------------------------------------------- task 1: route
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_reduce, all_to_all
-from minidist.parallel.adjoint import all_to_all as exchange
+from minidist.full.adjoint import all_to_all as exchange
+from minidist.full.collectives import all_reduce, all_to_all
 
 # ---------------------------------------------------------------- task 1: route
 

@@ -13,11 +13,11 @@ from judges import expect_everywhere
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives import COLLECTIVES
 from minidist.course.grader import contract
 from minidist.course.grader.calls import calls, expect_collectives, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
-from minidist.trace import Trace
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.trace import Trace
 
 LEAVES = ("x", "weights", "matrices")
 

@@ -1,5 +1,6 @@
-"""Lesson 19, solved: `minidist/model/moe/`, and `plain.py` and `expert_parallel.py` of
-`minidist/parallel/expert`.
+"""Lesson 19, solved: `minidist/full/model/moe/`, and `dispatch.py` of `minidist/full/expert`.
+
+The book's `dispatch` has a function for each expert; an answer gets one for all of a rank.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where
-from minidist.model.moe import balance, losses
-from minidist.model.moe.capacity import choices_with_room
-from minidist.model.moe.combine import combine
-from minidist.model.moe.losses import Attach
-from minidist.model.moe.routed import RoutedExperts
-from minidist.model.moe.router import choose, router_logits, weights_of
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.data.plain import reduce_gradients
-from minidist.parallel.expert.plain import plain_dispatch
+from minidist.full.adjoint import reduce_from
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.after_backward import reduce_gradients
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe import balance, losses
+from minidist.full.model.moe.capacity import choices_with_room
+from minidist.full.model.moe.combine import combine
+from minidist.full.model.moe.losses import Attach
+from minidist.full.model.moe.routed import RoutedExperts
+from minidist.full.model.moe.router import choose, router_logits, weights_of
 
 Experts = Callable[[Tensor, list[int]], Tensor]
 
@@ -41,7 +42,7 @@ def dispatch(
     x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator
 ) -> Tensor:
     """Send rows to their experts, and add up what comes back."""
-    compute = partial(plain_dispatch, experts=experts, comm=comm)
+    compute = Dispatch(experts, comm)  # type: ignore[arg-type]
     return combine(x[None], choice[None], weights[None], compute, held * comm.size)[0]
 
 

@@ -21,15 +21,15 @@ from judges_watch import (
     run_undefended,
 )
 
-from minidist.course.grader.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import STRATEGIES, TRAINER, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.plan", "minidist.cli", "minidist.bench")
+BY_HAND = ("minidist.budget", "minidist.plan", "minidist.cli", "minidist.bench")
 # once for all cases: the solution needs it
-TIME = Task(1, "time and money", BY_HAND, imports=("minidist.plan",))
+TIME = Task(1, "time and money", BY_HAND, imports=("minidist.budget",))
 MEMORY = Task(2, "the memory of a GPU", BY_HAND)
 CHOICE = Task(3, "the best of many layouts", BY_HAND)
-BUBBLE = Task(4, "a bubble, as measured", (*BY_HAND, "minidist.parallel"))
-WATCH = Task(5, "what a plan does not defend against", (*BY_HAND, "minidist.trainer"))
+BUBBLE = Task(4, "a bubble, as measured", (*BY_HAND, *STRATEGIES))
+WATCH = Task(5, "what a plan does not defend against", (*BY_HAND, *TRAINER))
 
 
 # ---------------------------------------------------------------- cases

@@ -21,10 +21,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from minidist import Communicator
+from minidist import Communicator, budget
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
-from minidist.plan import plain
+from minidist.full import DDP
 
 WIDTH, LAYERS, ROWS, STEPS, RATE = 512, 3, 256, 6, 2.0  # rows of each rank; float64
 
@@ -52,11 +51,12 @@ def predict(parameters: int, ranks: int, device: torch.device) -> str:
     gradients = torch.zeros(parameters, device=device).double()
     took = seconds(lambda: dist.all_reduce(gradients), device)
     # of bytes a second; one rank sends nothing
-    bandwidth = max(1.0, plain.ring(gradients.nbytes, ranks, took))
-    found = plain.step(
-        (parameters, 0, 0, 1), 1, ROWS, 1, 1, ranks, rate=rate, inside=1, across=bandwidth / 4
-    )
-    parts = ", ".join(f"{found[name] * 1e3:.2f} ms of {name}" for name in ("computing", "data"))
+    bandwidth = max(1.0, budget.ring(ranks) * gradients.nbytes / took)
+    computing = 6 * parameters * ROWS / rate
+    # What two thirds of that, the backward, do not hide; a gradient here has 8 bytes.
+    data = max(0.0, budget.ring(ranks) * 8 * parameters / bandwidth - 2 / 3 * computing)
+    found = {"computing": computing, "data": data}
+    parts = ", ".join(f"{seconds * 1e3:.2f} ms of {name}" for name, seconds in found.items())
     reached = f"{rate / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:.2f} GB/s reached"
     return f"{reached}: a step takes {sum(found.values()) * 1e3:.2f} ms, {parts}"
 

@@ -1,12 +1,12 @@
-"""Lesson 20, solved: the planner's plain page. Read it in `minidist/plan/plain.py`."""
+"""Lesson 20, solved: `minidist/budget.py` for any number of parameters, and with chunks of stages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from minidist.plan import plain
+from minidist import budget
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,29 @@ class Bill(NamedTuple):
     mfu: float
 
 
-def asked(model: Model, layout: Layout, batch: int) -> tuple[Any, ...]:
-    """Return what the plain page is asked with: sizes, m, b, t, p, d."""
-    sizes = (model.parameters, model.layers, model.hidden, model.sequence)
-    each = batch // (layout.dp * layout.microbatch)
-    return sizes, each, layout.microbatch, layout.tp, layout.pp, layout.dp
+def operations(model: Model) -> float:
+    """Return the operations of a token, forward and backward."""
+    return 6 * model.parameters + 12 * model.layers * model.sequence * model.hidden
+
+
+def microbatches(layout: Layout, batch: int) -> int:
+    """Return m, of each replica."""
+    return batch // (layout.dp * layout.microbatch)
+
+
+def ring(bytes: float, ranks: int, bandwidth: float) -> float:
+    """Return the seconds of a ring all-reduce."""
+    return budget.ring(ranks) * bytes / bandwidth
+
+
+def bubble(p: int, m: float, v: int = 1) -> float:
+    """Return the bubble as a share of the whole step; of the ideal time it is (p - 1)/(v m)."""
+    return (p - 1) / (v * m + p - 1)
+
+
+def in_flight(p: int, m: float, v: int = 1) -> float:
+    """Return how many microbatches the first stage holds activations for."""
+    return min(m, p + (p - 1) / v if v > 1 else p)
 
 
 def bandwidth(machine: Machine, span: int, apart: int) -> float:
@@ -75,19 +93,18 @@ def bandwidth(machine: Machine, span: int, apart: int) -> float:
 
 def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str, float]:
     """Say where the seconds go."""
-    span = layout.tp * layout.dp
-    along = {
-        "inside": bandwidth(machine, layout.tp, 1),
-        "across": bandwidth(machine, span, layout.tp),
-    }
-    rate = machine.peak * machine.reached
-    return plain.step(
-        *asked(model, layout, batch),
-        rate=rate,
-        v=layout.chunks,
-        recompute=layout.recompute,
-        **along,
-    )
+    m, tokens = microbatches(layout, batch), layout.microbatch * model.sequence
+    t, p, d = layout.tp, layout.pp, layout.dp
+    computing = tokens * operations(model) / (t * p * machine.peak * machine.reached)
+    recomputing = computing / 3 if layout.recompute else 0.0
+    inside, across = bandwidth(machine, t, 1), bandwidth(machine, t * d, t)
+    all_reduces = (6 if layout.recompute else 4) * model.layers / p
+    tensor = all_reduces * ring(2 * tokens * model.hidden, t, inside)
+    seconds = {"computing": m * computing, "recomputing": m * recomputing, "tensor": m * tensor}
+    seconds["bubble"] = (p - 1) / (layout.chunks * m) * sum(seconds.values())
+    reducing = ring(2 * model.parameters / (t * p), d, across)
+    seconds["data"] = max(0.0, reducing - 2 / 3 * computing - recomputing)
+    return seconds
 
 
 def bill(
@@ -95,10 +112,8 @@ def bill(
 ) -> Bill:
     """Say what a run costs."""
     of_step = batch * model.sequence
-    days, money = plain.bill(seconds, tokens, of_step, machine.gpus, machine.price / machine.node)
-    useful = of_step * plain.operations(
-        model.parameters, model.layers, model.hidden, model.sequence
-    )
+    days, money = budget.bill(seconds, tokens, of_step, machine.gpus, machine.price / machine.node)
+    useful = of_step * operations(model)
     return Bill(days, money, useful / (seconds * machine.gpus * machine.peak))
 
 
@@ -111,15 +126,23 @@ def replicas(machine: Machine, tp: int, pp: int) -> int:
 
 def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     """Say what a GPU holds."""
-    how = {"v": layout.chunks, "zero": layout.zero, "sp": layout.sp, "recompute": layout.recompute}
-    found = plain.bytes_held(*asked(model, layout, batch), **how)
-    several = batch > layout.dp * layout.microbatch
-    return found | {"gradients": (2 if several else 1) * found["gradients"]}
+    t, p, d, m = layout.tp, layout.pp, layout.dp, microbatches(layout, batch)
+    n = model.parameters / (t * p)
+    x = model.sequence * layout.microbatch * model.hidden
+    parts = t if layout.sp else 1
+    layer = x * (10 / parts + 24 / t)
+    kept = 2 * x / parts if layout.recompute else layer
+    return {
+        "parameters": 2 * n / (d if layout.zero >= 3 else 1),
+        "gradients": (4 if m > 1 else 2) * n / (d if layout.zero >= 2 else 1),
+        "optimizer": 12 * n / (d if layout.zero >= 1 else 1),
+        "activations": in_flight(p, m, layout.chunks) * model.layers / p * kept + layer - kept,
+    }
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
     """Compare with the room."""
-    return plain.fits(dict(bytes), machine.memory, machine.reserved)
+    return sum(bytes.values()) <= (machine.memory - machine.reserved) * 2**30
 
 
 REASONS = ("", "gpus", "node", "heads", "layers", "batch", "stages", "memory")
@@ -172,17 +195,13 @@ def diagnose(model: Model, layout: Layout, batch: int, seconds: float, idle: flo
     """Compare with the formula, and look for what helps."""
     p, v, part = layout.pp, layout.chunks, batch // layout.dp
     m = part // layout.microbatch
-    measured, formula = idle / seconds, plain.bubble(p, m, v, of_step=True)
+    measured, formula = idle / seconds, bubble(p, m, v)
     remedy, to = "zero bubble", 0
-    more = [
-        k
-        for k in range(m + 1, part + 1)
-        if part % k == 0 and plain.bubble(p, k, v, of_step=True) <= LONG
-    ]
+    more = [k for k in range(m + 1, part + 1) if part % k == 0 and bubble(p, k, v) <= LONG]
     finer = [
         k
         for k in range(v + 1, model.layers + 1)
-        if model.layers % (p * k) == 0 and plain.bubble(p, m, k, of_step=True) <= LONG
+        if model.layers % (p * k) == 0 and bubble(p, m, k) <= LONG
     ]
     if measured <= LONG:
         remedy = "nothing"

@@ -14,6 +14,9 @@ from judges_time import Paces, judge_goodput, judge_spares, judge_straggler, pac
 
 from minidist import Communicator
 from minidist.course.grader.contract import (
+    COLLECTIVES,
+    STRATEGIES,
+    TRAINER,
     Arrays,
     Case,
     Check,
@@ -23,12 +26,20 @@ from minidist.course.grader.contract import (
     awaited,
     untouched,
 )
-from minidist.trace import Trace
+from minidist.full.trace import Trace
 
-BY_HAND = ("minidist.comm.membership", "minidist.trainer", "minidist.parallel", "minidist.plan")
+BY_HAND = (
+    "minidist.full.comm.membership",
+    *TRAINER,
+    *STRATEGIES,
+    "minidist.plan",
+)
 VIEWS = Task(1, "who is left", BY_HAND)
 HELD = Task(
-    2, "what they hold", (*BY_HAND, "minidist.collectives"), may_use=("comm.all_gather_object",)
+    2,
+    "what they hold",
+    (*BY_HAND, *COLLECTIVES),
+    may_use=("comm.all_gather_object",),
 )
 BATCHES = Task(3, "the same batches", BY_HAND)
 SLOW = Task(4, "who is slow", BY_HAND)

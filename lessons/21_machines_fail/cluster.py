@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.sampler import share
 
 ROWS, LARGEST, WIDTH, RATE = 12, 3, 6, 0.02  # rows of a global batch, and of a microbatch at most
 Tensors = Sequence[Tensor]

@@ -6,7 +6,7 @@
                               task 3: whatever the number of ranks, the batches stay
 
 Fill in the functions; their docstrings are the contract. You are building parts of
-`minidist.comm.membership`, `minidist.trainer` and `minidist.plan`, so calling anything in these
+`minidist.full.comm.membership`, `minidist.full.trainer` and `minidist.plan`, so calling anything in these
 scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist import Communicator
-from minidist.comm.membership import agreement
-from minidist.comm.membership.agreement import Presence, Wanted
-from minidist.parallel.data.sampler import share
-from minidist.trainer.observed.stragglers import SLOW, scores
+from minidist.full.comm.membership import agreement
+from minidist.full.comm.membership.agreement import Presence, Wanted
+from minidist.full.ddp.sampler import share
+from minidist.full.trainer.observed.stragglers import SLOW, scores
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ def recover(
     arrays: Mapping[str, Array],
     comm: Communicator,
 ) -> int:
-    """As the trainer's carrier does it (`minidist/trainer/elastic/carry.py`): meet, then fill."""
+    """As the trainer's carrier does it (`minidist/full/trainer/elastic/carry.py`): meet, then fill."""
     standings = [Standing(*each) for each in comm.all_gather_object(tuple(mine))]
     newest = max(each.done for each in standings)
     if newest < 0:

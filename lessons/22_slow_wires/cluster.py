@@ -1,7 +1,7 @@
 """Lesson 22 at full scale: gradients as two thin matrices, then steps that each rank takes alone.
 
     torchrun --nproc-per-node 4 lessons/22_slow_wires/cluster.py              torch's PowerSGD hook, its model averager
-    torchrun --nproc-per-node 4 lessons/22_slow_wires/cluster.py --minidist   CompressedDDP, PlainDiLoCo
+    torchrun --nproc-per-node 4 lessons/22_slow_wires/cluster.py --minidist   CompressedDDP, DiLoCo
 
     steps 0, 1     DDP: torch's hook begins later, since DDP rebuilds its buckets after the first step
     steps 2 to 5   PowerSGD with two columns, and error feedback
@@ -25,12 +25,12 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
-from minidist.parallel import DDP
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
-from minidist.parallel.sites.plain import PlainDiLoCo
+from minidist.full import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.further import compressor_of
+from minidist.slow_wires import DiLoCo
 
 ROWS, INPUTS, HIDDEN, RATE = 16, 12, 24, 0.02
 PLAIN, SQUEEZED, ALONE = range(2), range(2, 6), range(6, 10)  # steps
@@ -108,13 +108,13 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     plain = DDP(model, comm, op="mean")
     losses = steps(PLAIN, plain, optimizer, comm, device)
     plain.unwrap()
-    way = Compression.read(f"powersgd:{COLUMNS}")
-    squeezed = CompressedDDP(model, comm, op="mean", compression=way)
+    way = compressor_of(f"powersgd:{COLUMNS}")
+    squeezed = CompressedDDP(model, comm, op="mean", compress=way)
     losses += steps(SQUEEZED, squeezed, optimizer, comm, device)
     squeezed.unwrap()
     copy, after = build(device)
     copy.load_state_dict(model.state_dict())
-    outer = PlainDiLoCo(copy.parameters(), comm, EVERY, lr=1.0, momentum=0.0)
+    outer = DiLoCo(copy.parameters(), comm, EVERY, lr=1.0, momentum=0.0)
     return losses + steps(ALONE, copy, after, comm, device, outer.stepped)
 
 

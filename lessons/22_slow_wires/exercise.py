@@ -10,7 +10,7 @@ collectives of the package:
     all_gather(mine, comm)            returns all ranks' arrays, one after the other, rank by rank
     all_reduce(array, comm, "mean")   every rank's array becomes the mean over all ranks, in place
 
-You are building parts of `minidist.parallel`, so calling it scores nothing.
+You are building parts of `minidist.full`, so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 22             points, and what is still wrong
@@ -25,7 +25,7 @@ import numpy as np
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce  # noqa: F401
+from minidist.full.collectives import all_gather, all_reduce  # noqa: F401
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce
+from minidist.full.collectives import all_gather, all_reduce
 
 Array = np.ndarray[Any, Any]
 

@@ -31,7 +31,7 @@ def summed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
     kept = np.zeros_like(given["gradients"][0])
     received, sent = [], []
     for gradient in given["gradients"]:
-        array, before = gradient.copy(), comm.traffic.bytes_sent
+        array, before = gradient.copy(), comm.traffic.bytes
         returned = exercise.sparse_all_reduce(array, kept, int(given["count"]), comm)
         if returned is not None:
             raise Wrong(
@@ -39,7 +39,7 @@ def summed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
                 "changes `gradient` and `kept` in place"
             )
         received.append(array)
-        sent.append(comm.traffic.bytes_sent - before)
+        sent.append(comm.traffic.bytes - before)
     return {**results, "received": np.array(received), "kept": kept, "sent": np.array(sent)}
 
 

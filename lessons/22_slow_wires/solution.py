@@ -1,4 +1,4 @@
-"""Lesson 22, solved: three plain pages of the package, and the plans of pipelines."""
+"""Lesson 22, solved: `minidist/slow_wires.py`, and the plans of pipelines."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from minidist import Communicator
-from minidist.parallel.data.compress import plain as compressed
-from minidist.parallel.pipeline.actions import Action, Kind, Plan
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.stale.plans import most_versions, newest
+from minidist import Communicator, slow_wires
+from minidist.full.pipeline.actions import Action, Kind, Plan
+from minidist.further.stale.plans import most_versions, newest
 
 Array = np.ndarray[Any, Any]
 
 
 def sparse_all_reduce(gradient: Array, kept: Array, count: int, comm: Communicator) -> None:
     """On the same memory, as tensors."""
-    compressed.sparse_all_reduce(torch.from_numpy(gradient), torch.from_numpy(kept), count, comm)
+    slow_wires.sparse_all_reduce(torch.from_numpy(gradient), torch.from_numpy(kept), count, comm)
 
 
 class OuterStep:
@@ -31,11 +29,11 @@ class OuterStep:
         self, parameters: list[Array], comm: Communicator, every: int, lr: float, momentum: float
     ) -> None:
         tensors = [nn.Parameter(torch.from_numpy(each)) for each in parameters]
-        self.plain = PlainDiLoCo(tensors, comm, every, lr, momentum)
+        self.outer = slow_wires.DiLoCo(tensors, comm, every, lr, momentum)
 
     def stepped(self) -> None:
         """Count, and meet."""
-        self.plain.stepped()
+        self.outer.stepped()
 
 
 def old_weights(row: Sequence[str], batch: int) -> tuple[list[int], int]:

@@ -32,9 +32,9 @@ from minidist.bench.measure import Measurement
 from minidist.bench.options import Options, parse
 from minidist.bench.report import Results
 from minidist.bench.subject import Setting
-from minidist.comm import LaunchError, init
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment, find_mpirun
+from minidist.full.comm import LaunchError, init
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment, find_mpirun
 
 STARTED = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_RUN_ID"}  # by a launcher
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}

@@ -25,17 +25,17 @@ from statistics import median
 
 from minidist.bench.options import check_writable
 from minidist.draw.table import aligned
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment
-from minidist.launch.parser import Parser, flag_of
-from minidist.options import AT_LEAST_ONE
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.options import AT_LEAST_ONE
 
 STEP = 12  # in which member 1 is killed
 PROGRAM = """
 import json, os, signal, sys, time
 began = time.time()
 from minidist.__main__ import main
-from minidist.trainer.loop import Trainer
+from minidist.full.trainer.loop import Trainer
 
 log, number = os.environ["BENCH_LOG"], int(os.environ.get("MINIDIST_MEMBER") or os.environ["RANK"])
 again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + (number > 1)
@@ -82,10 +82,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", default="", help="file for the figures, or -")
     options = parser.parse_args(argv)
     check_writable(parser, options.json)
-    if not all(importlib.util.find_spec(name) for name in ("tensorboardX", "prometheus_client")):
-        parser.error(
-            "what it tells steps to is not here: pip install tensorboardX prometheus-client"
-        )
+    if not importlib.util.find_spec("tensorboardX"):
+        parser.error("what it tells steps to is not here: pip install tensorboardX")
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for turn in range(options.repeat):
         for case, words in CASES.items():
@@ -146,14 +144,14 @@ def parts(events: Sequence[tuple[str, int, int, float]]) -> dict[str, float]:
 
 
 def seconds_of_observing(repeat: int) -> float:
-    """Return how much longer a step is that is told to TensorBoard and Prometheus."""
-    from minidist.trainer.metrics import StepMetrics
-    from minidist.trainer.observed.exports import exports_of
-    from minidist.trainer.observed.stragglers import Computing
+    """Return how much longer a step is that is told to TensorBoard."""
+    from minidist.full.trainer.metrics import StepMetrics
+    from minidist.full.trainer.observed.exports import exports_of
+    from minidist.full.trainer.observed.stragglers import Computing
 
     folder = tempfile.mkdtemp()
     try:
-        exports = exports_of(os.path.join(folder, "curves"), os.path.join(folder, "page"), 0)
+        exports = exports_of(os.path.join(folder, "curves"), 0)
         told = []
         for step in range(1, 200 * repeat):
             computing = Computing(0.1, 1, 0.1, None)
@@ -181,7 +179,7 @@ def table(medians: Mapping[str, Mapping[str, float]], observed: float) -> str:
     ]
     head = ("a rank is killed", "no step for", *kinds[1:])
     said = (
-        f"telling a step to TensorBoard and Prometheus takes {observed * 1e3:.2f} ms: "
+        f"telling a step to TensorBoard takes {observed * 1e3:.2f} ms: "
         f"{observed / 0.1:.2%} of a step of 0.1 s"
     )
     return f"{aligned(head, rows)}\n\n{said}"

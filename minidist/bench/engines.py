@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 import minidist
 from minidist.bench.options import check_writable
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.carriers.engines import ENGINES
 from minidist.draw.table import aligned
-from minidist.launch.parser import Parser, flag_of
-from minidist.mesh import Layout, Mesh
-from minidist.options import RANKS
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.carriers.engines import ENGINES
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.options import RANKS
 
 ELEMENTS = 1 << 28  # of 4 bytes: 1 GiB
 PROGRAMS = ("ring", "recursive")
@@ -92,8 +92,6 @@ def main(argv: Sequence[str]) -> int:
     found = []
     for name, size in cases:
         for engine in asked.engines:
-            if (name, engine) == ("gpt", "greenlets"):
-                continue  # a backward that waits needs a thread of its own
             with get_context("spawn").Pool(1) as alone:
                 found.append(alone.apply(measure, (name, size, engine)))
             print(*row(found[-1]), sep="  ", file=sys.stderr)
@@ -111,12 +109,6 @@ def check(parser: Parser, asked: Namespace) -> None:
     check_writable(parser, asked.json)
     if not asked.programs and not asked.step:
         parser.error("nothing to measure: give --programs, or --step")
-    if "greenlets" in asked.engines and asked.programs and not importlib.util.find_spec("greenlet"):
-        others = " ".join(name for name in ENGINES if name != "greenlets")
-        parser.error(
-            "greenlets needs the package greenlet: pip install greenlet, or take --engines "
-            f"{others}"
-        )
     if not asked.step:
         return
     parts = asked.step.split("x")
@@ -163,7 +155,7 @@ def all_reduced(algorithm: str) -> Callable[[Communicator], float]:
     """Return a program that all-reduces 1 GiB."""
     import torch
 
-    from minidist.collectives import all_reduce
+    from minidist.full.collectives import all_reduce
 
     def program(comm: Communicator) -> float:
         all_reduce(torch.empty(ELEMENTS, device="meta"), comm, algorithm=algorithm)
@@ -176,10 +168,10 @@ def training_step(layout: Layout) -> Callable[[Communicator], float]:
     """Return a program that trains a GPT of eight layers for one step of 8 microbatches."""
     import torch
 
-    from minidist.model import GPT, GPTConfig, Where
-    from minidist.parallel import Recipe, parallelize
-    from minidist.parallel.meta import Computing
-    from minidist.trainer.start import carried_of, loss_of
+    from minidist.full import Recipe, parallelize
+    from minidist.full.meta import Computing
+    from minidist.full.model import GPT, GPTConfig, Where
+    from minidist.full.trainer.start import carried_of, loss_of
 
     sizes = GPTConfig(
         vocabulary=1024,

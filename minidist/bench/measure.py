@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from minidist.collectives import COLLECTIVES
-from minidist.comm import Communicator
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.comm import Communicator
 
 Run: TypeAlias = Callable[[], object]
 

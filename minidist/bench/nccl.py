@@ -18,10 +18,10 @@ import torch
 
 from minidist.bench.measure import Measurement
 from minidist.bench.options import Options
-from minidist.comm import LaunchError
-from minidist.comm.torch_wire.gpus import SHARING, ranks_per_gpu, share_gpus
 from minidist.draw.table import aligned
-from minidist.launch.mpirun import environment, torchrun
+from minidist.full.comm import LaunchError
+from minidist.full.comm.torch_wire.gpus import SHARING, ranks_per_gpu, share_gpus
+from minidist.full.launch.mpirun import environment, torchrun
 
 HEADER = ("by", "size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
 TYPES = {"float16": "half", "float32": "float", "float64": "double"}  # as nccl-tests call them

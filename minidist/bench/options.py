@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from minidist.collectives import COLLECTIVES, algorithms
-from minidist.launch.parser import Parser, flag_of
-from minidist.options import NOT_NEGATIVE, RANKS, Limit, shown
+from minidist.full.collectives import COLLECTIVES, algorithms
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.options import NOT_NEGATIVE, RANKS, Limit, shown
 
 TRAINING = (
     "ddp",

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
 from minidist.bench.subjects.copy import state
-from minidist.collectives import COLLECTIVES
 from minidist.draw.table import aligned, format_seconds
+from minidist.full.collectives import COLLECTIVES
 
 
 class Verdict(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from minidist.bench.measure import Measurement, Run, alternate
 from minidist.bench.options import Options
-from minidist.collectives import COLLECTIVES
-from minidist.comm import Communicator
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.comm import Communicator
 
 # the parts of `bench gpu`
 ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from minidist.bench.measure import Run
 from minidist.bench.options import HEADS, LAYERS
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel.replica import Alone, Replica
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.replica import Alone, Replica
 
 Forward: TypeAlias = Callable[..., Tensor]
 # does forward and backward of a batch; returns the mean loss of its tokens

@@ -19,7 +19,7 @@ import numpy
 from minidist.bench.measure import Measurement
 from minidist.bench.options import parse
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject, measured
-from minidist.comm import Communicator, init
+from minidist.full.comm import Communicator, init
 
 
 def main(launch: str, file: str, argv: list[str]) -> None:

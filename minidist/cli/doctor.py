@@ -18,11 +18,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from minidist.comm.errors import LaunchError
-from minidist.comm.mpi_wire import segment
-from minidist.launch.jobs import run_job, user_id
-from minidist.launch.mpirun import environment, find_mpirun, vendor, version_of
-from minidist.launch.parser import Parser
+from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.mpi_wire import segment
+from minidist.full.launch.jobs import run_job, user_id
+from minidist.full.launch.mpirun import environment, find_mpirun, vendor, version_of
+from minidist.full.launch.parser import Parser
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
 CLEAN = "python -m minidist doctor --clean"
@@ -57,7 +57,7 @@ if rank == 1:
 os.wait()
 found = [torch.__version__, gloo, [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]]
 if found[-1] and dist.is_nccl_available():
-    from minidist.comm.torch_wire.gpus import nccl_library, nccl_version, sharing_fault
+    from minidist.full.comm.torch_wire.gpus import nccl_library, nccl_version, sharing_fault
     found += [".".join(map(str, nccl_version())), nccl_library(), sharing_fault()]
 print(json.dumps(found), flush=True)
 os._exit(0)

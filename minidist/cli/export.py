@@ -29,28 +29,28 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minidist.launch.parser import Parser
-from minidist.memory.adapters import merge
-from minidist.model import GPT, GPTConfig
-from minidist.options import NOT_NEGATIVE
-from minidist.parallel import Recipe
-from minidist.parallel.layers.adapters import adapt
-from minidist.trainer.checkpoint import restore, store
-from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.checkpoint.remembered import sites_in
-from minidist.trainer.checkpoint.resume import check_base, fingerprint, load_initial
-from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import ConfigError, in_flags
-from minidist.trainer.files import retold
-from minidist.trainer.foreign.llama import (
+from minidist.full.adapters import merge
+from minidist.full.checkpoint import restore, store
+from minidist.full.checkpoint.pieces import Extent, Piece
+from minidist.full.checkpoint.remembered import sites_in
+from minidist.full.checkpoint.store import CheckpointError
+from minidist.full.data.files import retold
+from minidist.full.launch.parser import Parser
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.options import NOT_NEGATIVE
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.foreign.llama import (
     COMPANIONS,
     CONFIG_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     write_llama,
 )
-from minidist.trainer.foreign.llama_names import check_known
-from minidist.trainer.foreign.peft import ADAPTER_FILES, write_peft
+from minidist.full.trainer.foreign.llama_names import check_known
+from minidist.full.trainer.foreign.peft import ADAPTER_FILES, write_peft
+from minidist.full.trainer.resume import check_base, fingerprint, load_initial
+from minidist.further import Recipe
+from minidist.further.nf4.strategy import QuantizedAdapters
 
 COMMAND = "minidist export"
 
@@ -125,7 +125,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         raise CheckpointError(
             f"{checkpoint} does not say of which GPT it is: export those of train"
         ) from None
-    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=in_flags):
+    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=Config.in_flags):
         check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)
@@ -208,7 +208,7 @@ def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> 
     ):
         load_initial(Path(init), model)
     check_base(checkpoint, saved("base", kind=str), fingerprint(model), init)
-    adapt(model, Recipe(lora=rank, qlora=qlora))
+    QuantizedAdapters().extend(model, Recipe(lora=rank, qlora=qlora))
     model.load_state_dict(read_parameters(checkpoint, model), strict=False)
     return model
 

@@ -4,7 +4,7 @@ installed.
 It finds the mpirun of the MPI that this Python speaks (under another MPI's, ranks start but do not
 see each other), sets what that mpirun needs, and marks each line of output with its rank. When a
 time limit passes or Ctrl-C comes, it ends the whole job and leaves no process behind. A job that
-loses a rank can start again (`launch/restarts.py`). The exit status is the job's.
+loses a rank can start again (`full/launch/restarts.py`). The exit status is the job's.
 """
 
 import argparse
@@ -16,18 +16,18 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from minidist.comm.errors import LaunchError
-from minidist.comm.start import restarts
-from minidist.launch.allocation import allocation_here, machines_here, run_on_machines
-from minidist.launch.jobs import Outcome, run_job, running, send_signal
-from minidist.launch.leaving import WARNINGS
-from minidist.launch.mpirun import environment, find_mpirun, over_mpi, torchrun
-from minidist.launch.parser import Parser, flag_of
-from minidist.launch.replacing import run_replacing
-from minidist.launch.restarts import Restarts, run_until_done
-from minidist.options import NOT_NEGATIVE, RANKS, SECONDS
+from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.start import restarts
+from minidist.full.launch.allocation import allocation_here, machines_here, run_on_machines
+from minidist.full.launch.jobs import Outcome, run_job, running, send_signal
+from minidist.full.launch.leaving import WARNINGS
+from minidist.full.launch.mpirun import environment, find_mpirun, over_mpi, torchrun
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.launch.replacing import run_replacing
+from minidist.full.launch.restarts import Restarts, run_until_done
+from minidist.full.options import NOT_NEGATIVE, RANKS, SECONDS
 
-RANK = "minidist.launch.marked_output"  # what each rank runs
+RANK = "minidist.full.launch.marked_output"  # what each rank runs
 ENDS = () if sys.platform == "win32" else (signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -192,7 +192,7 @@ def sharing(each: int | None, ranks: int) -> dict[str, str]:
     if each is None:
         return {}
     # here, because it imports torch
-    from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus
+    from minidist.full.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus
 
     try:
         # one sentence, not one from each rank

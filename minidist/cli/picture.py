@@ -17,9 +17,9 @@ from typing import Any
 
 from minidist.draw.memory import STACK
 from minidist.draw.table import aligned, format_bytes
-from minidist.launch.parser import Parser
-from minidist.options import NOT_NEGATIVE
-from minidist.trainer.files import FileError, at, read_text, retold
+from minidist.full.data.files import FileError, at, read_text, retold
+from minidist.full.launch.parser import Parser
+from minidist.full.options import NOT_NEGATIVE
 
 COMMAND = "minidist picture"
 Curve = list[tuple[int, float]]

@@ -5,16 +5,17 @@ from dataclasses import asdict
 from statistics import fmean, median
 
 from minidist.draw.table import format_sent
-from minidist.mesh import CARRIED, SITES
-from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
-from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.recipe import Recipe
+from minidist.full.checkpoint.cadence import advice
+from minidist.full.mesh import CARRIED, SITES
+from minidist.full.pipeline import NAMES, Plan, plan, simulate
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.full.recipe import Recipe
+from minidist.full.trainer.loop import Outcome, Trainer
+from minidist.full.trainer.verify import Verdict
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW
+from minidist.further.nf4.options import in_four_bits
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
-from minidist.trainer.checkpoint.cadence import advice
-from minidist.trainer.loop import Outcome, Trainer
-from minidist.trainer.verify import Verdict
 
 LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 
@@ -139,7 +140,7 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     bytes, ranks = trainer.dtype.itemsize, recipe.hsdp or trainer.mesh.data.size
     each = MIXED_PRECISION_ADAM if bytes == 2 else ModelStates(bytes, bytes, 2 * bytes)
     if recipe.lora:
-        said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
+        said = adapted_states(sizes, recipe.lora, in_four_bits(recipe), ranks, recipe.zero, each)
     else:
         said = model_states(sizes.parameter_count, ranks, recipe.zero, each)
     held = {

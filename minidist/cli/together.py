@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from minidist.comm import Communicator, LaunchError, init
-from minidist.comm.agree import Ready, all_or_none
-from minidist.comm.start import launched_rank
-from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import ConfigError
-from minidist.trainer.corpus.text import TextError
-from minidist.trainer.flags import HelpAsked
+from minidist.full.checkpoint.store import CheckpointError
+from minidist.full.comm import Communicator, LaunchError, init
+from minidist.full.comm.agree import Ready, all_or_none
+from minidist.full.comm.start import launched_rank
+from minidist.full.data.text import TextError
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.flags import HelpAsked
 
 # every other kind is a bug
 USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)

@@ -10,41 +10,41 @@ from pathlib import Path
 
 import torch
 
-from minidist.cli.plan.here import predicted_seconds
+from minidist import further
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
-from minidist.comm import Communicator
-from minidist.comm.agree import all_or_none
-from minidist.comm.errors import LaunchError, QuorumError
-from minidist.comm.start import first_ranks, is_member, restarts
-from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
-from minidist.draw.page.page import page
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
-from minidist.launch.leaving import Warned, listening
-from minidist.mesh import AXES, Mesh
-from minidist.model import generate
-from minidist.trace import Event, Trace
-from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.checkpoint.resume import fingerprint, sizes_of
-from minidist.trainer.checkpoint.store import DamagedError, complete, set_aside
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.corpus.packed import Packed
-from minidist.trainer.corpus.sources import said_twice
-from minidist.trainer.corpus.text import Corpus, Samples, read_corpus
-from minidist.trainer.corpus.tokenizers import Tokenizer, Tokens
-from minidist.trainer.elastic.carry import Carrier, Enters
-from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
-from minidist.trainer.flags import parse_with_notes
-from minidist.trainer.loop import Outcome, Trainer
-from minidist.trainer.metrics import Export, Reporter
-from minidist.trainer.observed.exports import exports_of
-from minidist.trainer.options import SpreadOptions
-from minidist.trainer.start import Start, start_of
-from minidist.trainer.verify import compare
+from minidist.full.checkpoint.store import DamagedError, complete, set_aside
+from minidist.full.comm import Communicator
+from minidist.full.comm.agree import all_or_none
+from minidist.full.comm.errors import LaunchError, QuorumError
+from minidist.full.comm.start import first_ranks, is_member, restarts
+from minidist.full.comm.torch_wire import marks
+from minidist.full.data.packed import Packed
+from minidist.full.data.sources import said_twice
+from minidist.full.data.text import Corpus, Samples, read_corpus
+from minidist.full.data.tokenizers import Tokenizer, Tokens
+from minidist.full.launch.leaving import Warned, listening
+from minidist.full.mesh import AXES, Mesh
+from minidist.full.model import generate
+from minidist.full.trace import Trace
+from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.elastic.carry import Carrier, Enters
+from minidist.full.trainer.elastic.elastic_run import accumulating, on_ranks_of, run_elastically
+from minidist.full.trainer.flags import parse_with_notes
+from minidist.full.trainer.loop import Outcome, Trainer
+from minidist.full.trainer.metrics import Export, Reporter
+from minidist.full.trainer.observed.exports import exports_of
+from minidist.full.trainer.options import SpreadOptions
+from minidist.full.trainer.resume import fingerprint, sizes_of
+from minidist.full.trainer.start import Start, start_of
+from minidist.full.trainer.verify import compare
+from minidist.further.nf4.options import in_four_bits
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if is_member():
         # here, because it connects to the launcher
-        from minidist.comm.torch_wire.torch_member import this_member
+        from minidist.full.comm.torch_wire.torch_member import this_member
 
         try:
             member = this_member()
@@ -105,7 +105,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator, carrier: Carrier | N
         max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node)))
     )
     comm.debug = comm.debug or config.run.debug
-    comm.trace = Trace() if config.run.trace or config.run.report else None
+    comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
     if config.parallel.order != SpreadOptions.order:
@@ -124,7 +124,7 @@ def asked_for(argv: Sequence[str]) -> tuple[Config, list[str]]:
     """Return the run that the command line asks for, and notes; raise `ConfigError` if it could not
     be.
     """
-    config, notes = parse_with_notes(argv)
+    config, notes = parse_with_notes(argv, further.Config)
     if config.data.eval_text and not config.run.eval_every:  # `losses` measures at the end
         raise ConfigError(
             f"--eval-text {' '.join(config.data.eval_text)} is for runs with --eval-every STEPS: "
@@ -177,7 +177,6 @@ def run_and_report(
     trainer = together(comm, lambda: Trainer(run, start))
     if carrier is not None:
         carrier.prepare(trainer)
-    trainer.meter.planned_seconds = predicted_seconds(run)
     options = config.run
     exports = together(comm, lambda: told_besides(trainer))
     # on every rank: who shares a node is for all to find out
@@ -203,8 +202,6 @@ def run_and_report(
         warned = stack.enter_context(listening() if options.save else nullcontext(Warned()))
         trainer.warned = warned.__bool__ if options.save else None
         outcome = together(comm, lambda: trainer.run(reporter))
-    # before the report's own collectives: what the last step has recorded
-    events = gather_trace(comm).events if options.report and not options.trace else []
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     told = comm.all_gather_object((fingerprint(outcome.model), outcome.ties_alike))
@@ -222,8 +219,6 @@ def run_and_report(
         verdict = compare(config, samples, vocabulary, outcome, file)
     facts = summary(trainer, outcome, alike, verdict)
     print("\n" + facts, flush=True)
-    if options.report:
-        write_report(Path(options.report), line, facts, reporter, events)
     return 0 if alike and (verdict is None or verdict.same) else 1
 
 
@@ -232,24 +227,7 @@ def told_besides(trainer: Trainer) -> list[Export]:
     options = trainer.config.run
     if trainer.comm.rank > 0:
         return []
-    return exports_of(options.tensorboard, options.prometheus, trainer.first_step)
-
-
-def write_report(
-    path: Path, line: str, facts: str, reporter: Reporter | None, events: list[Event]
-) -> None:
-    """Write the page about a run, on rank 0."""
-    steps = reporter.recorded_steps() if reporter else []
-    title = line.strip().splitlines()[-1]
-    try:
-        path.write_text(page(title, facts, steps, events))
-    except OSError as error:
-        print(
-            f"minidist train: the report {path} cannot be written ({error.strerror})",
-            file=sys.stderr,
-        )
-    else:
-        print(f"\na page about the run: {path}", flush=True)
+    return exports_of(options.tensorboard, trainer.first_step)
 
 
 def left_early(trainer: Trainer, outcome: Outcome, warned: Warned) -> str:
@@ -274,7 +252,7 @@ def headline(trainer: Trainer, samples: Samples | Packed) -> str:
     memory, resumed = config.memory, trainer.start.resumed
     place = "memory" if memory.offload == "memory" else config.offload_to
     if config.adapter_rank:
-        beside = " beside matrices in 4 bits" if config.run.qlora else ""
+        beside = " beside matrices in 4 bits" if in_four_bits(config.run) else ""
         line += f", adapters of rank {config.adapter_rank}{beside}"
     if config.run.init:
         line += f", beginning with the weights in {config.run.init}"

@@ -2,7 +2,7 @@
 have the memory?
 
 A mistake of the user is one sentence, and the same on every rank. Options are checked in
-`trainer/config.py`.
+`full/trainer/config.py`.
 """
 
 import os
@@ -10,13 +10,14 @@ import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from minidist.comm import Communicator
-from minidist.model import GPTConfig
+from minidist.full.checkpoint import store
+from minidist.full.checkpoint.lock import hold
+from minidist.full.comm import Communicator
+from minidist.full.data.files import retold
+from minidist.full.model import GPTConfig
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.further.nf4.options import in_four_bits
 from minidist.plan.equation import ModelStates, adapted_states
-from minidist.trainer.checkpoint import store
-from minidist.trainer.checkpoint.lock import hold
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.files import retold
 
 
 def check_files(config: Config, comm: Communicator, again: bool = False) -> ExitStack:
@@ -47,10 +48,7 @@ def check_files(config: Config, comm: Communicator, again: bool = False) -> Exit
             if not again:  # those of a run that has ended meanwhile
                 _check_checkpoints(folder, run.resume)
         files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
-        for name in ("trace", "report", "prometheus"):
-            asked = getattr(run, name)
-            is_port = asked.lstrip("-").isdecimal()  # one below 0 is refused later
-            files.append((name, Path(asked) if asked and not is_port else None))
+        files.append(("trace", Path(run.trace) if run.trace else None))
         for name, file in files:
             if file is not None:
                 with _writing(name, file):
@@ -117,7 +115,9 @@ def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
     shares = config.parallel.tp * config.parallel.pp
     trained: float = count
     if rank := config.adapter_rank:
-        trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
+        trained = adapted_states(
+            sizes, rank, in_four_bits(config.run), each=ModelStates(0, 1, 0)
+        ).gradients
     # Each rank draws the whole model, and then keeps its share of it, with gradients and state of
     # what is trained.
     return (count * bytes + trained * (bytes + state) / shares) * ranks_here

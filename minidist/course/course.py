@@ -20,7 +20,7 @@ from pathlib import Path
 from minidist.course.grade import default_lessons
 from minidist.course.lesson import GradeError, lessons_in
 from minidist.course.notebooks import build_notebooks
-from minidist.launch.parser import Parser
+from minidist.full.launch.parser import Parser
 
 HANDED_OUT = ("README.md", "exercise.py", "cluster.py")
 

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.comm.errors import LaunchError
 from minidist.course.grader import report
 from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import AT_ONCE, HANGS, LIMIT, Graded, absent, grade
@@ -34,8 +33,9 @@ from minidist.course.lesson import (
     students_answer,
 )
 from minidist.course.package import package
-from minidist.launch.parser import Parser, flag_of
-from minidist.options import NOT_NEGATIVE, SECONDS
+from minidist.full.comm.errors import LaunchError
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.options import NOT_NEGATIVE, SECONDS
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = PACKAGE / "lessons"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from minidist.comm import Communicator, init
+from minidist.full.comm import Communicator, init
 
 Training = Callable[[Communicator, torch.device], Sequence[float]]
 

@@ -9,5 +9,4 @@ and seconds of predicted layouts. `notebook.py` shows any of these in a notebook
 
 To see a trace, read `table.py`, which tells where each rank's time went, and `perfetto.py`, which
 writes a file that https://ui.perfetto.dev opens. `gather_trace.py` joins the ranks' traces for that.
-`page/` is a page about a whole run.
 """

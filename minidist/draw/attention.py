@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minidist.draw.player import MET, Does, Meetings, Recording
 from minidist.draw.recording import Watching, record
-from minidist.parallel.context.order import positions
+from minidist.full.context.order import positions
 
 
 def record_attention(
@@ -31,7 +31,7 @@ def record_attention(
 ) -> Recording:
     """Call `attend(query, key, value, comm)` on simulated ranks, and return what happened.
 
-        record_attention(PlainRingAttention.apply, ranks=4)
+        record_attention(RingAttention.apply, ranks=4, output="output")
 
     Two local variables of what it calls are shown: `output`, what this rank's queries have gathered
     so far [1, 1, tokens, T], and `block`, the keys and values at hand [2, 1, 1, tokens, T].

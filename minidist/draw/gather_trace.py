@@ -13,8 +13,8 @@ or too late by that time.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minidist.comm import Communicator
-from minidist.trace import Event, Trace
+from minidist.full.comm import Communicator
+from minidist.full.trace import Event, Trace
 
 
 def gather_trace(comm: Communicator) -> Trace:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minidist.draw.table import format_bytes
-from minidist.memory.account import Timeline, total
+from minidist.full.memory.account import Timeline, total
 
 # Bottom first: what stays, then what comes and goes. Colours of Okabe & Ito 2008, told apart by the
 # colour-blind and, by their lightness and the white lines between them, in grey print.

@@ -19,7 +19,7 @@ from minidist.draw.filmstrip import filmstrip, in_words
 from minidist.draw.player import Recording, player
 
 if TYPE_CHECKING:
-    from minidist.parallel.pipeline import Timeline
+    from minidist.full.pipeline import Timeline
 
 
 def show(recording: Recording, frames: int = 6) -> None:

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives.fast import cut
-from minidist.comm import Communicator
-from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
 from minidist.draw.player import (
     COUNTERS,
     MET,
@@ -24,9 +21,12 @@ from minidist.draw.player import (
     Step,
     words,
 )
-from minidist.trace.lines import of_a_library
+from minidist.full.collectives.fast import cut
+from minidist.full.comm import Communicator
+from minidist.full.comm.buffers import Array, Chunks, address, flatten, is_tensor
+from minidist.full.trace.lines import of_a_library
 
-NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
+NOT_FOLLOWED = ("minidist.comm", "minidist.full.comm.", "minidist.draw.", "minidist.full.trace.")
 NO_LINE: Line = ("", 0)
 
 
@@ -81,7 +81,7 @@ class Observer:
         line = line or line_of(sys._getframe(1), self.root)
         seconds = self.comm.clock() if self.timed else 0.0
         idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
-        counters = (traffic.messages_sent, traffic.bytes_sent, shown, idle)
+        counters = (traffic.messages, traffic.bytes, shown, idle)
         return Step(
             self.rank,
             kind,

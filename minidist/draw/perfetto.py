@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidist.trace.events import Event, EventKind, messages
+from minidist.full.trace.events import Event, EventKind, messages
 
 Entry = dict[str, Any]  # one entry of the file
 Arrow = tuple[int, float]  # the number of a message, and when its send began

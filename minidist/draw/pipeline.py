@@ -15,8 +15,8 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from minidist.parallel.pipeline.actions import Action, Kind, Plan
-from minidist.parallel.pipeline.simulate import Timeline
+from minidist.full.pipeline.actions import Action, Kind, Plan
+from minidist.full.pipeline.simulate import Timeline
 
 # Okabe & Ito 2008: told apart by the colour-blind. Red, green, blue.
 KINDS = {

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minidist.trace.lines import file_name
+from minidist.full.trace.lines import file_name
 
 Contents: TypeAlias = tuple[int, ...] | str  # how often each rank's contribution is in it; or words
 Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the cell

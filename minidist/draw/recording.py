@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm import Cluster, Communicator, DeadlockError, run
-from minidist.comm.buffers import Array, Kind, dtype_name, flatten
-from minidist.comm.errors import whole
-from minidist.comm.ledger import Ledger
-from minidist.comm.request import Span
-from minidist.comm.stream import Job, Stream
-from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
 from minidist.draw.player import COUNTERS, Does, Meetings, Recording
-from minidist.trace.events import COLLECTIVE, COMPUTE, EventKind
+from minidist.full.comm import Cluster, Communicator, DeadlockError, run
+from minidist.full.comm.buffers import Array, Kind, dtype_name, flatten
+from minidist.full.comm.errors import whole
+from minidist.full.comm.ledger import Ledger
+from minidist.full.comm.request import Span
+from minidist.full.comm.stream import Job, Stream
+from minidist.full.comm.wire import Request, Wire, WireAround
+from minidist.full.trace.events import COLLECTIVE, COMPUTE, EventKind
 
 MOST_RANKS = 16  # a float64 then has 3 bits for each
 
@@ -72,7 +72,7 @@ def record(
             f"{', '.join(COUNTERS)}"
         )
     if torch:
-        from minidist.c10d import simulated
+        from minidist.torch_backend import simulated
 
         anyone: Any = program
         program = simulated(anyone)
@@ -165,7 +165,7 @@ class Watching(Communicator):
         part = super().subgroup(ranks, name)
         return Watching(part.wire, part.ledger, self.observer)
 
-    def stream(self) -> Stream[Communicator]:
+    def stream(self) -> Stream[Communicator]:  # type: ignore[override]
         """Return a stream that does its work as soon as it is launched: a recording follows one
         thread of each rank.
         """
@@ -181,7 +181,7 @@ class Watching(Communicator):
 
 
 @dataclass
-class _AtOnce:
+class _AtOnce(Stream[Communicator]):
     """A stream without a thread: it works when it is launched."""
 
     comm: Communicator

@@ -13,7 +13,7 @@ its sends), so a time is the length of a *union* of intervals, and no moment cou
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from minidist.trace.events import COMMUNICATION, Event, EventKind
+from minidist.full.trace.events import COMMUNICATION, Event, EventKind
 
 Interval = tuple[float, float]
 

@@ -1,7 +1,15 @@
 """Floor 5: the planner. It predicts which layout is fastest, how long it takes and what it costs,
 before a run starts or anything is rented.
 
-Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on in this order:
+    the book              here
+    parameters            `Model.parameters` (`model.py`): of GPTs, of experts, of latent attention
+    bytes_held            `bytes_held` (`memory/`): as each software keeps them, for every schedule
+    bytes_sent            `traffic.py`: on every link
+    step_seconds          `step` (`step.py`): products by their tiles, element-wise work, latencies
+    bill                  `cost.py`, with energy and failures
+
+Read `minidist/budget.py` first: a step, a GPU and a bill in closed form. Then read on in this
+order:
 
     equation.py                          the formulas of two papers for bytes
     device.py, model.py, config.py       what is computed on what; a model as its file says it
@@ -15,10 +23,10 @@ Read `plain.py`, one page: a step, a GPU and a bill in closed form. Then read on
 The tables beside them have the numbers with their sources: `constants.toml` those of all
 predictions, `devices.toml` those of a card (with the speed that its links reach), `clusters.toml`
 those of a network; the hours that failures cost stand at the head of `cost.py`, and how a run goes on
-after one in `failures/`. `ranges.toml` says
-what a number may be. `python -m minidist plan` prints the predictions.
-`published/` compares them with published runs (`plan check`), and `trust/` says how far an answer
-may be off.
+after one in `failures/`. `ranges.toml` says what a number may be. `python -m minidist plan` prints the
+predictions. `published/` compares them with published runs (`plan check`), whose words and sources are
+in `rows.toml` and `sources.toml`, and `trust/` says how far an answer may be off, and plans the named
+runs of `runs.toml` as they were published. The proof of the planner is `tests/plan/published/`.
 """
 
 from minidist.plan.equation import ModelStates, layer_activations, model_states

@@ -7,10 +7,10 @@ does not say is here: heads of Falcon, windows of some layers, heads of latent a
 from collections.abc import Callable
 from typing import Any
 
-from minidist.launch.parser import nearest
-from minidist.options import FRACTION, shown
+from minidist.full.data.files import FileError, at
+from minidist.full.launch.parser import nearest
+from minidist.full.options import FRACTION, shown
 from minidist.plan.device import ranges, table
-from minidist.trainer.files import FileError, at
 
 Tree = dict[str, Any]
 
@@ -93,13 +93,15 @@ def check_layers(tree: Tree, sizes: Tree) -> None:
     others = set(at(tree, "layer_types", kind=list, default=[]))
     if others - {"full_attention", "sliding_attention"}:
         unknown.append("layer_types")
-    for every in ("moe_layer_freq", "decoder_sparse_step"):  # layers without experts among others
-        if tree.get(every) not in (None, 1):
-            unknown.append(every)
-    if tree.get("qk_nope_head_dim") not in (None, sizes.get("head_dim")):
-        unknown.append("qk_nope_head_dim")  # unlike the values' v_head_dim
-    if tree.get("word_embed_proj_dim") not in (None, sizes.get("hidden")):
-        unknown.append("word_embed_proj_dim")  # an embedding narrower than the layers
+    alone = {
+        "moe_layer_freq": 1,  # else there are layers without experts among others
+        "decoder_sparse_step": 1,
+        "qk_nope_head_dim": sizes.get("head_dim"),  # else values are as wide as no key
+        "word_embed_proj_dim": sizes.get(
+            "hidden"
+        ),  # else the embedding is narrower than the layers
+    }
+    unknown += [name for name, value in alone.items() if tree.get(name) not in (None, value)]
     if unknown:
         raise FileError(
             f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate"

@@ -15,7 +15,7 @@ masks. Our GPT saves more, because it is not fused: it is meant to be read.
 
 from dataclasses import dataclass, replace
 
-from minidist.model import GPTConfig
+from minidist.full.model import GPTConfig
 
 
 @dataclass(frozen=True)
@@ -121,16 +121,6 @@ def nf4_bytes(weights: int) -> int:
     scales = -(-weights // 64)
     scales_of_scales = -(-weights // (64 * 256))
     return codes + scales + 4 * scales_of_scales + 4
-
-
-def copy_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the 16-bit copies that a forward of our GPT makes of its weights under
-    autocast, and keeps until backward if nothing is recomputed.
-    """
-    weights = config.vocabulary * config.hidden  # the head; an embedding is looked up as it is
-    for inputs, outputs in layer_matrices(config).values():
-        weights += config.layers * inputs * outputs
-    return 2 * weights
 
 
 def layer_matrices(config: GPTConfig) -> dict[str, tuple[int, int]]:

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from minidist.options import shown
+from minidist.full.data.files import FileError, at, read_tree, retold, typed
+from minidist.full.options import shown
 from minidist.plan.config import check_known, sizes_of
 from minidist.plan.device import PlanError, entry, ranges
-from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
 
 class Product(NamedTuple):
@@ -150,12 +150,22 @@ class Model:
         return self.head_dim + self.rotary
 
     @cached_property
-    def projections(self) -> int:
-        """Parameters of attention in a layer: queries, keys, values and output."""
-        if self.latent:
-            into, out = self.latent_down, self.hidden * self.heads * self.head_dim
-            return self.hidden * into + self.latent_up + out
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv)
+    def attention(self) -> list[tuple[int, int]]:
+        """The matrices of attention in a layer, inputs and outputs of each."""
+        values = self.heads * self.head_dim
+        if not self.latent:
+            keys = self.hidden, self.kv * self.head_dim
+            return [(self.hidden, values), keys, keys, (values, self.hidden)]
+        found = [(values, self.hidden), (self.hidden, self.latent + self.rotary)]
+        found.append((self.latent, 2 * values))
+        if self.query_latent:
+            found.append((self.hidden, self.query_latent))
+        return [*found, (self.query_latent or self.hidden, self.heads * self.key_dim)]
+
+    @property
+    def mlp(self) -> list[tuple[int, int]]:
+        """The matrices of an MLP, or of an expert."""
+        return [(self.hidden, self.ffn)] * (3 if self.gated else 2)
 
     @cached_property
     def latent_down(self) -> int:
@@ -163,22 +173,29 @@ class Model:
         return self.query_latent + self.latent + self.rotary
 
     @cached_property
-    def latent_up(self) -> int:
-        """Parameters that make queries, keys and values out of latent channels."""
-        queries = (self.query_latent or self.hidden) * self.heads * self.key_dim
-        return queries + self.latent * self.heads * 2 * self.head_dim
-
-    @property
     def expert(self) -> int:
         """Parameters of one expert, or of the MLP where there are none."""
-        return (3 if self.gated else 2) * self.hidden * self.ffn
+        return sum(inputs * outputs for inputs, outputs in self.mlp)
+
+    @property
+    def used(self) -> int:
+        """Experts that a token goes through; an MLP counts as one."""
+        return self.top_k + self.shared if self.experts else 1
+
+    @property
+    def alike(self) -> int:
+        """Layers behind the leading dense ones."""
+        return self.layers - self.dense_layers
 
     @cached_property
     def layer(self) -> int:
         """Parameters of a layer, with all its experts."""
-        experts = max(1, self.experts + self.shared)
-        router = self.hidden * self.experts
-        return self.projections + self.expert * experts + router
+        return self.layer_with(max(1, self.experts + self.shared))
+
+    def layer_with(self, experts: int) -> int:
+        """Return the parameters of a layer with so many experts, and all of its router."""
+        projections = sum(inputs * outputs for inputs, outputs in self.attention)
+        return projections + self.expert * experts + self.hidden * self.experts
 
     @property
     def ends(self) -> int:
@@ -188,21 +205,15 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """Parameters of the model, without norms and biases, and without what predicts further."""
-        alike = (self.layers - self.dense_layers) * self.layer
-        leading = self.dense_layers * self.leading.layer if self.dense_layers else 0
-        return alike + leading + self.ends
+        return self.alike * self.layer + self.dense_layers * self.leading.layer + self.ends
 
     @cached_property
     def active(self) -> int:
         """Parameters that a token is multiplied with: those of the head, not of the embedding, and of
         `top_k` and shared experts.
         """
-        experts = self.top_k + self.shared if self.experts else 1
-        router = self.hidden * self.experts
-        used = self.projections + self.expert * experts + router
-        alike = (self.layers - self.dense_layers) * used
-        leading = self.dense_layers * self.leading.layer if self.dense_layers else 0
-        return alike + leading + self.vocabulary * self.hidden
+        leading = self.dense_layers * self.leading.layer
+        return self.alike * self.layer_with(self.used) + leading + self.vocabulary * self.hidden
 
     def flops(self, sequence: int) -> float:
         """Return the operations of a token, forward and backward, without what is recomputed.
@@ -259,13 +270,13 @@ class Model:
     def cheap(self, tokens: int, tp: int, sp: bool) -> list[float]:
         """Return the bytes that both norms and the activation move forward."""
         whole = tokens * self.hidden / (tp if sp else 1)
-        inside = tokens * self.ffn / tp * (self.top_k + self.shared if self.experts else 1)
+        inside = tokens * self.ffn / tp * self.used
         return [4 * whole, 4 * whole, (6 if self.gated else 4) * inside]
 
     def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
         """Return the element-wise work of a layer on one of `tp` ranks."""
         whole = tokens * self.hidden / (tp if sp else 1)
-        inside = tokens * self.ffn / tp * (self.top_k + self.shared if self.experts else 1)
+        inside = tokens * self.ffn / tp * self.used
         add = Elements(7 * whole, 5 * whole) if self.dropout else Elements(6 * whole, 4 * whole)
         mlp = Elements(6 * inside, 10 * inside) if self.gated else Elements(4 * inside, 6 * inside)
         found = [Elements(4 * whole, 8 * whole)] * (1 if self.parallel else 2) + [add, add, mlp]

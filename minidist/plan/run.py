@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
 from typing import TypeVar
 
-from minidist.parallel.context.options import ContextParallelOptions
-from minidist.parallel.data.options import ShardingOptions
-from minidist.parallel.layers.options import AutocastOptions, RecomputeOptions
-from minidist.parallel.pipeline.options import PipelineOptions
-from minidist.parallel.pipeline.schedules import V_SHAPED
-from minidist.parallel.tensor.options import TensorParallelOptions
+from minidist.full.context.options import ContextParallelOptions
+from minidist.full.ddp.options import ShardingOptions
+from minidist.full.layers.options import AutocastOptions, RecomputeOptions
+from minidist.full.pipeline.options import PipelineOptions
+from minidist.full.pipeline.schedules import V_SHAPED
+from minidist.full.tensor.options import TensorParallelOptions
 from minidist.plan.compute.products import Share
 from minidist.plan.device import Constants, Machine, entry
 from minidist.plan.links import Group, Network
@@ -158,6 +158,11 @@ class Setup:
     def kept_width(self) -> int:
         """Bytes of a weight that ZeRO gathers, and of an element of the residual stream."""
         return 4 if self.autocast else self.software.width
+
+    @property
+    def whole(self) -> int:
+        """Ranks that share out what every rank along tp has all of without sequence parallelism."""
+        return self.tp if self.sp else 1
 
     @cached_property
     def share(self) -> Share:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from minidist.parallel.pipeline.schedules import V_SHAPED
-from minidist.parallel.pipeline.schedules import plan as pipeline_plan
-from minidist.parallel.pipeline.simulate import Course, course, simulate
+from minidist.full.pipeline.schedules import V_SHAPED
+from minidist.full.pipeline.schedules import plan as pipeline_plan
+from minidist.full.pipeline.simulate import Course, course, simulate
 from minidist.plan.memory import Parts, parts_of
 from minidist.plan.run import Setup
 

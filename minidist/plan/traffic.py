@@ -14,7 +14,7 @@ count them.
     Muon   with ZeRO slices of matrices go to their owners along dp and back, in 32 bits; blocks are gathered along tp
 
 These are messages of more than 32 KiB: smaller ones take fewer rounds for more bytes
-(`collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
+(`full/collectives/choose.py`). `step.py` says how long such messages take. (Rajbhandari et al. 2020,
 section 7; Korthikanti et al. 2022, section 4.2.)
 """
 
@@ -42,16 +42,14 @@ def of_muon(run: Setup) -> dict[str, float]:
     model = run.model
     ranks = run.dp * run.cp
     of_experts = model.experts * model.expert
-    with_experts = model.layers - model.dense_layers
-    dense = with_experts * (model.layer - of_experts)
-    if model.dense_layers:
-        dense += model.dense_layers * model.leading.layer
+    dense = model.alike * (model.layer - of_experts)
+    dense += model.dense_layers * model.leading.layer
     gathered = 4.0 * (run.tp - 1) * dense
     if not run.zero:  # every replica computes every change
         return {"tp": ranks * gathered, "dp": 0.0}
     copies = ranks // run.ep
     exchanged = dense * (ranks - 1) / ranks
-    exchanged += with_experts * of_experts * (copies - 1) / copies
+    exchanged += model.alike * of_experts * (copies - 1) / copies
     return {"tp": gathered, "dp": 2 * 4 * exchanged}
 
 
@@ -137,7 +135,7 @@ def along_experts(run: Setup) -> float:
     rows = run.share.tokens * model.top_k * model.hidden * run.software.width
     exchanges = 5 if run.recompute == "full" else 4
     sent = rows * exchanges * (run.ep - 1) / run.ep
-    return (model.layers - model.dense_layers) * microbatches_of_all(run) * sent
+    return model.alike * microbatches_of_all(run) * sent
 
 
 def along_data(run: Setup) -> float:
@@ -147,8 +145,7 @@ def along_data(run: Setup) -> float:
     gradient = run.gradients
     ends = end_parameters(run)
     dense = dense_parameters(run) + ends
-    with_experts = run.model.layers - run.model.dense_layers
-    experts = with_experts * run.model.experts * run.model.expert
+    experts = run.model.alike * run.model.experts * run.model.expert
     copies = ranks // run.ep  # of each expert
     if run.zero < 3:
         # an all-reduce; or a reduce-scatter of gradients and an all-gather of parameters
@@ -180,11 +177,10 @@ def dense_parameters(run: Setup) -> int:
     Each rank has all of a layer's norms, of its router and of what makes latent channels.
     """
     model, tp = run.model, run.tp
-    without_experts = model.layer - model.experts * model.expert
-    more = (model.experts + model.latent_down) * model.hidden * (tp - 1)
     norms = 2 * model.hidden * tp
-    found = (model.layers - model.dense_layers) * (without_experts + more + norms)
-    if model.dense_layers:
-        found += model.dense_layers * (model.leading.layer + norms)
-        found += model.dense_layers * model.latent_down * model.hidden * (tp - 1)
-    return found
+    of_latent = model.latent_down * model.hidden * (tp - 1)
+    of_router = model.experts * model.hidden * (tp - 1)
+    without_experts = model.layer - model.experts * model.expert
+    leading = model.dense_layers * model.leading.layer
+    found = model.alike * (without_experts + of_router) + leading
+    return found + model.layers * (norms + of_latent)

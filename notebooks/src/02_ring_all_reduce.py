@@ -6,6 +6,7 @@
 # player first).
 
 # %%
+import operator
 import sys
 
 import numpy as np
@@ -13,15 +14,15 @@ import torch
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_reduce
-from minidist.collectives.ring import ring_all_reduce
 from minidist.draw.notebook import show
 from minidist.draw.recording import record
+from minidist.full.collectives import all_reduce
+from minidist.ring import ring_all_reduce
 
 
 def ring(comm):
     buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
-    ring_all_reduce(buffer, comm, np.add)
+    ring_all_reduce(np.array_split(buffer, comm.size), comm, operator.iadd)
 
 
 show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))
@@ -40,7 +41,7 @@ show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/
 # %%
 def traffic(comm, algorithm):
     all_reduce(np.ones(100), comm, algorithm=algorithm)
-    return comm.traffic.messages_sent, comm.traffic.bytes_sent
+    return comm.traffic.messages, comm.traffic.bytes
 
 
 for algorithm in ("ring", "central"):
@@ -119,12 +120,12 @@ from tempfile import TemporaryDirectory
 
 program = """
 import numpy as np, minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 comm = minidist.init()
 buffer = np.arange(4.0) + comm.rank
 all_reduce(buffer, comm, algorithm="ring")
-print(f"rank {comm.rank} of {comm.size}: {buffer}, {comm.traffic.bytes_sent} bytes sent")
+print(f"rank {comm.rank} of {comm.size}: {buffer}, {comm.traffic.bytes} bytes sent")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "ring.py")

@@ -14,9 +14,9 @@ import torch
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_reduce, broadcast
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
+from minidist.full.collectives import all_reduce, broadcast
 
 
 def tree(comm):
@@ -290,14 +290,14 @@ from tempfile import TemporaryDirectory
 
 program = """
 import numpy as np, minidist
-from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.full.collectives import all_gather, all_reduce, reduce_scatter
 
 comm = minidist.init()
 inside, across = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
 shard = reduce_scatter(np.arange(4.0) + comm.rank, inside, algorithm="ring")
 all_reduce(shard, across, algorithm="ring")
 total = all_gather(shard, inside, algorithm="ring")
-print(f"rank {comm.rank}: {total}, {across.traffic.bytes_sent} of {comm.traffic.bytes_sent} bytes crossed")
+print(f"rank {comm.rank}: {total}, {across.traffic.bytes} of {comm.traffic.bytes} bytes crossed")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "levels.py")

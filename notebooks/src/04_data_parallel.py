@@ -19,8 +19,8 @@ import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel import DDP, NaiveDataParallel
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP, NaiveDataParallel
+from minidist.full.ddp.sampler import share
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)  # one InfiniBand port for each GPU
 MIB = 1 << 20
@@ -38,10 +38,10 @@ def step(comm, wrap, layers=8, width=4096, seconds=3e-3):
     for layer in model:
         layer.register_full_backward_pre_hook(work)
     loss = wrapped(torch.empty(64, width, device="meta", requires_grad=True)).sum()
-    start, sent = comm.clock(), comm.traffic.messages_sent
+    start, sent = comm.clock(), comm.traffic.messages
     loss.backward()
     wrapped.synchronize()
-    return start, comm.clock(), comm.traffic.messages_sent - sent
+    return start, comm.clock(), comm.traffic.messages - sent
 
 
 def buckets_of(bytes):
@@ -304,11 +304,11 @@ picture(draw_curve, "Milliseconds of a backward against the size of a bucket")
 # %%
 def accumulate(comm, quiet):
     model = DDP(nn.Linear(1000, 1000), comm, op="sum")
-    sent = comm.traffic.bytes_sent
+    sent = comm.traffic.bytes
     for number in range(4):
         with model.no_sync() if quiet and number < 3 else nullcontext():
             model(torch.ones(1, 1000)).sum().backward()
-    return comm.traffic.bytes_sent - sent
+    return comm.traffic.bytes - sent
 
 
 print("every microbatch ", minidist.run(lambda comm: accumulate(comm, quiet=False), ranks=2))
@@ -355,7 +355,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import DDP
+from minidist.full import DDP
 
 comm = minidist.init()
 torch.manual_seed(comm.rank)

@@ -14,12 +14,12 @@ from torch import nn
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.memory import STACK
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm
+from minidist.full import DDP, ZeRO1, ZeRO2, clip_by_global_norm
+from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.full.memory.account import Account
 from minidist.plan import model_states
 
 LAYERS, WIDTH = 8, 4096
@@ -43,7 +43,7 @@ def train(comm, strategy):
     optimizer = adamw(model.parameters()) if strategy is DDP else wrapped.optimizer(adamw)
     account.watch(wrapped, optimizer)
     for _ in range(2):
-        sent = comm.traffic.bytes_sent
+        sent = comm.traffic.bytes
         loss = wrapped(torch.empty(16, WIDTH, device="meta")).sum()
         look()
         loss.backward()
@@ -53,7 +53,7 @@ def train(comm, strategy):
         look()
         wrapped.zero_grad()
         look()
-    return account.timeline, comm.traffic.bytes_sent - sent, comm.clock()
+    return account.timeline, comm.traffic.bytes - sent, comm.clock()
 
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)
@@ -244,7 +244,8 @@ def norms(comm):
     model = ZeRO1(build(), comm, op="sum")
     model.optimizer(torch.optim.AdamW)
     (model(ROWS.tensor_split(comm.size)[comm.rank]).square().sum() / len(ROWS)).backward()
-    local = torch.cat([piece.grad for piece in model.slices]).norm().item()
+    parts = [piece.grad.as_subclass(torch.Tensor) for piece in model.slices]
+    local = torch.cat(parts).norm().item()
     return round(local, 6), round(clip_by_global_norm(model.slices, limit=0).item(), 6)
 
 
@@ -291,7 +292,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import ZeRO2
+from minidist.full import ZeRO2
 
 comm = minidist.init()
 model = ZeRO2(nn.Linear(100, 10), comm, op="sum")

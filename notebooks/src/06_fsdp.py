@@ -14,10 +14,11 @@ from torch import nn
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel import DDP, FSDP, MixedPrecision, ZeROPlusPlus
+from minidist.full import DDP, FSDP, MixedPrecision
+from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.further import ZeROPlusPlus
 
 
 def one_unit(comm):
@@ -54,9 +55,9 @@ def step(model, width=64, dtype=torch.float64):
 
 def sent(comm, wrap, **options):
     model = wrap(blocks(), comm, op="sum", **options)
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     step(model)
-    return comm.traffic.bytes_sent - before
+    return comm.traffic.bytes - before
 
 
 whole = sum(parameter.nbytes for parameter in blocks().parameters())
@@ -309,7 +310,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel import FSDP
+from minidist.full import FSDP
 
 comm = minidist.init()
 model = FSDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), comm, op="sum")

@@ -16,10 +16,10 @@ from matplotlib.patches import Rectangle
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.collectives import all_reduce
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
@@ -122,8 +122,8 @@ show(record(g, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 �
 # embedding ends in a sum; the head begins with f; the loss adds up a few numbers for each token.)
 
 # %%
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.model import GPT, GPTConfig
 
 config = GPTConfig(vocabulary=96, layers=2, hidden=32, heads=4, intermediate=64, sequence=16)
 tokens = torch.randint(96, (2, 17), generator=generator)
@@ -162,7 +162,7 @@ print("backward, bytes of each all-reduce:", backward)
 # many bytes does it send to gather them all, and how many for the vocabulary-parallel loss?
 
 # %%
-from minidist.parallel.adjoint import gather_from
+from minidist.full.adjoint import gather_from
 
 logits = torch.randn(512, 4096, generator=generator)
 targets = torch.randint(4096, (512,), generator=generator)
@@ -171,13 +171,13 @@ targets = torch.randint(4096, (512,), generator=generator)
 def gathered(comm):
     mine = logits.chunk(comm.size, dim=1)[comm.rank]
     loss = F.cross_entropy(gather_from(mine, comm, 1, 4096), targets)
-    return f"loss {loss.item():.4f}, {comm.traffic.bytes_sent:9,} bytes sent"
+    return f"loss {loss.item():.4f}, {comm.traffic.bytes:9,} bytes sent"
 
 
 def split(comm):
     mine = logits.chunk(comm.size, dim=1)[comm.rank]
     loss = vocabulary_parallel_cross_entropy_sum(mine, targets, comm, 4096) / 512
-    return f"loss {loss.item():.4f}, {comm.traffic.bytes_sent:9,} bytes sent"
+    return f"loss {loss.item():.4f}, {comm.traffic.bytes:9,} bytes sent"
 
 
 print("gathered:", minidist.run(gathered, ranks=4)[0])
@@ -291,8 +291,8 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.model import GPT, GPTConfig
+from minidist.full import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
 
 comm = minidist.init()
 model = GPT(GPTConfig(vocabulary=96, layers=2, hidden=32, heads=4, intermediate=64, sequence=16), dtype=torch.float64)

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from torch.autograd.graph import saved_tensors_hooks
 
 import minidist
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import adjoint, parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full import adjoint, parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.collectives import all_gather, reduce_scatter
+from minidist.full.model import GPT, GPTConfig
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
@@ -60,16 +60,16 @@ def step(comm, sequence):
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         return tensor
 
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         logits = model(batch[:, :-1])
         loss = vocabulary_parallel_cross_entropy_sum(logits, batch[:, 1:], comm, 64) / 128
-    forward = comm.traffic.bytes_sent - before
+    forward = comm.traffic.bytes - before
     loss.backward()
     return (
         f"{loss.item():.6f}",
         forward,
-        comm.traffic.bytes_sent - before - forward,
+        comm.traffic.bytes - before - forward,
         sum(kept.values()),
     )
 
@@ -224,8 +224,8 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.model import GPT, GPTConfig
+from minidist.full import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
 
 comm = minidist.init()
 model = GPT(GPTConfig(vocabulary=64, layers=2, hidden=64, heads=8, intermediate=64, sequence=64), dtype=torch.float64)

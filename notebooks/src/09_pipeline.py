@@ -15,7 +15,7 @@ import minidist
 from minidist.draw.notebook import picture, schedules, show
 from minidist.draw.pipeline import draw_text
 from minidist.draw.recording import record
-from minidist.parallel.pipeline import peak_activations, plan, read_plan, simulate
+from minidist.full.pipeline import peak_activations, plan, read_plan, simulate
 
 schedules(*(simulate(plan(name, 4, 4)) for name in ("naive", "1f1b")))
 
@@ -200,8 +200,8 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline import plan, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline import plan, with_communication
 
 comm = minidist.init()
 torch.manual_seed(0)

@@ -16,7 +16,7 @@ from minidist import Cluster
 from minidist.draw.notebook import picture, schedules, show
 from minidist.draw.pipeline import draw_text
 from minidist.draw.recording import record
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     check,
     peak_activations,
     peak_deferred,
@@ -275,8 +275,8 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline import plan, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline import plan, with_communication
 
 comm = minidist.init()
 torch.manual_seed(0)

@@ -15,11 +15,11 @@ import torch
 import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.memory.recompute import best_interval, checkpoint, measure_block, recompute
-from minidist.memory.recompute.chain import Chain, Stage, tradeoff
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.memory.account import Account
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.recompute import best_interval, checkpoint, measure_block, recompute
+from minidist.plan.memory.chain import Chain, Stage, tradeoff
 
 CONFIG = GPTConfig(vocabulary=64, layers=9, hidden=32, heads=2, sequence=32)
 TOKENS = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(0))
@@ -230,7 +230,7 @@ def traffic(comm, policy):
     else:
         y = block(x)
     y.sum().backward()
-    return comm.traffic.messages_sent, comm.traffic.bytes_sent, round(x.grad.sum().item(), 6)
+    return comm.traffic.messages, comm.traffic.bytes, round(x.grad.sum().item(), 6)
 
 
 for policy in ("store", "recompute the block", "recompute inside"):
@@ -335,10 +335,10 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.memory.account import Account
-from minidist.memory.recompute import recompute
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.full.memory.account import Account
+from minidist.full.recompute import recompute
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full import DDP
 
 comm = minidist.init()
 tokens = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(comm.rank))

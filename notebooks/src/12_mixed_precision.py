@@ -14,7 +14,7 @@ import torch
 import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.precision import (
+from minidist.full.precision import (
     E4M3,
     E5M2,
     LossScaler,
@@ -349,7 +349,7 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.memory.precision import LossScaler
+from minidist.full.precision import LossScaler
 
 comm = minidist.init()
 scaler = LossScaler(comm)

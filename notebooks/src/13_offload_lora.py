@@ -15,19 +15,13 @@ import torch
 import minidist
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.memory.adapters import (
-    EVERY_MATRIX,
-    LoRALinear,
-    add_lora,
-    add_qlora,
-    dequantize,
-    levels,
-    quantize,
-)
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.full import DDP
+from minidist.full.adapters import EVERY_MATRIX, LoRALinear, add_lora
+from minidist.full.memory.account import Account
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.further import add_qlora
+from minidist.further.nf4.nf4 import dequantize, levels, quantize
 
 CONFIG = GPTConfig(vocabulary=64, layers=2, hidden=256, heads=4, sequence=16)
 TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -147,9 +141,9 @@ def traffic(comm, rank):
     model = GPT(CONFIG)
     if rank:
         add_lora(model, rank, targets=EVERY_MATRIX)
-    wrapped, before = DDP(model, comm, op="sum"), comm.traffic.bytes_sent
+    wrapped, before = DDP(model, comm, op="sum"), comm.traffic.bytes
     cross_entropy_sum(wrapped(TOKENS[:, :-1]), TOKENS[:, 1:]).backward()
-    return comm.traffic.bytes_sent - before
+    return comm.traffic.bytes - before
 
 
 for rank in (0, 1, 4, 16):
@@ -403,10 +397,11 @@ from tempfile import TemporaryDirectory
 program = """
 import tempfile, torch, minidist
 from pathlib import Path
-from minidist.memory.adapters import EVERY_MATRIX, add_qlora
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.full.adapters import EVERY_MATRIX
+from minidist.further import add_qlora
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full import DDP
 
 comm = minidist.init()
 model = GPT(GPTConfig(vocabulary=64, layers=2, hidden=128, heads=4, sequence=16))

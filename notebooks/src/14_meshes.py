@@ -16,12 +16,12 @@ from matplotlib.patches import Patch
 
 import minidist
 from minidist import Cluster, Layout, Mesh, Trace
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trace.events import messages
+from minidist.full import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.trace.events import messages
 
 SIZES = GPTConfig(vocabulary=32, layers=8, hidden=16, heads=8, intermediate=32, sequence=8)
 COLOURS = {"tp": "#D55E00", "pp": "#009E73", "dp": "#0072B2"}
@@ -166,9 +166,9 @@ def sent(comm, layout):
     mesh = Mesh(comm, layout)
     parallel = spread(mesh)
     axes = {"dp": mesh.dp, "pp": mesh.pp, "tp": mesh.tp}
-    before = {axis: group.traffic.bytes_sent for axis, group in axes.items()}
+    before = {axis: group.traffic.bytes for axis, group in axes.items()}
     take_step(parallel)
-    return [group.traffic.bytes_sent - before[axis] for axis, group in axes.items()]
+    return [group.traffic.bytes - before[axis] for axis, group in axes.items()]
 
 
 lines = [f"{'':14}{'dp':>11}{'pp':>11}{'tp':>11}   bytes, all ranks"]
@@ -325,7 +325,7 @@ from tempfile import TemporaryDirectory
 program = """
 import numpy as np, minidist
 from minidist import Layout, Mesh
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 comm = minidist.init()
 mesh = Mesh(comm, Layout(dp=2, tp=2))

@@ -16,16 +16,17 @@ import numpy as np
 import torch
 
 import minidist
-from minidist import Layout, Mesh
-from minidist.collectives import all_reduce
+from minidist import Layout, Mesh, checkpoint
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.precision import MasterWeights
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trainer.checkpoint import index, plain, restore, saving, store
-from minidist.trainer.checkpoint.cadence import daly, shares, young
-from minidist.trainer.checkpoint.pieces import Extent, Piece, put
+from minidist.full import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.full.checkpoint import index, restore, saving, store
+from minidist.full.checkpoint.cadence import daly, shares, young
+from minidist.full.checkpoint.pieces import Extent, Piece, put
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision import MasterWeights
+from minidist.tensor import Block
 
 SIZES = GPTConfig(vocabulary=32, layers=1, hidden=16, heads=4, intermediate=32, sequence=8)
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
@@ -212,32 +213,32 @@ with TemporaryDirectory() as name:
 print("\n".join(lines))
 
 # %% [markdown]
-# Here is the package's plain page, `minidist/trainer/checkpoint/plain.py`, on four ranks. Each saves its
-# quarter of a tensor, and then the same ranks load it as two replicas of two halves. A colour shows
-# whose numbers a cell holds. The messages are those of two barriers, and empty: one before anybody
-# writes, one before anybody may believe that there is a checkpoint. The numbers go by the disk.
+# Here is the page of the book, `minidist/checkpoint.py`, on four ranks. Each saves its quarter of a
+# tensor, and then the same ranks load it as two replicas of two halves. A colour shows whose numbers
+# a cell holds. The messages are those of barriers (one before anybody writes, one before anybody may
+# believe that there is a checkpoint), and names of pieces. The numbers go by the disk.
 
 
 # %%
-def part(number, of):
-    """Return the extent of one of `of` equal parts of 8 elements."""
-    return Extent((8,), None, 0, 0, 8 * number // of, 8 * (number + 1) // of)
+def piece(start, tensor):
+    """Return some elements of a tensor of 8."""
+    whole = Block((8,), dim=0, first=0, last=8)
+    return checkpoint.Piece("w", whole, start, tensor)
 
 
 def save_and_load(comm, folder):
     quarter = torch.full((2,), float(comm.contribution), dtype=torch.float64)
     comm.watch("its quarter", quarter)
     half = comm.watch("its half, loaded", torch.zeros(4, dtype=torch.float64), cells=2)
-    path = plain.save(folder, 5, [Piece("w", part(comm.rank, 4), quarter)], {}, comm)
+    path = checkpoint.save(folder, 5, [piece(2 * comm.rank, quarter)], {}, comm)
     mesh = Mesh(comm, Layout(dp=2, tp=2))
-    plain.load(path, [Piece("w", part(mesh.tp.rank, 2), half)])
+    checkpoint.load(path, [piece(4 * mesh.tp.rank, half)])
 
 
 with TemporaryDirectory() as name:
     recording = record(
         lambda comm: save_and_load(comm, Path(name)),
         ranks=4,
-        formulas={"bytes sent": "0: each rank writes and reads files"},
     )
 show(recording, frames=3)
 
@@ -361,9 +362,9 @@ import json, sys
 from pathlib import Path
 import torch, minidist
 from minidist import Layout, Mesh
-from minidist.memory.precision import MasterWeights
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.checkpoint import saving
+from minidist.full.precision import MasterWeights
+from minidist.full import Recipe, parallelize
+from minidist.full.checkpoint import saving
 
 comm, folder, first = minidist.init(), Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(6, 5)

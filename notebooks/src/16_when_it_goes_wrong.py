@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 
 import minidist
 from minidist import Cluster, Trace
-from minidist.collectives import all_reduce, broadcast
 from minidist.draw.memory import draw_memory
 from minidist.draw.notebook import picture, show
 from minidist.draw.perfetto import write
 from minidist.draw.recording import record
 from minidist.draw.table import time_table
-from minidist.memory.account import Account
+from minidist.full.collectives import all_reduce, broadcast
+from minidist.full.memory.account import Account
 
 
 def three_steps(comm, slow=2):
@@ -323,7 +323,7 @@ print(f"central {slowest('central'):.3f} s, tree {slowest('tree'):.3f} s")
 # %% tags=["real"]
 program = """
 import numpy as np, minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 comm = minidist.init(limit=20)
 for _ in range(3 if comm.rank == 2 else 4):

@@ -16,9 +16,9 @@ import torch
 import minidist
 from minidist.draw.attention import record_attention
 from minidist.draw.notebook import picture, show
-from minidist.memory.account import Account
-from minidist.parallel.context import flash_attention
-from minidist.parallel.context.flash import TILE, page_forward, tiles
+from minidist.full.context import flash_attention
+from minidist.full.context.flash import TILE, page_forward, tiles
+from minidist.full.memory.account import Account
 
 
 def by_tiles(query, key, value, comm):
@@ -264,17 +264,17 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.parallel.context.flash import page_forward
-from minidist.parallel.context.plain import PlainRingAttention
+from minidist.context import RingAttention
+from minidist.full.context.flash import page_forward
 
 comm = minidist.init()
 generator = torch.Generator().manual_seed(0)
 whole = [torch.randn(1, 2, 256, 16, dtype=torch.float64, generator=generator) for _ in range(3)]
 mine = [x.chunk(comm.size, 2)[comm.rank].contiguous() for x in whole]
-output = PlainRingAttention.apply(*mine, comm)
+output = RingAttention.apply(*mine, comm)
 expected = page_forward(*whole, causal=True)[0].chunk(comm.size, 2)[comm.rank]
 print(f"rank {comm.rank}: {output.shape[2]} queries met 256 keys, off by {(output - expected).abs().max():.0e}, "
-      f"{comm.traffic.bytes_sent:,} bytes sent")
+      f"{comm.traffic.bytes:,} bytes sent")
 """
 with TemporaryDirectory() as folder:
     file = Path(folder, "ring.py")

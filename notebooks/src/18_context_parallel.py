@@ -14,21 +14,21 @@ from matplotlib.figure import Figure
 
 import minidist
 from minidist import Cluster
+from minidist.context import RingAttention, pass_on
 from minidist.draw.attention import record_attention
 from minidist.draw.notebook import picture, show
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.gpt import causal_attention
-from minidist.parallel.context import shard_tokens
-from minidist.parallel.context.blocks import before_any, meet
-from minidist.parallel.context.flash import attend, attend_backward
-from minidist.parallel.context.order import Meeting, meeting, pairs, positions
-from minidist.parallel.context.plain import PlainRingAttention, pass_on
-from minidist.parallel.context.ring import Ring
-from minidist.parallel.context.ulysses import Ulysses
+from minidist.full.context import shard_tokens
+from minidist.full.context.blocks import before_any, meet
+from minidist.full.context.flash import attend, attend_backward
+from minidist.full.context.order import Meeting, meeting, pairs, positions
+from minidist.full.context.ring import Ring
+from minidist.full.context.ulysses import Ulysses
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.gpt import causal_attention
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # of ranks 0 to 3 (Okabe & Ito 2008)
 
-show(record_attention(PlainRingAttention.apply, ranks=4), frames=4)
+show(record_attention(RingAttention.apply, ranks=4, output="output"), frames=4)
 
 # %% [markdown]
 # The queries stay where they are. A rank holds its neighbour's keys besides its own, never those of
@@ -90,11 +90,11 @@ q, k, v = draw(1, 2, 16, 4), draw(1, 2, 16, 4), draw(1, 2, 16, 4)
 
 def ring(comm):
     mine = [x.chunk(comm.size, 2)[comm.rank].clone().requires_grad_() for x in (q, k, v)]
-    output = PlainRingAttention.apply(*mine, comm)
-    forward = comm.traffic.bytes_sent
+    output = RingAttention.apply(*mine, comm)
+    forward = comm.traffic.bytes
     output.sum().backward()
     n = sum(x.nbytes for x in mine[1:])
-    return forward / n, (comm.traffic.bytes_sent - forward) / n, mine[1].grad
+    return forward / n, (comm.traffic.bytes - forward) / n, mine[1].grad
 
 
 results = minidist.run(ring, ranks=4)
@@ -264,7 +264,7 @@ def sent(comm, attend, heads, groups):
         torch.zeros(1, count, own, 16, dtype=torch.float64) for count in (heads, groups, groups)
     ]
     attend(comm)(*parts)
-    return comm.traffic.bytes_sent
+    return comm.traffic.bytes
 
 
 def around(comm):
@@ -387,9 +387,9 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.collectives import all_reduce
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.context import parallelize_context, shard_tokens
+from minidist.full.collectives import all_reduce
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.context import parallelize_context, shard_tokens
 
 comm = minidist.init()
 config = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=64, sequence=32)

@@ -17,38 +17,38 @@ from torch.utils.checkpoint import checkpoint
 
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_reduce, all_to_all
-from minidist.comm import DeadlockError
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPTConfig, Where
-from minidist.model.moe.balance import rebalance
-from minidist.model.moe.combine import combine
-from minidist.model.moe.routed import RoutedExperts, sum_over
-from minidist.model.moe.router import router_logits
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.expert.plain import plain_dispatch
+from minidist.expert import dispatch
+from minidist.full.adjoint import reduce_from
+from minidist.full.collectives import all_reduce, all_to_all
+from minidist.full.comm import DeadlockError
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.model.moe.combine import combine
+from minidist.full.model.moe.routed import RoutedExperts, sum_over
+from minidist.full.model.moe.router import router_logits
 
 CHOSEN = ((0, 0, 1, 3), (1, 2, 2, 5), (0, 4, 5, 5))  # the expert of each row, by rank
 
 
 def to_experts(comm):
-    counts = [CHOSEN[comm.rank].count(expert) for expert in range(6)]
+    counts = torch.tensor([CHOSEN[comm.rank].count(expert) for expert in range(6)])
     rows = comm.watch("its rows, by expert", np.full(4, float(comm.contribution)), cells=4)
     places = []
     for number, name in enumerate(("at its first expert", "at its second expert")):
         came = sum(chosen.count(2 * comm.rank + number) for chosen in CHOSEN)
         places.append(comm.watch(name, np.zeros(came), cells=came))
 
-    def experts(part, counts):
-        for place, rows in zip(places, part[:, 0].split(counts), strict=True):
-            free = np.count_nonzero(place)  # rows of the senders before this one
-            place[free : free + len(rows)] = rows.numpy()
+    def expert(place, part):
+        free = np.count_nonzero(place)  # rows of the senders before this one
+        place[free : free + len(part)] = part[:, 0].numpy()
         return part + comm.contribution
 
-    back = plain_dispatch(torch.from_numpy(rows)[:, None], counts, experts, comm)
+    experts = [partial(expert, place) for place in places]
+    back = dispatch(torch.from_numpy(rows)[:, None], counts, experts, comm)
     rows[:] = back[:, 0].numpy()
 
 
@@ -121,11 +121,11 @@ def seconds(comm, popular):
         (64 - popular) // 7 + (expert < (64 - popular) % 7) for expert in range(7)
     ]
 
-    def experts(part, _):
+    def expert(part):
         comm.advance(0.001 * len(part))
         return part
 
-    plain_dispatch(torch.zeros(64, 2), counts, experts, comm)
+    dispatch(torch.zeros(64, 2), torch.tensor(counts), [expert], comm)
     comm.barrier()
     return comm.clock()
 
@@ -392,11 +392,11 @@ from tempfile import TemporaryDirectory
 
 program = """
 import torch, minidist
-from minidist.collectives import all_reduce
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.model.moe.routed import routed_in
-from minidist.parallel.expert.expert_parallel import parallelize_experts
+from minidist.full.collectives import all_reduce
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.model.moe.routed import routed_in
+from minidist.full.expert.expert_parallel import parallelize_experts
 
 comm = minidist.init()
 config = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=64, sequence=32, experts=8)

@@ -18,11 +18,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from minidist import Cluster, Layout, Mesh
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, schedules, show
 from minidist.draw.plan import draw_plan
 from minidist.draw.recording import record
-from minidist.parallel.pipeline import plan, simulate
+from minidist.full.checkpoint.cadence import daly, shares, young
+from minidist.full.collectives import all_reduce
+from minidist.full.pipeline import plan, simulate
 from minidist.plan import layer_activations, model_states
 from minidist.plan.cost import GPU_MTBF, RESTART, cost
 from minidist.plan.device import PlanError, machine
@@ -31,7 +32,6 @@ from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Found, search
 from minidist.plan.step import step
-from minidist.trainer.checkpoint.cadence import daly, shares, young
 
 LLAMA, TOKENS, HOUR = model("llama-70b"), 500e6, 3600.0
 # what Megatron Core does, as fast as Megatron was on A100
@@ -844,7 +844,7 @@ print("\n".join(f"{what:36} {said:>10}   {found}" for what, said, found in LINES
 # steps before you rent it for a month, compare seconds and bytes with the plan, and ask where they
 # differ.
 #
-# `minidist/plan/plain.py` does this arithmetic on one page. And `python -m minidist plan --model
+# `minidist/budget.py` does this arithmetic on one page. And `python -m minidist plan --model
 # llama-70b --cluster p4de:64 --tokens 500M --batch 1M --sequence 4096` chooses the layout as well.
 #
 # ## Now on real processes
@@ -858,10 +858,10 @@ import sys
 from pathlib import Path
 import torch, minidist
 from minidist import Layout, Mesh
-from minidist.memory.precision import MasterWeights
-from minidist.model import GPT, GPTConfig
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.checkpoint import saving
+from minidist.full.precision import MasterWeights
+from minidist.full.model import GPT, GPTConfig
+from minidist.full import Recipe, parallelize
+from minidist.full.checkpoint import saving
 
 comm, folder = minidist.init(), Path(sys.argv[1])
 config = GPTConfig(vocabulary=512, layers=2, hidden=128, heads=4, sequence=32)

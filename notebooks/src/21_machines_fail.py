@@ -8,6 +8,7 @@
 import contextlib
 import io
 import json
+import operator
 import re
 import sys
 import time
@@ -20,20 +21,20 @@ import numpy as np
 import minidist
 from minidist import Cluster, Communicator, Layout
 from minidist.cli.train import train_as
-from minidist.collectives import all_reduce
-from minidist.collectives.ring import ring_all_reduce, ring_reduce_scatter
-from minidist.comm.errors import QuorumError
-from minidist.comm.membership.agreement import Presence, View, Wanted, next_view
-from minidist.comm.membership.member import Member
-from minidist.comm.membership.simulated import run_members
-from minidist.comm.membership.store import MemoryStore
-from minidist.comm.wire import WireAround
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel.data.sampler import DistributedSampler
+from minidist.full.collectives import all_reduce
+from minidist.full.comm.errors import QuorumError
+from minidist.full.comm.membership.agreement import Presence, View, Wanted, next_view
+from minidist.full.comm.membership.member import Member
+from minidist.full.comm.membership.simulated import run_members
+from minidist.full.comm.membership.store import MemoryStore
+from minidist.full.comm.wire import WireAround
+from minidist.full.ddp.sampler import DistributedSampler
+from minidist.full.trainer.observed.stragglers import Stragglers
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
 from minidist.plan.failures.simulate import simulate
-from minidist.trainer.observed.stragglers import Stragglers
+from minidist.ring import ring_all_reduce, ring_reduce_scatter
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 
@@ -41,10 +42,11 @@ COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 def ring(comm):
     """Add up one buffer; rank 2 is lost after the first half."""
     buffer = comm.watch("gradients", np.full(8, comm.contribution), cells=comm.size)
+    chunks = np.array_split(buffer, comm.size)
     if comm.rank == 2:
-        ring_reduce_scatter(np.array_split(buffer, comm.size), comm, np.add)
+        ring_reduce_scatter(chunks, comm, operator.iadd)
     else:
-        ring_all_reduce(buffer, comm, np.add)
+        ring_all_reduce(chunks, comm, operator.iadd)
 
 
 stuck = record(ring, ranks=4)
@@ -373,9 +375,9 @@ print("and the other half:", next_view(last, others, (), Wanted(4)))
 program = """
 import os, signal, time
 import numpy as np
-from minidist.collectives import all_reduce
-from minidist.comm.errors import RankFailed
-from minidist.comm.torch_wire.torch_member import this_member
+from minidist.full.collectives import all_reduce
+from minidist.full.comm.errors import RankFailed
+from minidist.full.comm.torch_wire.torch_member import this_member
 
 member, done, weight = this_member(), 0, np.zeros(1)
 while (comm := member.enter(done)) is not None:

@@ -15,13 +15,11 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.parallel.data.compress.plain import sparse_all_reduce
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.stale.plain import train_delayed
-from minidist.parallel.stale.plans import flushed, most_versions, never_flushed, newest, one_behind
+from minidist.full.collectives import all_reduce
+from minidist.further.stale.plans import flushed, most_versions, never_flushed, newest, one_behind
+from minidist.slow_wires import DiLoCo, sparse_all_reduce, train_delayed
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 
@@ -72,7 +70,7 @@ def fit(comm, way):
         if way == "nothing kept":
             kept.zero_()
         weight -= 0.2 * gradient
-    return losses, comm.traffic.bytes_sent
+    return losses, comm.traffic.bytes
 
 
 WAYS = ("all elements", "error feedback", "nothing kept")
@@ -116,12 +114,13 @@ picture(
 
 
 # %%
-def paths(comm, every, lr, momentum, steps=80):
+def paths(comm, every, lr, momentum, steps=80, up=False):
     """Return where this site is after each step."""
     lowest, curvature = (((4.0, 0.0), (1.0, 0.3)), ((4.0, 4.0), (0.3, 1.0)))[comm.rank]
     goal = torch.tensor(lowest, dtype=torch.float64)
     x = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    outer, seen = PlainDiLoCo([x], comm, every, lr, momentum), [(0.0, 0.0)]
+    outer, seen = DiLoCo([x], comm, every, lr, momentum), [(0.0, 0.0)]
+    outer.outer.param_groups[0]["maximize"] = up
     for _ in range(steps):
         with torch.no_grad():
             x -= 0.1 * torch.tensor(curvature, dtype=torch.float64) * (x - goal)
@@ -169,12 +168,12 @@ picture(
 #
 # ## Break it: the other sign
 #
-# Somebody computes after minus before. That is the same as an outer step with the rate −0.7.
+# Somebody computes after minus before. The outer step then goes up, as with the rate −0.7.
 # **Predict:** the sites are 5.7 away from (4, 4) at first. How far away are they after eight meetings?
 
 # %%
-for name, lr in (("before minus after", 0.7), ("after minus before", -0.7)):
-    seen = minidist.run(partial(paths, every=10, lr=lr, momentum=0.0), ranks=2)[0]
+for name, up in (("before minus after", False), ("after minus before", True)):
+    seen = minidist.run(partial(paths, every=10, lr=0.7, momentum=0.0, up=up), ranks=2)[0]
     print(f"{name}: {np.hypot(seen[-1][0] - 4, seen[-1][1] - 4):.6f} from (4, 4)")
 
 # %% [markdown]
@@ -317,13 +316,13 @@ for delay, losses in tried.items():
 program = """
 import torch
 import minidist
-from minidist.parallel.sites.plain import PlainDiLoCo
+from minidist.slow_wires import DiLoCo
 
 comm = minidist.init()
 torch.manual_seed(0)
 model = torch.nn.Linear(1000, 1)
 sgd = torch.optim.SGD(model.parameters(), lr=0.0005)
-outer = PlainDiLoCo(model.parameters(), comm, every=5)
+outer = DiLoCo(model.parameters(), comm, every=5)
 torch.manual_seed(comm.rank + 1)
 rows = torch.randn(64, 1000)
 for step in range(1, 11):

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture
-from minidist.parallel import DDP
+from minidist.full import DDP
 
 WIDTH = 512
 
@@ -109,9 +109,9 @@ except minidist.DeadlockError as error:
 
 # %%
 def one_step(comm, parallel):
-    sent = comm.traffic.bytes_sent
+    sent = comm.traffic.bytes
     parallel(torch.randn(8, WIDTH)).square().mean().backward()
-    return comm.traffic.bytes_sent - sent
+    return comm.traffic.bytes - sent
 
 
 def torchs(comm):

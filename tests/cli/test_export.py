@@ -19,10 +19,10 @@ from torch import nn
 from training import losses, short_text, tensors, train_on
 
 from minidist.__main__ import main
-from minidist.model import GPT, GPTConfig
-from minidist.trainer.checkpoint import store
-from minidist.trainer.corpus.text import load_text
-from minidist.trainer.foreign import load_llama, save_llama
+from minidist.full.checkpoint import store
+from minidist.full.data.text import load_text
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.trainer.foreign import load_llama, save_llama
 
 RUN = (
     "--dropout 0.1 --precision float64 --lr 0.01 --layers 2 --key-value-heads 2 --save-every 1 "
@@ -232,7 +232,7 @@ def test_values_that_are_no_numbers_are_not_exported(
 def test_another_programs_checkpoint_is_not_exported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minidist.trainer.checkpoint.restore.read_state", lambda path: {"step": 3})
+    monkeypatch.setattr("minidist.full.checkpoint.restore.read_state", lambda path: {"step": 3})
     assert export(f"{run} --to {tmp_path / 'b'}") == 2
     assert sentence(capsys, "export").endswith(
         "does not say of which GPT it is: export those of train"
@@ -271,7 +271,7 @@ def test_a_disk_that_fails_between_two_files_leaves_nothing_behind(
             raise OSError(errno.EIO, "Input/output error")
         renamed.append(old.rename(new))
 
-    monkeypatch.setattr("minidist.trainer.foreign.llama.os.replace", rename)
+    monkeypatch.setattr("minidist.full.trainer.foreign.llama.os.replace", rename)
     assert export(f"{run} --to {tmp_path / 'b'}") == 2
     complaint = f"--to {tmp_path / 'b'} cannot be written (Input/output error): give another folder"
     assert sentence(capsys, "export") == complaint

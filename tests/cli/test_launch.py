@@ -20,12 +20,12 @@ import torch
 from ranks import clean_environment, warm_environment, warm_python
 
 from minidist.cli import doctor, launch
-from minidist.comm.errors import LaunchError
-from minidist.comm.start import launched_rank
-from minidist.comm.torch_wire import gpus
-from minidist.launch import mpirun
-from minidist.launch.jobs import MARK, Outcome, members, run_job, running
-from minidist.launch.marked_output import MarkedLines
+from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.start import launched_rank
+from minidist.full.comm.torch_wire import gpus
+from minidist.full.launch import mpirun
+from minidist.full.launch.jobs import MARK, Outcome, members, run_job, running
+from minidist.full.launch.marked_output import MarkedLines
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.6"
 
@@ -146,7 +146,7 @@ def test_no_python_runs_in_a_fork_of_the_process_that_starts_a_job() -> None:
     """
     program = """
         import os, sys, time
-        from minidist.launch.jobs import run_job
+        from minidist.full.launch.jobs import run_job
         os.register_at_fork(after_in_child=lambda: time.sleep(60))
         said = run_job(["sh", "-c", "echo here; exit 3"], capture=True)
         print(said.returncode, said.stdout, run_job(["/no/such/program"], capture=True).stderr)

@@ -13,11 +13,11 @@ from training import TINY, short_text
 
 import minidist
 from minidist.cli.variants.losses import STALE, StaleTrainer, compare, serial
-from minidist.comm import Communicator
-from minidist.parallel.stale.plain import train_delayed
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.start import start_of
+from minidist.full.comm import Communicator
+from minidist.full.data.text import read_corpus
+from minidist.full.trainer.start import start_of
+from minidist.further import parse
+from minidist.slow_wires import train_delayed
 
 
 def test_a_row_for_each_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,10 @@ from ranks import clean_environment, warm_environment, warm_python
 from training import DEADLY_MEMBER, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.cli import launch
-from minidist.launch.jobs import Outcome, run_job
-from minidist.launch.replacing import run_replacing
-from minidist.launch.restarts import Restarts
-from minidist.trainer.checkpoint.store import newest
+from minidist.full.checkpoint.store import newest
+from minidist.full.launch.jobs import Outcome, run_job
+from minidist.full.launch.replacing import run_replacing
+from minidist.full.launch.restarts import Restarts
 
 STEPS = 6
 

@@ -19,14 +19,15 @@ from training import DEADLY, RUN, TINY, losses, short_text, tensors, train_on
 
 from minidist.cli import launch
 from minidist.cli.train import going_on
-from minidist.comm.errors import LaunchError
-from minidist.comm.start import restarts
-from minidist.comm.threads_wire.threads_wire import alone
-from minidist.launch.jobs import Outcome, run_job
-from minidist.launch.leaving import listening
-from minidist.launch.restarts import Restarts, run_until_done
-from minidist.trainer.checkpoint.store import newest
-from minidist.trainer.flags import parse_with_notes
+from minidist.full.checkpoint.store import newest
+from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.start import restarts
+from minidist.full.comm.threads_wire.threads_wire import alone
+from minidist.full.launch.jobs import Outcome, run_job
+from minidist.full.launch.leaving import listening
+from minidist.full.launch.restarts import Restarts, run_until_done
+from minidist.full.trainer.flags import parse_with_notes
+from minidist.further import Config
 
 STEPS = 8
 
@@ -158,7 +159,7 @@ def test_a_job_that_a_scheduler_has_started_again_goes_on(
     assert launch.counts(options, 1)["MINIDIST_RESTARTS"] == "3"
     assert launch.member_command(options)[1]["MINIDIST_RESTARTS"] == "2"
     (tmp_path / "step-00000001").mkdir()
-    config, _ = parse_with_notes(["--save", str(tmp_path)])
+    config, _ = parse_with_notes(["--save", str(tmp_path)], Config)
     first_view: Any = SimpleNamespace(again=False)
     assert going_on(config, alone(), first_view).run.resume
 
@@ -168,7 +169,7 @@ def test_a_job_that_a_scheduler_has_started_again_goes_on(
 WARNED = """
 import os, signal, sys
 from minidist.__main__ import main
-from minidist.trainer.loop import Trainer
+from minidist.full.trainer.loop import Trainer
 
 plain = Trainer.step
 
@@ -247,8 +248,8 @@ def test_our_launcher_hands_a_warning_on(
 # Rank 0's disk has no room for the checkpoint of step 6, or takes its time, in the first start.
 DISK = """
 import os, resource, sys, time
-from minidist.comm.start import restarts
-from minidist.trainer.checkpoint import store
+from minidist.full.comm.start import restarts
+from minidist.full.checkpoint import store
 
 write, unlimited = store.write_shard, resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ranks import clean_environment, free_port
 
-from minidist.launch.jobs import Outcome, run_job
+from minidist.full.launch.jobs import Outcome, run_job
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "lessons" / "cluster.sbatch"

@@ -18,10 +18,10 @@ from ranks import clean_environment, free_port
 from training import RUN, TINY, losses, short_text, train_on
 
 from minidist.cli import launch
-from minidist.comm.errors import LaunchError
-from minidist.launch.allocation import Allocation, allocation_here, run_on_machines
-from minidist.launch.jobs import Outcome
-from minidist.launch.restarts import Restarts
+from minidist.full.comm.errors import LaunchError
+from minidist.full.launch.allocation import Allocation, allocation_here, run_on_machines
+from minidist.full.launch.jobs import Outcome
+from minidist.full.launch.restarts import Restarts
 
 CONFIG = """
 ClusterName=test
@@ -51,8 +51,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PROGRAM = """
 import os, signal, sys
 from minidist.__main__ import main
-from minidist.comm.start import restarts
-from minidist.trainer.loop import Trainer
+from minidist.full.comm.start import restarts
+from minidist.full.trainer.loop import Trainer
 
 plain, here = Trainer.step, os.environ["SLURMD_NODENAME"]
 

@@ -14,7 +14,7 @@ import pytest
 from collective_cases import rounds
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -24,7 +24,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.comm import Link
+from minidist.full.comm import Link
 
 # elements: 5040 divides by all of 1 to 10; both of float64 are more than 16 KiB or less
 DIVISIBLE, ODD = 840 * 6, 1003
@@ -38,9 +38,9 @@ def traffic(call: Call, ranks: int, cluster: Cluster | None = None) -> tuple[lis
 
     def program(comm: Communicator) -> tuple[int, int]:
         call(comm)
-        bytes, messages = comm.traffic.bytes_sent, comm.traffic.messages_sent
+        bytes, messages = comm.traffic.bytes, comm.traffic.messages
         call(comm)
-        return comm.traffic.bytes_sent - bytes, comm.traffic.messages_sent - messages
+        return comm.traffic.bytes - bytes, comm.traffic.messages - messages
 
     counted = run(program, ranks, cluster=cluster)
     return [bytes for bytes, _ in counted], [messages for _, messages in counted]
@@ -121,7 +121,7 @@ def test_all_reduce_of_registered_buffers(ranks: int, elements: int) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
         buffer = comm.allocate(elements, np.float64)
         all_reduce(buffer, comm, algorithm="shared")
-        return comm.traffic.bytes_sent, comm.traffic.messages_sent
+        return comm.traffic.bytes, comm.traffic.messages
 
     bytes, messages = zip(*run(program, ranks), strict=True)
     # read it, write it

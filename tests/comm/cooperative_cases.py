@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Cluster, Communicator, DeadlockError, Trace, run
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 UNIFORM = Cluster.uniform(1e-6, 1e9)
 CLOCKS = (None, UNIFORM)  # this machine's, a virtual one
@@ -50,7 +50,7 @@ def everything(comm: Communicator) -> tuple[object, ...]:
     registered[:] = comm.rank  # type: ignore[index]
     all_reduce(registered, comm, algorithm="shared")
     called = comm.all_gather_object(comm.rank)
-    sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    sent = comm.traffic.messages, comm.traffic.bytes
     clocks = comm.clock(), fork.clock(), stream.comm.clock(), polls
     contents = [digest(each.tobytes()) for each in (values, arriving, registered)]
     return contents, called, sent, clocks

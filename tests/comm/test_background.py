@@ -13,7 +13,7 @@ from ranks import clean_environment, warm_python
 THREADS = {
     "a rank": "run(Work(), 1)",
     "a stream": "stream = init().stream(); stream.launch(Work()); stream.launch(Work())",
-    "reading ahead": "from minidist.trainer.batches import ReadAhead; batches = ReadAhead(Work())",
+    "reading ahead": "from minidist.full.trainer.batches import ReadAhead; batches = ReadAhead(Work())",
 }
 PROGRAM = """
 import atexit, os, signal, sys, threading, time
@@ -77,7 +77,7 @@ def test_work_without_an_end_keeps_no_program_alive() -> None:
 
 LEAVING = """
 import threading, time
-from minidist.comm.job.background import BackgroundThread
+from minidist.full.comm.job.background import BackgroundThread
 
 class Group:
     def __del__(self, sleep=time.sleep):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce, all_to_all, broadcast
-from minidist.comm import Link
+from minidist.full.collectives import all_reduce, all_to_all, broadcast
+from minidist.full.comm import Link
 
 LATENCY, BANDWIDTH = 3e-6, 2e9
 UNIFORM = Cluster.uniform(LATENCY, BANDWIDTH)

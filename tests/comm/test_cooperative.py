@@ -9,11 +9,10 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from cooperative_cases import (
     CASES,
     UNIFORM,
@@ -24,12 +23,11 @@ from cooperative_cases import (
 )
 
 from minidist import Cluster, Communicator, run
-from minidist.comm import CommunicationError, LaunchError, LimitError
-from minidist.comm.threads_wire import world as world_file
-from minidist.comm.threads_wire.carriers import greenlets
+from minidist.full.comm import CommunicationError, LimitError
+from minidist.full.comm.threads_wire import world as world_file
 
 # the engines on which exactly one rank runs; a third is in tests/run_here, which needs a browser
-TURNS = ("cooperative", "greenlets")
+TURNS = ("cooperative",)
 ON_BOTH = pytest.mark.parametrize("engine", TURNS)
 
 
@@ -132,61 +130,13 @@ def test_ctrl_c_ends_ranks_that_take_turns(engine: str) -> None:
     assert process.communicate(timeout=60)[0] == "interrupted\n"
 
 
-def test_what_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_says_nothing_is_refused() -> None:
     for how, said in (
-        ({"engine": "fibers"}, "engine='fibers': choose one of threads, cooperative, greenlets"),
+        ({"engine": "fibers"}, "engine='fibers': choose one of threads, cooperative"),
         ({"seed": 3}, "the system decides in which order threads run"),
     ):
         with pytest.raises(ValueError, match=said):
             run(lambda comm: None, 2, **how)  # type: ignore[arg-type]
-    monkeypatch.setattr(greenlets, "greenlet", None)
-    with pytest.raises(LaunchError, match="pip install greenlet, or take engine='cooperative'"):
-        run(lambda comm: None, 2, engine="greenlets")
-
-
-def no_grad(comm: Communicator) -> None:
-    with torch.no_grad():
-        comm.barrier()
-
-
-def backward(comm: Communicator) -> None:
-    weight = torch.ones(3, requires_grad=True)
-    weight.register_hook(lambda gradient: comm.barrier())
-    weight.sum().backward()
-
-
-def autocast(comm: Communicator) -> None:
-    with torch.autocast("cpu"):
-        comm.barrier()
-
-
-def device(comm: Communicator) -> None:
-    with torch.device("meta"):
-        comm.barrier()
-
-
-def hooks(comm: Communicator) -> None:
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        comm.barrier()
-
-
-@pytest.mark.parametrize(
-    ("program", "mode"),
-    (
-        (no_grad, r"torch\.no_grad\(\)"),
-        (backward, "a backward"),
-        (autocast, r"torch\.autocast"),
-        (device, "a TorchFunctionMode"),
-        (hooks, "hooks for saved tensors"),
-    ),
-)
-def test_greenlets_refuse_to_wait_where_others_would_compute_wrongly(
-    program: Callable[[Communicator], None], mode: str
-) -> None:
-    run(program, 3, engine="cooperative")
-    with pytest.raises(CommunicationError, match=rf"rank \d waits inside .*{mode}.*cooperative"):
-        run(program, 3, engine="greenlets")
-    assert torch.is_grad_enabled()
 
 
 # ---------------------------------------------------------------- what a message costs
@@ -238,11 +188,10 @@ def test_a_roll_call_and_a_split_make_their_tables_once(monkeypatch: pytest.Monk
         levels = comm.levels()
         return len(comm.fork().nodes) + levels.inside.size
 
-    assert run(program, 64, cluster=Cluster.h100(8), engine="greenlets") == [64 + 8] * 64
+    assert run(program, 64, cluster=Cluster.h100(8), engine="cooperative") == [64 + 8] * 64
     assert made[0] == 4 * 64, "the world, its nodes, the ranks across, the fork"
 
 
 def test_the_baton_is_passed_by_as_many_threads_as_there_are_ranks() -> None:
     names = run(lambda comm: threading.current_thread().name, 3, engine="cooperative")
     assert names == ["rank 0", "rank 1", "rank 2"]
-    assert run(lambda comm: threading.current_thread().name, 3, engine="greenlets") == ["ranks"] * 3

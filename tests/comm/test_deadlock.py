@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 UNIFORM = Cluster.uniform(1e-6, 1e9)
 ON_BOTH_CLOCKS = pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from ranks import mpirun, torchrun
 
 from minidist import Communicator, DeadlockError, run
-from minidist.comm.request import Pending
-from minidist.trace.events import RECEIVE
+from minidist.full.comm.request import Pending
+from minidist.full.trace.events import RECEIVE
 
 PROGRAM = """
 import gc
@@ -56,7 +56,7 @@ def test_a_dropped_request_keeps_its_buffer_and_says_so(
             assert f"{drops} {end}" in outcome.stderr
 
 
-@pytest.mark.parametrize("engine", ("threads", "cooperative", "greenlets"))
+@pytest.mark.parametrize("engine", ("threads", "cooperative"))
 def test_simulated_ranks_warn_of_messages_under_way_alone(engine: str) -> None:
     """Neither of those that are through, nor of those that a failed run leaves."""
 

@@ -240,7 +240,7 @@ FAULTS: dict[str, Fault] = {
             r"rank 1 computes at program\.py:\d+",
         ],
         # the ranks of a busy machine take seconds for it, and not the same time
-        early="import torch; from minidist.parallel import DDP",
+        early="import torch; from minidist.full import DDP",
         limit=3,
     ),
     "a message too long": Fault(

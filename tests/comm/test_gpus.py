@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from ranks import clean_environment, torchrun, warm_python
 
-from minidist.comm.errors import LaunchError
-from minidist.comm.torch_wire import gpus
-from minidist.launch.jobs import run_job
+from minidist.full.comm.errors import LaunchError
+from minidist.full.comm.torch_wire import gpus
+from minidist.full.launch.jobs import run_job
 
 SET = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_MAX_CTAS")  # by ranks that share a GPU
 
@@ -157,7 +157,7 @@ ASK = """
 import ctypes, sys
 import torch
 torch.cuda.nccl.version = lambda: (2, 28, 9)
-from minidist.comm.torch_wire.gpus import nccl_library, nccl_version
+from minidist.full.comm.torch_wire.gpus import nccl_library, nccl_version
 print(nccl_version(), nccl_library())
 ctypes.CDLL(sys.argv[1])
 print(nccl_version(), nccl_library())

@@ -23,13 +23,14 @@ from ranks import clean_environment, mpirun, torchrun
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator, DeadlockError
-from minidist.comm.engine.pool import MANY, Group
-from minidist.comm.mpi_wire.window import open_window
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment, find_mpirun
-from minidist.mesh import Layout
-from minidist.parallel import DDP, FSDP, Recipe, ZeRO1, ZeRO2, ZeROPlusPlus
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator, DeadlockError
+from minidist.full.comm.engine.pool import MANY, Group
+from minidist.full.comm.mpi_wire.window import open_window
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment, find_mpirun
+from minidist.full.mesh import Layout
+from minidist.further import Recipe, ZeROPlusPlus
 
 WRAPPERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDP": (DDP, {}),
@@ -322,7 +323,7 @@ def test_groups_in_cycles_are_found_before_there_are_many() -> None:
 SUBGROUPS = """
     import numpy as np
     import minidist
-    from minidist import collectives
+    import minidist.full.collectives as collectives
 
     comm = minidist.init(limit=60)
     ranks = [2, 0]
@@ -353,7 +354,7 @@ WRAPS = """
     import torch
     from torch import nn
     import minidist
-    from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+    from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
 
     comm = minidist.init(limit=60)
     times, kinds = int(sys.argv[1]), [(DDP, {}), (ZeRO1, {}), (ZeRO2, {}), (FSDP, {}), (FSDP, {"shard_ranks": 1})]
@@ -414,7 +415,7 @@ def test_the_memory_of_mpi_ranks_outlives_the_wrapper_where_a_parameter_lies_in_
         import os, sys
         import torch
         import minidist
-        from minidist.parallel import ZeRO1
+        from minidist.full import ZeRO1
 
         comm = minidist.init(limit=60)
         windows = lambda: open("/proc/self/maps").read().count("memfd:minidist")
@@ -482,7 +483,7 @@ def test_a_small_dev_shm_as_in_a_container_leaves_room_for_large_windows() -> No
     program = """if True:
         import numpy as np
         import minidist
-        from minidist.collectives import all_reduce
+        from minidist.full.collectives import all_reduce
         comm = minidist.init(limit=60)
         buffer = comm.allocate(64 << 20, np.uint8)
         buffer[:] = comm.rank + 1

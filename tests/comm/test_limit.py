@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce
-from minidist.comm import LaunchError, LimitError
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import LaunchError, LimitError
 
 ON_BOTH_CLOCKS = pytest.mark.parametrize(
     "cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("machine's", "virtual")
@@ -83,7 +83,7 @@ def test_the_limit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch)
         run(sleeper, 4, limit=0)
 
 
-@pytest.mark.parametrize("engine", ("threads", "cooperative", "greenlets"))
+@pytest.mark.parametrize("engine", ("threads", "cooperative"))
 def test_a_rank_that_computes_does_not_outlive_its_job(engine: str) -> None:
     """Later jobs would meet what it changes in the process: it is ended, or named in a warning."""
     before = set(threading.enumerate())

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidist.collectives import all_reduce
-from minidist.comm import membership
-from minidist.comm.errors import QuorumError, RankFailed
-from minidist.comm.membership.agreement import (
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import membership
+from minidist.full.comm.errors import QuorumError, RankFailed
+from minidist.full.comm.membership.agreement import (
     Presence,
     View,
     Wanted,
@@ -21,9 +21,9 @@ from minidist.comm.membership.agreement import (
     has_quorum,
     next_view,
 )
-from minidist.comm.membership.member import Member
-from minidist.comm.membership.simulated import SimulatedMember, run_members
-from minidist.comm.membership.store import MemoryStore
+from minidist.full.comm.membership.member import Member
+from minidist.full.comm.membership.simulated import SimulatedMember, run_members
+from minidist.full.comm.membership.store import MemoryStore
 
 FOUR = View(1, (0, 1, 2, 3))
 

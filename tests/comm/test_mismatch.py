@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.collectives import (
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -23,7 +23,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.comm import CommunicationError, Link, MismatchError
+from minidist.full.comm import CommunicationError, Link, MismatchError
 
 FOUR = np.ones(4)
 
@@ -215,7 +215,7 @@ def test_debug_mode_changes_no_result_and_counts_nothing(per_node: int | None) -
         whole = all_gather(reduce_scatter(buffer, comm), comm, np.empty(1000), counts=None)
         full = scatter(gather(whole[: comm.rank], comm, 1), comm, 1)
         all_to_all(full, comm, "auto", [len(full)] + [0] * (comm.size - 1))
-        return comm.traffic.bytes_sent, comm.traffic.messages_sent, comm.clock(), whole.tobytes()
+        return comm.traffic.bytes, comm.traffic.messages, comm.clock(), whole.tobytes()
 
     assert run(program, 5, cluster=cluster, debug=True) == run(program, 5, cluster=cluster)
 

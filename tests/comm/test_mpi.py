@@ -40,7 +40,7 @@ def test_more_ranks_than_cores_take_turns() -> None:
         import time
         import numpy as np
         import minidist
-        from minidist.collectives import all_reduce
+        from minidist.full.collectives import all_reduce
 
         comm = minidist.init()
         registered = comm.allocate(1000, np.float32)
@@ -80,7 +80,7 @@ def test_an_mpi_program_needs_no_torch_and_starts_quickly() -> None:
     program = """
         import sys
         import minidist
-        import minidist.collectives
+        import minidist.full.collectives
         assert minidist.init().size == 2
         assert "torch" not in sys.modules
     """

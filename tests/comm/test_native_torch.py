@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 import minidist
-from minidist.comm.errors import RankFailed
-from minidist.comm.torch_wire.native_torch import NativeTorch
-from minidist.comm.torch_wire.stalls import Stalls
+from minidist.full.comm.errors import RankFailed
+from minidist.full.comm.torch_wire.native_torch import NativeTorch
+from minidist.full.comm.torch_wire.stalls import Stalls
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_lost_rank_is_told_apart_from_a_wrong_call(
         raise RuntimeError(said)
 
     def broadcast(comm: minidist.Communicator) -> None:
-        native = NativeTorch((0,), (None, None), torch.from_numpy, Stalls())  # type: ignore[arg-type]
+        native = NativeTorch((0,), None, None, torch.from_numpy, Stalls())  # type: ignore[arg-type]
         native.broadcast(np.zeros(1), comm, 0)
 
     monkeypatch.setattr(dist, "broadcast", fail)

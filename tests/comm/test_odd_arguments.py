@@ -11,7 +11,8 @@ import pytest
 
 import minidist
 from minidist import Cluster, Communicator, Layout, Mesh, Trace
-from minidist.collectives import (
+from minidist.draw.recording import record
+from minidist.full.collectives import (
     algorithms,
     all_gather,
     all_reduce,
@@ -21,8 +22,7 @@ from minidist.collectives import (
     prepare,
     reduce_scatter,
 )
-from minidist.comm import DeadlockError, Link, MismatchError
-from minidist.draw.recording import record
+from minidist.full.comm import DeadlockError, Link, MismatchError
 
 ONE = np.zeros(1)
 SIX = np.zeros(6)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.comm import RankFailed
+from minidist.full.comm import RankFailed
 
 
 @pytest.fixture(autouse=True)

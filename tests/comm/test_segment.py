@@ -19,7 +19,7 @@ from faults import Fault, run_to_its_end
 from ranks import clean_environment, mpirun
 
 from minidist.cli import doctor
-from minidist.comm.mpi_wire import segment
+from minidist.full.comm.mpi_wire import segment
 
 SHOW = r"""
 import pathlib, re, sys

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.comm import CommunicationError, RankFailed
+from minidist.full.comm import CommunicationError, RankFailed
 
 
 def test_a_stream_runs_its_work_in_order_and_hands_back_results() -> None:
@@ -89,7 +89,7 @@ def test_an_error_of_the_work_reaches_wait_and_ends_the_run() -> None:
 def test_the_waiter_hears_the_works_own_error_however_late_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from minidist.comm.threads_wire.threads_wire import ThreadsWire
+    from minidist.full.comm.threads_wire.threads_wire import ThreadsWire
 
     fail = ThreadsWire.fail
     monkeypatch.setattr(
@@ -241,6 +241,6 @@ def test_what_a_stream_does_meanwhile_is_not_counted_as_the_main_threads_communi
         handle = stream.launch(stream.comm.exchange, np.zeros(1000), peer, np.zeros(1000), peer)
         comm.advance(10.0)
         handle.wait()
-        return comm.traffic.seconds, comm.traffic.bytes_sent
+        return comm.traffic.seconds, comm.traffic.bytes
 
     assert run(program, 2, cluster=Cluster.uniform(1, 8000)) == [(0.0, 8000)] * 2

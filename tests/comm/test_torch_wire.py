@@ -12,13 +12,13 @@ from typing import NamedTuple
 import pytest
 from ranks import clean_environment, torchrun, warm_python
 
-from minidist.launch.jobs import run_job
+from minidist.full.launch.jobs import run_job
 
 WORKS = """
     import os
     import numpy as np, torch, torch.distributed as dist
     import minidist
-    from minidist.comm.errors import CommunicationError
+    from minidist.full.comm.errors import CommunicationError
 
     comm = minidist.init(limit=60)
     assert dist.is_initialized() and comm.wire.kind == "torch", "torchrun's variables are enough"
@@ -84,7 +84,7 @@ WORKS = """
         assert "read-only" in str(error), error
 
     # Groups: every color at once, in the order of the key; a fork on a thread of its own.
-    sent = comm.traffic.messages_sent
+    sent = comm.traffic.messages
     half = comm.split(rank % 2, key=-rank)
     assert half.members == tuple(reversed(range(rank % 2, size, 2))), half.members
     check_ring(half, kinds[0], (5,))
@@ -93,7 +93,7 @@ WORKS = """
     alone = comm.split(rank)
     assert (alone.size, alone.members) == (1, (rank,))
     alone.barrier()
-    assert comm.traffic.messages_sent == sent + 2 * (half.size > 1), "splitting itself sends no counted messages"
+    assert comm.traffic.messages == sent + 2 * (half.size > 1), "splitting itself sends no counted messages"
 
     stream = comm.stream()
     def beside(tag):
@@ -236,7 +236,7 @@ FAILURES = """
         comm.recv(numbers, 1) if comm.rank == 0 else comm.send(numbers, 0)
 
     def calls_other_units(comm):
-        from minidist.parallel import FSDP
+        from minidist.full import FSDP
         model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, op="sum", unused=True)
         model.module.forward = lambda x: model.module[comm.rank](x)
         model(torch.ones(1, 4))

@@ -25,7 +25,6 @@ import pytest
 
 import minidist
 from minidist.__main__ import main
-from minidist.comm import Communicator
 from minidist.course.grade import default_lessons
 from minidist.course.grader import grading, record, runner
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
@@ -44,6 +43,7 @@ from minidist.course.lesson import (
     load_checks,
     reference_answer,
 )
+from minidist.full.comm import Communicator
 
 LESSON = find_lesson(Path(__file__).parents[2] / "lessons", "02")
 HONEST = """
@@ -843,7 +843,7 @@ def test_to_look_at_the_package_imports_nothing() -> None:
     """
     program = """
         import sys
-        import minidist.parallel
+        import minidist.full
         from minidist.course.grader.child import check_untouched, seal
         before = set(sys.modules)
         check_untouched(seal())

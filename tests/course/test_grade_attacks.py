@@ -243,24 +243,22 @@ def test_a_patched_writer_hides_no_leaning(tmp_path: Path) -> None:
     for what in ("what writes records", "json"):
         source = f"{LEANING['the reference itself']}\n{PATCHES[what][0]}\n"
         tests = attack(tmp_path, source, task=2, title=FEW)
-        assert scores(tests) == 0 and all(
-            "calls minidist.collectives.ring" in test.output for test in tests
-        )
+        assert scores(tests) == 0 and all("calls minidist.ring" in test.output for test in tests)
 
 
 REFERENCE = (
-    "from minidist.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy "
-    "as np\n"
+    "from minidist import ring\nfrom minidist.full.collectives import all_reduce, all_gather, reduce_scatter\n"
+    "import numpy as np, operator\n"
 )
 LEANING = {
     "the reference itself": REFERENCE
     + """
 def ring_reduce_scatter(chunks, comm):
-    return ring.ring_reduce_scatter(chunks, comm, np.add).copy()
+    return ring.ring_reduce_scatter(chunks, comm, operator.iadd).copy()
 def ring_all_gather(chunks, comm):
     ring.ring_all_gather(chunks, comm)
 def ring_all_reduce(buffer, comm):
-    ring.ring_all_reduce(buffer, comm, np.add)
+    ring.ring_all_reduce(np.array_split(buffer, comm.size), comm, operator.iadd)
 """,
     "the package's collectives": REFERENCE
     + """
@@ -311,10 +309,10 @@ def test_lean_on_the_package(how: str, tmp_path: Path) -> None:
                 for test in tests
             )
         else:
-            assert "minidist.collectives" in tests[0].output
+            assert "minidist.full.collectives" in tests[0].output
 
 
-CUT = "from minidist.collectives.fast import cut\n"
+CUT = "from minidist.full.collectives.fast import cut\n"
 COST = """
 def cost(elements, itemsize, ranks, rank):
     counts = cut(elements, ranks)
@@ -333,27 +331,30 @@ def all_reduce_cost(elements, itemsize, ranks, rank):
     return 2 * (ranks - 1), (2 * elements - counts[rank] - counts[(rank + 1) % ranks]) * itemsize
 """
 CALLS = {
-    "a call": (COST + "all_reduce_cost = cost", "calls minidist.collectives.fast"),
-    "a call on a thread": (COST + THREAD, "calls minidist.collectives.fast"),
+    "a call": (COST + "all_reduce_cost = cost", "calls minidist.full.collectives.fast"),
+    "a call on a thread": (COST + THREAD, "calls minidist.full.collectives.fast"),
     "a thread's own target": (
         "from concurrent.futures import ThreadPoolExecutor\n"
         + ELSEWHERE.format("[ThreadPoolExecutor(1).submit(cut, elements, ranks).result()]"),
-        "calls minidist.collectives.fast",
+        "calls minidist.full.collectives.fast",
     ),
-    "a map": (ELSEWHERE.format("map(cut, [elements], [ranks])"), "calls minidist.collectives.fast"),
+    "a map": (
+        ELSEWHERE.format("map(cut, [elements], [ranks])"),
+        "calls minidist.full.collectives.fast",
+    ),
     "a partial function": (
         "from functools import partial\n" + ELSEWHERE.format("[partial(cut, elements)(ranks)]"),
-        "calls minidist.collectives.fast",
+        "calls minidist.full.collectives.fast",
     ),
     "an event loop": (
         "import asyncio\n"
         + ELSEWHERE.format("[asyncio.run(asyncio.to_thread(cut, elements, ranks))]"),
-        "calls minidist.collectives.fast",
+        "calls minidist.full.collectives.fast",
     ),
     "a table made at import": (
         "TABLE = {(n, p): cut(n, p) for n in range(1000) for p in range(1, 9)}\n"
         + ELSEWHERE.format("[TABLE[elements, ranks]]"),
-        "in <dictcomp> calls minidist.collectives.fast",
+        "in <dictcomp> calls minidist.full.collectives.fast",
     ),
     "unwatched": (
         UNWATCHED.format("import sys; sys.setprofile(None); return cost(*question)"),
@@ -379,7 +380,7 @@ CALLS = {
             """threading.setprofile(None)
     return ThreadPoolExecutor(1).submit(cost, *question).result()"""
         ),
-        "calls minidist.collectives.fast",
+        "calls minidist.full.collectives.fast",
     ),
     "a bare thread": (
         "import _thread, time\n"
@@ -402,28 +403,28 @@ CALLS = {
         "calls sys.settrace, which hides calls",
     ),
     "its text": (
-        "from pathlib import Path\nfrom minidist.collectives import fast\nspace = {}\n"
+        "from pathlib import Path\nfrom minidist.full.collectives import fast\nspace = {}\n"
         "exec(Path(fast.__file__).read_text(), space)\ncut = space['cut']\n"
         + ELSEWHERE.format("[cut(elements, ranks)]"),
-        "runs the code of minidist.collectives.fast",
+        "runs the code of minidist.full.collectives.fast",
     ),
     "its text under another name": (
-        "import json\nfrom pathlib import Path\nfrom minidist.collectives import fast\nspace = "
+        "import json\nfrom pathlib import Path\nfrom minidist.full.collectives import fast\nspace = "
         "{'__name__': 'json'}\nexec(compile(Path(fast.__file__).read_text(), json.__file__, "
         "'exec'), space)\ncut = space['cut']\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
-        "runs the code of minidist.collectives.fast",
+        "runs the code of minidist.full.collectives.fast",
     ),
     "its code": (
         "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, "
         "co_name='mine')\ncut = FunctionType(mine, cut.__globals__)\n"
         + ELSEWHERE.format("[cut(elements, ranks)]"),
-        "runs the code of minidist.collectives.fast",
+        "runs the code of minidist.full.collectives.fast",
     ),
     "its code, by nobody": (
         "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, "
         "co_name='mine')\ncut = FunctionType(mine, {})\n"
         + ELSEWHERE.format("[cut(elements, ranks)]"),
-        "runs the code of minidist.collectives.fast",
+        "runs the code of minidist.full.collectives.fast",
     ),
     "another interpreter": (
         "import os\nfrom inspect import getsource\ntry:\n    import _xxsubinterpreters as others\n"
@@ -465,7 +466,7 @@ def test_the_same_cost_with_a_cut_of_its_own_scores(tmp_path: Path) -> None:
 
 def test_lean_in_one_case_only(tmp_path: Path) -> None:
     """It costs the whole task, and only that."""
-    source = HONEST + "\nring = ring_all_reduce\nfrom minidist.collectives import all_reduce\n"
+    source = HONEST + "\nring = ring_all_reduce\nfrom minidist.full.collectives import all_reduce\n"
     source += (
         "def ring_all_reduce(buffer, comm):\n    (all_reduce if len(buffer) == 10 else "
         "ring)(buffer, comm)\n"
@@ -478,7 +479,7 @@ def test_lean_in_one_case_only(tmp_path: Path) -> None:
     assert not any(tasks[3]) and all(tasks[1] + tasks[2] + tasks[4])
     assert {test.output for test in tests if test.check.task.number == 3} == {
         f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in "
-        "ring_all_reduce calls minidist.collectives.operations"
+        "ring_all_reduce calls minidist.full.collectives.operations"
     }
 
 
@@ -496,7 +497,7 @@ def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
         assert scores(tests) == 0
         assert (
             "comm.native" in tests[0].output
-            or "calls minidist.collectives.operations" in tests[0].output
+            or "calls minidist.full.collectives.operations" in tests[0].output
         )
 
 
@@ -554,7 +555,7 @@ def test_who_replaces_a_part_of_the_package_scores_nothing(
 ) -> None:
     """Also with an answer that does not use it."""
     source = (
-        f"{HONEST}\nimport sys\nfrom minidist import Communicator\nfrom minidist.collectives "
+        f"{HONEST}\nimport sys\nfrom minidist import Communicator\nfrom minidist.full.collectives "
         "import tree\n"
     )
     tests = attack(
@@ -636,7 +637,7 @@ def test_an_answer_that_rewrites_the_judges_changes_no_lesson(tmp_path: Path) ->
 def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:
     source = (
         HONEST.replace("def ring_all_gather", "def honest")
-        + "from minidist.collectives.fast import cut\n"
+        + "from minidist.full.collectives.fast import cut\n"
     )
     source += (
         "def ring_all_gather(chunks, comm):\n    watch, honestly = comm.wire._watch, "
@@ -693,7 +694,7 @@ def test_a_rank_splits_only_a_few_times(tmp_path: Path) -> None:
     assert scores(attack(tmp_path, honest, task=1, lesson="14", title="three axes")) > 0
 
 
-BALANCE = "from minidist.parallel.pipeline.stage import balance\n"
+BALANCE = "from minidist.full.pipeline.stage import balance\n"
 LENT = {
     "its own name": "cut_layers = balance",
     "torch, as an argument": """
@@ -715,7 +716,7 @@ def cut_layers(costs, stages):
 @pytest.mark.parametrize("to", LENT)
 def test_the_package_s_answer_is_not_lent(to: str, tmp_path: Path) -> None:
     tests = attack(tmp_path, BALANCE + LENT[to], task=1, lesson="09")
-    assert scores(tests) == 0 and "calls minidist.parallel.pipeline.stage" in tests[0].output
+    assert scores(tests) == 0 and "calls minidist.full.pipeline.stage" in tests[0].output
 
 
 BYTES = """
@@ -770,7 +771,7 @@ HOOKED = """
 from functools import partial
 import numpy as np, torch
 from minidist.course.grader.contract import Case, Check, Task
-from minidist.parallel.adjoint import copy_to
+from minidist.full.adjoint import copy_to
 def once(rng): return [Case(({},), "one")]
 def program(exercise, comm, given):
     weight = torch.ones(2, requires_grad=True)
@@ -778,7 +779,7 @@ def program(exercise, comm, given):
     exercise.train(weight, comm)
     return {"gradient": weight.grad}
 def judge(case, results, notes): assert results[0]["gradient"].tolist() == [2, 2]
-CHECKS = [Check(Task(1, "train", ("minidist.parallel",)), "trains", 1, once, program, judge)]
+CHECKS = [Check(Task(1, "train", ("minidist.full.adjoint",)), "trains", 1, once, program, judge)]
 """
 
 
@@ -795,14 +796,14 @@ def test_a_hook_that_the_answer_did_not_install_is_not_its_doing(tmp_path: Path)
             (1, "")
         ]
         path.write_text(
-            "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef "
+            "from functools import partial\nfrom minidist.full.adjoint import copy_to\ndef "
             "train(weight, comm):\n    weight.register_hook(partial(copy_to, comm=comm))\n    (2 "
             "* weight).sum().backward()\n"
         )
         tests = grade(lesson, Answer(path), warm=warm)
     assert (
         scores(tests) == 0
-        and "exercise.py:4 in train calls minidist.parallel.adjoint" in tests[0].output
+        and "exercise.py:4 in train calls minidist.full.adjoint" in tests[0].output
     )
 
 

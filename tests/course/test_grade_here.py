@@ -34,7 +34,7 @@ print(json.dumps(found))
 MISTAKES = {
     "waits for a message that nobody sends": "comm.recv(own.copy(), (comm.rank + 1) % comm.size)",
     "sends what it should not": "comm.send(own, (comm.rank + 1) % comm.size) if comm.rank else None",
-    "calls what is barred": "from minidist.collectives import all_reduce; all_reduce(own, comm)",
+    "calls what is barred": "from minidist.full.collectives import all_reduce; all_reduce(own, comm)",
     "turns the watch off": "__import__('sys').setprofile(None)",
     "replaces a part of the package": "type(comm).send = lambda *_, **__: None",
 }

@@ -221,8 +221,8 @@ STYLES = (  # lesson, task, what the honest answer says, and what is as right
     (
         "18_context_parallel",
         2,
-        "from minidist.parallel.context.flash import attend, attend_backward\n",
-        """from minidist.parallel.context.flash import attend_backward
+        "from minidist.full.context.flash import attend, attend_backward\n",
+        """from minidist.full.context.flash import attend_backward
 
 
 def attend(query, key, value, causal):

@@ -14,17 +14,17 @@ from browser import BROWSER, Page
 from matplotlib import image
 
 from minidist import Cluster, run
-from minidist.collectives import all_reduce, broadcast, reduce_scatter
-from minidist.collectives.choose import TABLE
-from minidist.comm import Link
+from minidist.context import RingAttention
 from minidist.draw.attention import record_attention
 from minidist.draw.filmstrip import filmstrip, in_words, key_frames
 from minidist.draw.player import COLOURS, INKS, MET, Recording, player
 from minidist.draw.recording import Watching, record
-from minidist.parallel.context.flash import flash_attention, page_forward
-from minidist.parallel.context.order import meeting
-from minidist.parallel.context.plain import PlainRingAttention
-from minidist.parallel.context.ring import Ring
+from minidist.full.collectives import all_reduce, broadcast, reduce_scatter
+from minidist.full.collectives.choose import TABLE
+from minidist.full.comm import Link
+from minidist.full.context.flash import flash_attention, page_forward
+from minidist.full.context.order import meeting
+from minidist.full.context.ring import Ring
 
 ALL = (1, 1, 1, 1)
 OUTSIDE = """[...document.querySelectorAll('svg *')].filter(e => {
@@ -132,7 +132,7 @@ def test_what_came_early_is_shown_once_it_has_been_waited_for() -> None:
 def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
     def plain(comm: Any) -> tuple[int, int]:
         all_reduce(np.zeros(8, np.int64), comm, algorithm="ring")
-        return comm.traffic.messages_sent, comm.traffic.bytes_sent
+        return comm.traffic.messages, comm.traffic.bytes
 
     assert [step.counters[:2] for step in recording.at(68)] == run(plain, 4) == 4 * [(6, 96)]
     # the buffer and two temporaries
@@ -313,11 +313,13 @@ def unmet(recording: Recording) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("ranks", (1, 2, 4))
-@pytest.mark.parametrize("order", ("plain", "contiguous", "zigzag", "striped"))
+@pytest.mark.parametrize("order", ("the book", "contiguous", "zigzag", "striped"))
 def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: int) -> None:
-    name = "contiguous" if order == "plain" else order
-    attend = PlainRingAttention.apply if order == "plain" else attend_in(order)
-    recording = record_attention(attend, ranks, name)
+    name = "contiguous" if order == "the book" else order
+    if order == "the book":
+        recording = record_attention(RingAttention.apply, ranks, name, output="output")
+    else:
+        recording = record_attention(attend_in(order), ranks, name)
     tokens = recording.meetings.tokens
     for rank in range(ranks):
         expected = []
@@ -342,10 +344,9 @@ def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: in
                 }
                 shown.append((step.buffers["keys and values"][0], now - seen))
                 seen = now
-                assert (
-                    step.line[0].endswith("blocks.py")
-                    and "output.lerp_(" in recording.sources[step.line[0]][step.line[1] - 1]
-                )
+                if order != "the book":
+                    assert step.line[0].endswith("blocks.py")
+                    assert "output.lerp_(" in recording.sources[step.line[0]][step.line[1] - 1]
         assert shown == expected
     for step in recording.at(len(recording.steps)):
         assert (

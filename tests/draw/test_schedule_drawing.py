@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minidist.draw.pipeline import draw_svg, draw_text
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     NAMES,
     Plan,
     plan,
@@ -16,7 +16,7 @@ from minidist.parallel.pipeline import (
     with_communication,
     with_offload,
 )
-from minidist.parallel.pipeline.schedules import CHUNKED
+from minidist.full.pipeline.schedules import CHUNKED
 
 SVG = "{http://www.w3.org/2000/svg}"
 

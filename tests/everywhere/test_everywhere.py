@@ -51,7 +51,7 @@ RANKS = """
 import numpy as np
 import minidist
 from minidist import Cluster
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 from minidist.draw.player import player
 from minidist.draw.recording import record
 
@@ -77,8 +77,8 @@ TRAIN = """
 import sys
 from pathlib import Path
 from minidist.__main__ import main
-from minidist.trainer.checkpoint.lock import hold
-from minidist.trainer.checkpoint.store import CheckpointError
+from minidist.full.checkpoint.lock import hold
+from minidist.full.checkpoint.store import CheckpointError
 
 small = "train --layers 1 --hidden 16 --heads 2 --sequence 8 --batch 2 --steps 2 --seed 1".split()
 assert main([*small, "--save", "run"]) == 0

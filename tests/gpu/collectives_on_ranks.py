@@ -22,8 +22,8 @@ from collective_cases import (
 )
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
 
 
 def check_messages(comm: Communicator, device: str) -> None:

@@ -10,8 +10,8 @@ import time
 import torch
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
 
 
 def a_rank_is_killed(comm: Communicator, tensor: torch.Tensor) -> None:

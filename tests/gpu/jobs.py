@@ -13,8 +13,8 @@ import pytest
 import torch
 from ranks import clean_environment
 
-from minidist.comm.torch_wire.gpus import sharing_fault
-from minidist.launch.jobs import Outcome, run_job
+from minidist.full.comm.torch_wire.gpus import sharing_fault
+from minidist.full.launch.jobs import Outcome, run_job
 
 CPU = os.environ.get("MINIDIST_TEST_DEVICE") == "cpu"
 if CPU:

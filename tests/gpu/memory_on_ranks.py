@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import minidist
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
 
 KINDS: list[tuple[Any, dict[str, Any]]] = [
     (DDP, {}),

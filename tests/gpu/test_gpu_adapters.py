@@ -11,8 +11,8 @@ import torch
 from jobs import RANKS, verified
 from torch import nn
 
-from minidist.model import GPT, GPTConfig
-from minidist.trainer.foreign import save_llama
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.trainer.foreign import save_llama
 
 RUNS = {
     1: ("--lora 4", "--qlora --recompute full"),

@@ -11,7 +11,7 @@ from jobs import CPU, DEVICE
 from torch import Tensor
 from torch.profiler import profile
 
-from minidist.model.attention import capability, causal_attention, cudnn_is_fastest
+from minidist.full.model.attention import capability, causal_attention, cudnn_is_fastest
 
 
 def usual(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from jobs import CPU, job, succeeds
 from training import DEADLY, DEADLY_MEMBER, TINY, losses, tensors
 
-from minidist.comm.torch_wire.stalls import Stalls
+from minidist.full.comm.torch_wire.stalls import Stalls
 
 STEPS = 8
 RUN = f"--precision float64 --lr 0.01 --steps {STEPS} --save-every 2 --sample 0"

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from jobs import CPU, DEVICE
 from torch import Tensor
 
-from minidist.model.seen import Seen, among, beginnings, first_seen, in_documents
-from minidist.parallel.context import flash
-from minidist.parallel.context.flash import attend, attend_backward, flash_attention
+from minidist.full.context import flash
+from minidist.full.context.flash import attend, attend_backward, flash_attention
+from minidist.full.model.seen import Seen, among, beginnings, first_seen, in_documents
 
 LENGTHS = [(1, 1), (7, 7), (64, 65), (65, 64), (1000, 1000), (1025, 1025), (1025, 300), (130, 1000)]
 BITS = [torch.float32, torch.float16, *([] if CPU else [torch.bfloat16])]
@@ -80,7 +80,7 @@ def test_the_kernels_are_as_right_as_torchs(
     shapes.
     """
     if INTERPRETED:
-        from minidist.parallel.context.kernels import flash_triton
+        from minidist.full.context.kernels import flash_triton
 
         tiles = (
             {16: (32, 64), 64: (64, 32), 128: (128, 64)}[size] if max(lengths) < 500 else (256, 256)

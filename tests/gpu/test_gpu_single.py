@@ -15,11 +15,11 @@ from test_recompute import NESTED, TorchDropout, gradients, same_bits
 from torch import Tensor, nn
 from training import batches_of
 
-from minidist.memory.precision.fp8 import Float8Linear, scales_of, update_scales
-from minidist.memory.recompute.segments import recompute
-from minidist.parallel.pipeline.offload.host import HostMemory
-from minidist.trainer.batches import Batches, ReadAhead
-from minidist.trainer.corpus.text import sequences
+from minidist.full.data.text import sequences
+from minidist.full.pipeline.offload.host import HostMemory
+from minidist.full.precision.fp8 import Float8Linear, scales_of, update_scales
+from minidist.full.recompute.segments import recompute
+from minidist.full.trainer.batches import Batches, ReadAhead
 
 
 def seeded(seed: int) -> torch.Generator:

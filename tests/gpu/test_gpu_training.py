@@ -13,8 +13,8 @@ from jobs import DRAWS, HERE, PARTS, RIGHT, verified
 from ranks import clean_environment, torchrun, warm_python
 from train_draws import VERDICTS, draw, is_right
 
-from minidist.launch.jobs import run_job
-from minidist.parallel.pipeline import NAMES
+from minidist.full.launch.jobs import run_job
+from minidist.full.pipeline import NAMES
 
 COUNTS = {1: 8, 2: 28, 4: 20}  # of seeds on so many ranks
 

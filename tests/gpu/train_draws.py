@@ -16,10 +16,11 @@ from typing import Any
 
 import minidist
 from minidist.cli.train import train
-from minidist.mesh import Layout
-from minidist.parallel.pipeline import NAMES
-from minidist.parallel.pipeline.schedules import CHUNKED, V_SHAPED
-from minidist.parallel.recipe import NO_PIPELINE, Recipe
+from minidist.full.mesh import Layout
+from minidist.full.pipeline import NAMES
+from minidist.full.pipeline.schedules import CHUNKED, V_SHAPED
+from minidist.full.recipe import NO_PIPELINE
+from minidist.further import Recipe
 
 TINY = "--hidden 16 --heads 4 --sequence 16 --steps 2 --warmup 1 --lr 0.01 --sample 0 --verify"
 PRECISIONS = ("float64", "bfloat16", "float64", "float32", "float64", "float16", "fp8")

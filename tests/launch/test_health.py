@@ -9,8 +9,8 @@ import pytest
 from ranks import mpirun
 
 from minidist import run
-from minidist.launch import health
-from minidist.launch.health import Checked, check, judge
+from minidist.full.launch import health
+from minidist.full.launch.health import Checked, check, judge
 
 FIT = Checked("node1", 64e9, 0.010, 0.002, 0.1, ())
 
@@ -69,7 +69,12 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 
 def test_the_command_on_real_ranks(tmp_path: Path) -> None:
-    program = "import sys\nfrom minidist.launch import health\nhealth.SLOW = 1e9\nsys.exit(health.main(sys.argv[1:]))\n"
+    program = """
+import sys
+from minidist.full.launch import health
+health.SLOW = 1e9
+sys.exit(health.main(sys.argv[1:]))
+"""
     done = mpirun(2, program, "--save", str(tmp_path / "run"))
     assert (done.returncode, done.stdout) == (0, "2 ranks are fit\n"), done.stderr
     (tmp_path / "file").write_text("")

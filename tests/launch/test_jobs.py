@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from minidist.launch import jobs
+from minidist.full.launch import jobs
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another way to end a job")

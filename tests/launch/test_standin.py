@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from ranks import clean_environment
 
-from minidist.launch.standin import STAND_IN
+from minidist.full.launch.standin import STAND_IN
 
 HOST = """
 import socket, sys
-from minidist.launch.standin import fork_ranks
+from minidist.full.launch.standin import fork_ranks
 with socket.socket(socket.AF_UNIX) as listener:
     listener.bind("ranks")
     listener.listen()

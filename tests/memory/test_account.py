@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
 from minidist.draw.memory import draw_memory
-from minidist.memory.account import CATEGORIES, Account, Holder, Timeline, total
-from minidist.memory.precision.masters import MasterWeights
-from minidist.memory.recompute.segments import measure_block, recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.memory.account import CATEGORIES, Account, Holder, Timeline, total
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.recompute.segments import measure_block, recompute
+from minidist.full.trace import Trace
 from minidist.plan.equation import model_states
-from minidist.trace import Trace
 
 CONFIG = GPTConfig(vocabulary=61, layers=3, hidden=32, heads=4, key_value_heads=2, sequence=16)
 PARAMETERS = 4 * CONFIG.parameter_count

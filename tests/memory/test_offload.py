@@ -22,11 +22,11 @@ from ranks import clean_environment, warm_python
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.offload import OffloadedOptimizer, mapped
-from minidist.memory.precision.adamw import FusedAdamW
-from minidist.memory.precision.masters import MasterWeights
-from minidist.parallel import ZeRO1
+from minidist.full import ZeRO1
+from minidist.full.comm import Communicator
+from minidist.full.memory.offload import OffloadedOptimizer, mapped
+from minidist.full.precision.adamw import FusedAdamW
+from minidist.full.precision.masters import MasterWeights
 
 Place = Callable[[Path], Any]
 PLACES = pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_no_file_outlives_its_process(end: str, tmp_path: Path) -> None:
     program = """
     import os, sys, torch
     from pathlib import Path
-    from minidist.memory.offload import OffloadedOptimizer
+    from minidist.full.memory.offload import OffloadedOptimizer
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = OffloadedOptimizer([weight], torch.optim.AdamW, Path(sys.argv[1]))
     weight.grad = torch.ones(1000)

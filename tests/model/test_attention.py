@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from minidist.memory.recompute import recompute
-from minidist.model import GPT, GPTConfig, attention, cross_entropy_sum
-from minidist.model.attention import causal_attention, cudnn_is_fastest
-from minidist.parallel import compile_blocks
+from minidist.full import compile_blocks
+from minidist.full.model import GPT, GPTConfig, attention, cross_entropy_sum
+from minidist.full.model.attention import causal_attention, cudnn_is_fastest
+from minidist.full.recompute import recompute
 
 HALF = torch.bfloat16
 

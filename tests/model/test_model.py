@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum, generate
-from minidist.model.dropout import Dropout, child, dropout_mask
-from minidist.model.gpt import RMSNorm, rotary_table
-from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
-from minidist.trainer.foreign.llama_names import llama_name
+from minidist import model as book
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum, generate
+from minidist.full.model.dropout import Dropout, child, dropout_mask
+from minidist.full.model.gpt import rotary_table
+from minidist.full.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.full.trainer.foreign.llama_names import llama_name
 
 SMALL = GPTConfig(
     vocabulary=37,
@@ -445,7 +446,7 @@ def test_the_loss_of_a_new_model_is_that_of_a_guess() -> None:
 
 def test_norm_and_rotary_table_are_exact_in_float64_and_wide_in_bfloat16() -> None:
     x = torch.randn(5, 32, dtype=torch.float64, generator=seeded())
-    norm = RMSNorm(32, 1e-5).double()
+    norm = book.RMSNorm(book.GPTConfig(hidden=32)).double()
     expected = torch.stack(
         [row / math.sqrt(sum(v * v for v in row.tolist()) / 32 + 1e-5) for row in x]
     )

@@ -14,17 +14,19 @@ import torch
 from test_model import rough_model, seeded, some_tokens, with_exact_parts
 from torch import Tensor
 
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe import experts as experts_module
-from minidist.model.moe.balance import Load, rebalance
-from minidist.model.moe.experts import grouped, has_kernel
-from minidist.model.moe.plain import plain_balance_loss, plain_moe, plain_rebalance
-from minidist.model.moe.routed import RoutedExperts, routed_in
-from minidist.model.moe.router import router_logits
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.foreign import load_llama, save_llama
-from minidist.trainer.options import ModelOptions
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe import experts as experts_module
+from minidist.full.model.moe.balance import Load, rebalance
+from minidist.full.model.moe.experts import grouped, has_kernel
+from minidist.full.model.moe.routed import RoutedExperts, routed_in
+from minidist.full.model.moe.router import router_logits
+from minidist.full.recompute.segments import recompute
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.foreign import load_llama, save_llama
+from minidist.full.trainer.options import ModelOptions
+from minidist.further import Config
+from minidist.moe import balance_loss, mixture
+from minidist.moe import rebalance as move_biases
 
 MIXTRAL = GPTConfig(
     vocabulary=64, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=24, sequence=16, experts=5, top_k=2,
@@ -226,11 +228,11 @@ def test_the_plain_page_says_what_the_layer_does(biased: bool) -> None:
         return (silu(rows @ gate.T) * (rows @ up.T)) @ down.T
 
     experts = [partial(expert, number) for number in range(config.experts)]
-    output, counts = plain_moe(x[0], layer.router, experts, config.top_k, bias)
+    output, counts = mixture(x[0], layer.router, experts, config.top_k, bias)
     loss = output.square().sum()
     if not biased:
         scores = (x[0] @ layer.router.T).softmax(-1)
-        loss = loss + config.balance_rate * 9 * plain_balance_loss(scores, counts)
+        loss = loss + config.balance_rate * 9 * balance_loss(scores, counts)
     told = torch.autograd.grad(loss, tuple(layer.parameters()))
     found = layer(x)
     torch.testing.assert_close(found[0], output)
@@ -240,7 +242,7 @@ def test_the_plain_page_says_what_the_layer_does(biased: bool) -> None:
     assert torch.equal(layer.tally[: config.experts], counts.double())
     rebalance(layer)
     if biased:
-        plain_rebalance(bias, counts, config.balance_rate)
+        move_biases(bias, counts, config.balance_rate)
         torch.testing.assert_close(layer.bias * config.balance_rate, bias)
 
 

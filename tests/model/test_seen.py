@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minidist.memory.recompute import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum, seen
-from minidist.model.attention import SlidingWindow, causal_attention
-from minidist.model.config import attended_pairs
-from minidist.model.seen import among, beginnings, causal, first_seen
-from minidist.parallel.layers.compiled import as_they_were, compile_blocks
-from minidist.trainer.foreign import load_llama, save_llama
-from minidist.trainer.foreign.llama import read_llama_config, write_llama
+from minidist.full.layers.compiled import as_they_were, compile_blocks
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum, seen
+from minidist.full.model.attention import SlidingWindow, causal_attention
+from minidist.full.model.config import attended_pairs
+from minidist.full.model.seen import among, beginnings, causal, first_seen
+from minidist.full.recompute import recompute
+from minidist.full.trainer.foreign import load_llama, save_llama
+from minidist.full.trainer.foreign.llama import read_llama_config, write_llama
 
 CONFIG = GPTConfig(
     vocabulary=37,

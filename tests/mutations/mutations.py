@@ -82,7 +82,7 @@ TRACE = [
 COMM = [
     Mutation(
         "an incoming port takes two messages at once",
-        "minidist/comm/threads_wire/lanes.py",
+        "minidist/full/comm/threads_wire/lanes.py",
         old=(
             "starts = max(\n                        self.met, 0.0 if self.eager else self.posted, "
             "self.lane.incoming_free\n                    )"
@@ -94,7 +94,7 @@ COMM = [
     ),
     Mutation(
         "an outgoing port is free while it sends",
-        "minidist/comm/threads_wire/world.py",
+        "minidist/full/comm/threads_wire/world.py",
         old="lane.outgoing_free = operation.departs + link.seconds(bytes)",
         new="lane.outgoing_free = operation.departs",
         tests=(
@@ -104,14 +104,14 @@ COMM = [
     ),
     Mutation(
         "a message arrives without latency",
-        "minidist/comm/threads_wire/lanes.py",
+        "minidist/full/comm/threads_wire/lanes.py",
         old="self.completed = starts + seconds + link.latency",
         new="self.completed = starts + seconds",
         tests=("tests/comm/test_clock.py::test_a_message_takes_latency_plus_bytes_over_bandwidth",),
     ),
     Mutation(
         "a message takes the link of another pair of ranks",
-        "minidist/comm/threads_wire/cluster.py",
+        "minidist/full/comm/threads_wire/cluster.py",
         old="return self.inside if self.node_of(sender) == self.node_of(receiver) else self.across",
         new="return self.inside if abs(sender - receiver) < (self.ranks_per_node or sender + 1) "
         "else self.across",
@@ -119,7 +119,7 @@ COMM = [
     ),
     Mutation(
         "an eager message is a view of the sender's buffer",
-        "minidist/comm/threads_wire/world.py",
+        "minidist/full/comm/threads_wire/world.py",
         old="operation.array = _snapshot(array)",
         new="operation.array = array",
         tests=(
@@ -128,14 +128,14 @@ COMM = [
     ),
     Mutation(
         "a rank that runs counts as stuck",
-        "minidist/comm/threads_wire/carriers/threads.py",
+        "minidist/full/comm/threads_wire/carriers/threads.py",
         old="            if thread.is_alive():\n                return True",
         new="            if False:\n                return True",
         tests=("tests/comm/test_deadlock.py::test_random_legal_programs_pass",),
     ),
     Mutation(
         "a stream without work counts as stuck",
-        "minidist/comm/threads_wire/world.py",
+        "minidist/full/comm/threads_wire/world.py",
         old="waiting = [lane for lane in lanes if lane.awaits is not None and not lane.idle]",
         new="waiting = [lane for lane in lanes if lane.awaits is not None]",
         tests=(
@@ -144,28 +144,28 @@ COMM = [
     ),
     Mutation(
         "the cycle of a deadlock has ranks in it that only wait for the cycle",
-        "minidist/comm/threads_wire/standstill.py",
+        "minidist/full/comm/threads_wire/standstill.py",
         old="chain = [*chain[chain.index(peer) :], peer]",
         new="chain = [*chain, peer]",
         tests=("tests/comm/test_deadlock.py::test_a_cycle_that_not_all_ranks_are_in",),
     ),
     Mutation(
         "a report names the line of the package instead of its caller's",
-        "minidist/comm/report.py",
+        "minidist/full/comm/report.py",
         old="while frame is not None and not of_a_user(frame.f_code.co_filename):",
         new='while frame is not None and _folder(frame) == "":',
         tests=("tests/comm/test_deadlock.py::test_the_line_named_is_the_callers_own",),
     ),
     Mutation(
         "a rank that waits for its own stream's work is accused",
-        "minidist/comm/threads_wire/world.py",
+        "minidist/full/comm/threads_wire/world.py",
         old="return lane.awaits is not None and not lane.idle and waits_for(lane)[1] != lane.rank",
         new="return lane.awaits is not None and not lane.idle",
         tests=("tests/comm/test_limit.py::test_computing_longer_than_the_limit_is_no_fault",),
     ),
     Mutation(
         "whoever is woken goes on next, whatever the seed",
-        "minidist/comm/threads_wire/carriers/cooperative.py",
+        "minidist/full/comm/threads_wire/carriers/cooperative.py",
         old="place = int(self.draw() * len(ready))",
         new="place = len(ready) - 1",
         tests=(
@@ -175,18 +175,8 @@ COMM = [
         ),
     ),
     Mutation(
-        "greenlets change while torch is in a mode of their thread",
-        "minidist/comm/threads_wire/carriers/greenlets.py",
-        old="if torch is not None and _modes(torch) != USUAL:",
-        new="if False:",
-        tests=(
-            "tests/comm/test_cooperative.py::"
-            "test_greenlets_refuse_to_wait_where_others_would_compute_wrongly",
-        ),
-    ),
-    Mutation(
         "a job that is killed leaves MPI's segment",
-        "minidist/comm/mpi_wire/mpi_wire.py",
+        "minidist/full/comm/mpi_wire/mpi_wire.py",
         old="        take_names_away()",
         new="        pass",
         tests=(
@@ -195,14 +185,14 @@ COMM = [
     ),
     Mutation(
         "a segment that a process has open, and maps no more, is taken for a dead job's",
-        "minidist/comm/mpi_wire/segment.py",
+        "minidist/full/comm/mpi_wire/segment.py",
         old='used.add(Path(os.readlink(process / "fd" / descriptor)))',
         new='os.readlink(process / "fd" / descriptor)',
         tests=("tests/comm/test_segment.py::test_a_segment_that_somebody_uses_stays",),
     ),
     Mutation(
         "the first fence waits behind the watchdog's back",
-        "minidist/comm/mpi_wire/mpi_wire.py",
+        "minidist/full/comm/mpi_wire/mpi_wire.py",
         old='status.awaiting(Awaited("the first fence", self.members), self.clock())',
         new='Status().awaiting(Awaited("the first fence", self.members), self.clock())',
         tests=(
@@ -212,14 +202,14 @@ COMM = [
     ),
     Mutation(
         "a read-only buffer may receive",
-        "minidist/comm/communicator.py",
+        "minidist/full/comm/communicator.py",
         old='return flatten(buffer, writable=role == "source")',
         new="return flatten(buffer)",
         tests=("tests/comm/test_buffers.py::test_what_would_be_overwritten_is_refused",),
     ),
     Mutation(
         "a vector counts as contiguous whatever its stride",
-        "minidist/comm/buffers.py",
+        "minidist/full/comm/buffers.py",
         old="or not flat.is_contiguous():",
         new="or (flat.dim() > 1 and not flat.is_contiguous()):",
         tests=(
@@ -228,7 +218,7 @@ COMM = [
     ),
     Mutation(
         "a collective's messages go on tags that users have",
-        "minidist/comm/communicator.py",
+        "minidist/full/comm/communicator.py",
         old="twin.tag_offset = TAGS",
         new="twin.tag_offset = 0",
         tests=(
@@ -237,7 +227,7 @@ COMM = [
     ),
     Mutation(
         "both ends of a message of a collective are named after the user's",
-        "minidist/comm/request.py",
+        "minidist/full/comm/request.py",
         old="key = (*ends, tag + comm.tag_offset)",
         new="key = (*ends, tag)",
         tests=(
@@ -246,7 +236,7 @@ COMM = [
     ),
     Mutation(
         "the barrier leaves out its last round",
-        "minidist/comm/communicator.py",
+        "minidist/full/comm/communicator.py",
         old="while distance < self.size:",
         new="while 2 * distance < self.size:",
         tests=(
@@ -255,14 +245,14 @@ COMM = [
     ),
     Mutation(
         "a split ignores the key",
-        "minidist/comm/wire.py",
+        "minidist/full/comm/wire.py",
         old="for chosen, _, rank in sorted(answers):",
         new="for chosen, _, rank in answers:",
         tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
     ),
     Mutation(
         "a group is taken again while another rank still holds it",
-        "minidist/comm/engine/pool.py",
+        "minidist/full/comm/engine/pool.py",
         old="if all(everyones[rank].get(n) == part for rank in part)",
         new="if everyones[part[0]].get(n) == part",
         tests=(
@@ -271,7 +261,7 @@ COMM = [
     ),
     Mutation(
         "a stream does the latest work first",
-        "minidist/comm/stream.py",
+        "minidist/full/comm/stream.py",
         old="job = jobs.popleft()",
         new="job = jobs.pop()",
         tests=(
@@ -280,7 +270,7 @@ COMM = [
     ),
     Mutation(
         "a stream begins before the work was launched",
-        "minidist/comm/stream.py",
+        "minidist/full/comm/stream.py",
         old="        comm.advance(max(0.0, job.launched - comm.clock()))\n",
         new="",
         tests=(
@@ -289,14 +279,14 @@ COMM = [
     ),
     Mutation(
         "an error of a stream's work is kept to itself",
-        "minidist/comm/stream.py",
+        "minidist/full/comm/stream.py",
         old="        if self.error is not None:\n            self.comm.fail(self.error)\n",
         new="",
         tests=("tests/comm/test_streams.py::test_an_error_that_nobody_waits_for_ends_the_run_too",),
     ),
     Mutation(
         "what a stream waits for is the main thread's communication",
-        "minidist/comm/ledger.py",
+        "minidist/full/comm/ledger.py",
         old="if self._origin is not None and not self._other_thread:",
         new="if self._origin is not None:",
         tests=(
@@ -306,21 +296,21 @@ COMM = [
     ),
     Mutation(
         "what a stream does is not marked for profilers",
-        "minidist/comm/ledger.py",
+        "minidist/full/comm/ledger.py",
         old="status=Status(), flows=Counter())",
         new="status=Status(), flows=Counter(), mark=None)",
         tests=("tests/trainer/test_profile.py::test_every_span_of_every_thread_is_an_nvtx_range",),
     ),
     Mutation(
         "a range is made although nobody profiles",
-        "minidist/comm/torch_wire/marks.py",
+        "minidist/full/comm/torch_wire/marks.py",
         old="profiler.record_function(name) if profiler._is_profiler_enabled else None",
         new="profiler.record_function(name)",
         tests=("tests/trainer/test_profile.py::test_while_nobody_profiles_no_range_is_made",),
     ),
     Mutation(
         "debug mode does not look at arguments with a name",
-        "minidist/comm/agree.py",
+        "minidist/full/comm/agree.py",
         old=(
             "[_word(detail) for detail in details] + [\n"
             '        f"{name}={_word(detail)}" for name, detail in named.items()\n'
@@ -333,7 +323,7 @@ COMM = [
     ),
     Mutation(
         "a watchdog takes a rank that has finished for one that computes",
-        "minidist/comm/job/watchdog.py",
+        "minidist/full/comm/job/watchdog.py",
         old="gone = [rank for rank in self._awaited(status) if self.answers.get(rank) == FINISHED]",
         new="gone = [rank for rank in self._awaited(status) if rank in self.answers and "
         "self.finished]",
@@ -344,28 +334,28 @@ COMM = [
     ),
     Mutation(
         "true is read as the number 1",
-        "minidist/options.py",
+        "minidist/full/options.py",
         old="if isinstance(written, bool) or not isinstance(",
         new="if not isinstance(",
         tests=("tests/test_odd_values.py::test_numbers",),
     ),
     Mutation(
         "a number that is not a number is read as one",
-        "minidist/options.py",
+        "minidist/full/options.py",
         old="    if number != number:\n        raise ValueError(wrong)\n",
         new="",
         tests=("tests/test_odd_values.py::test_numbers",),
     ),
     Mutation(
         "neighbours take turns over the GPUs that they share",
-        "minidist/comm/torch_wire/gpus.py",
+        "minidist/full/comm/torch_wire/gpus.py",
         old="return local // each",
         new="return local % gpus",
         tests=("tests/comm/test_gpus.py::test_rank_r_takes_gpu_r_divided_by_the_ranks_of_each",),
     ),
     Mutation(
         "the NCCL that torch was built for is asked, not the one that is loaded",
-        "minidist/comm/torch_wire/gpus.py",
+        "minidist/full/comm/torch_wire/gpus.py",
         old='ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)',
         new='ctypes.CDLL("libnccl.so.of-torch", mode=os.RTLD_NOLOAD)',
         tests=(
@@ -388,7 +378,7 @@ EVERY_ALGORITHM = (
 COLLECTIVES = [
     Mutation(
         "the parameter server forgets the last rank",
-        "minidist/collectives/central.py",
+        "minidist/full/collectives/central.py",
         old="    arriving = temporary(comm, array, len(array))\n    for rank in "
         "range(comm.size):\n",
         new="    arriving = temporary(comm, array, len(array))\n    for rank in range(comm.size - "
@@ -397,7 +387,7 @@ COLLECTIVES = [
     ),
     Mutation(
         "recursive doubling combines in another order on either side",
-        "minidist/collectives/recursive.py",
+        "minidist/full/collectives/recursive.py",
         old="lower, upper = (array, arriving) if comm.rank < partner else (arriving, array)",
         new="lower, upper = array, arriving",
         tests=(
@@ -407,14 +397,14 @@ COLLECTIVES = [
     ),
     Mutation(
         "recursive halving keeps the other rank's half",
-        "minidist/collectives/recursive.py",
+        "minidist/full/collectives/recursive.py",
         old="if comm.rank >= middle:",
         new="if comm.rank < middle:",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
     ),
     Mutation(
         "ranks beyond the power of two never hear the result",
-        "minidist/collectives/recursive.py",
+        "minidist/full/collectives/recursive.py",
         old="        comm.recv(array, comm.rank - ranks)\n    elif comm.rank + ranks < comm.size:\n"
         "        comm.send(array, comm.rank + ranks)\n",
         new="        pass\n",
@@ -422,35 +412,35 @@ COLLECTIVES = [
     ),
     Mutation(
         "a rank in the midst of a tree loses its own buffer",
-        "minidist/collectives/tree.py",
+        "minidist/full/collectives/tree.py",
         old="target = temporary(comm, block, len(block), slot=1)",
         new="target = block",
         tests=(f"{EVERY_ALGORITHM}[reduce-4]",),
     ),
     Mutation(
         "a tree hands a child the shards of all that come behind it",
-        "minidist/collectives/tree.py",
+        "minidist/full/collectives/tree.py",
         old="sum(inside.lengths[first : 2 * first])",
         new="sum(inside.lengths[first:])",
         tests=(f"{EVERY_ALGORITHM}[scatter-8]",),
     ),
     Mutation(
         "pairwise exchange fills the place of the one that it sends to",
-        "minidist/collectives/pairwise.py",
+        "minidist/full/collectives/pairwise.py",
         old="comm.exchange(leaving[to], to, arriving[source], source)",
         new="comm.exchange(leaving[to], to, arriving[to], source)",
         tests=(f"{EVERY_ALGORITHM}[all_to_all-4]",),
     ),
     Mutation(
         "hierarchies take all nodes to be as large as each other",
-        "minidist/collectives/hierarchical.py",
+        "minidist/full/collectives/hierarchical.py",
         old="= len({len(node) for node in comm.nodes}) == 1",
         new="= True",
         tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[5]",),
     ),
     Mutation(
         "shared memory is left before the others have read it",
-        "minidist/collectives/shared.py",
+        "minidist/full/collectives/shared.py",
         old="array.dtype) for peer in peers], comm, combine)\n        comm.fence(array.nbytes)\n",
         new="array.dtype) for peer in peers], comm, combine)\n",
         tests=(
@@ -459,14 +449,14 @@ COLLECTIVES = [
     ),
     Mutation(
         "one of two ranks copies its half back before the other one has added to it",
-        "minidist/collectives/shared.py",
+        "minidist/full/collectives/shared.py",
         old="    comm.fence(array.nbytes)\n    if back is not None:",
         new="    if back is not None:",
         tests=("tests/collectives/test_collectives.py::test_two_ranks_share_out_what_is_large",),
     ),
     Mutation(
         "a reduce-scatter reads registered memory before the others have filled it",
-        "minidist/collectives/shared.py",
+        "minidist/full/collectives/shared.py",
         old="        comm.fence(chunks.whole.nbytes)\n        for *pieces, target in",
         new="        for *pieces, target in",
         tests=(
@@ -476,7 +466,7 @@ COLLECTIVES = [
     ),
     Mutation(
         "shared memory is written again into the half that is still read",
-        "minidist/collectives/shared.py",
+        "minidist/full/collectives/shared.py",
         old="half = self.turns % 2",
         new="half = 0",
         tests=(
@@ -485,9 +475,9 @@ COLLECTIVES = [
     ),
     Mutation(
         "a handle always writes into the half of shared memory for which it was noted first",
-        "minidist/collectives/prepared/noting.py",
-        old="staging.turns = turns + 1",
-        new="staging.turns = turns + 2",
+        "minidist/full/collectives/prepared/noting.py",
+        old="staging.turns = other",
+        new="staging.turns = other + 1",
         tests=(
             "tests/collectives/test_prepared.py::"
             "test_handles_and_plain_calls_take_turns_in_shared_memory",
@@ -495,9 +485,9 @@ COLLECTIVES = [
     ),
     Mutation(
         "a handle does not count what it sends",
-        "minidist/collectives/prepared/noting.py",
-        old="return counting + steps",
-        new="return steps",
+        "minidist/full/collectives/prepared/noting.py",
+        old="found = counting + self.steps",
+        new="found = self.steps",
         tests=(
             "tests/collectives/test_prepared.py::"
             "test_nobody_sees_from_outside_that_it_was_prepared[broadcast-nodes of 2]",
@@ -505,21 +495,21 @@ COLLECTIVES = [
     ),
     Mutation(
         "a handle does not look whether a tensor has moved",
-        "minidist/collectives/prepared/handle.py",
+        "minidist/full/collectives/prepared/handle.py",
         old="return tensor.shape, tensor.dtype, tensor.stride(), tensor.data_ptr()",
         new="return tensor.shape, tensor.dtype, tensor.stride()",
         tests=("tests/collectives/test_prepared.py::test_a_buffer_that_has_moved_is_refused",),
     ),
     Mutation(
         "an engine is asked for a mean, which it does not know",
-        "minidist/collectives/reduction.py",
+        "minidist/full/collectives/reduction.py",
         old='    op = "sum" if op == "mean" else op\n',
         new="",
         tests=("tests/gpu/test_gpu_collectives.py::test_the_same_program_is_right_on_gloo",),
     ),
     Mutation(
         "the mean of a reduce-scatter is a sum",
-        "minidist/collectives/operations.py",
+        "minidist/full/collectives/operations.py",
         old=(
             "reduced, comm.internal, combine),\n"
             "        lengths,\n"
@@ -532,7 +522,7 @@ COLLECTIVES = [
     ),
     Mutation(
         "a reduce-scatter deals its own shards, whatever it was told",
-        "minidist/collectives/operations.py",
+        "minidist/full/collectives/operations.py",
         old="rows = cut(_rows(full), ranks) if counts is None else [*counts]",
         new="rows = cut(_rows(full), ranks)",
         tests=(
@@ -541,35 +531,35 @@ COLLECTIVES = [
     ),
     Mutation(
         "unequal shards are cut with the longer ones last",
-        "minidist/collectives/fast.py",
+        "minidist/full/collectives/fast.py",
         old="return longer + [whole] * (parts - rest)",
         new="return [whole] * (parts - rest) + longer",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
     ),
     Mutation(
         "an engine's scatter counts what the root keeps",
-        "minidist/collectives/choose.py",
-        old="0 if behind else whole - own",
+        "minidist/full/collectives/choose.py",
+        old="0 if behind else foreign",
         new="0 if behind else whole",
         tests=(ENGINE_BYTES,),
     ),
     Mutation(
         "what the engine refused is counted",
-        "minidist/comm/request.py",
+        "minidist/full/comm/request.py",
         old="            if error is None:\n",
         new="            if True:\n",
         tests=(ENGINE_BYTES,),
     ),
     Mutation(
         "the rule takes halving where there is no power of two of ranks",
-        "minidist/collectives/choose.py",
+        "minidist/full/collectives/choose.py",
         old='if bytes <= SMALL and (power or operation == "all_reduce"):',
         new="if bytes <= SMALL:",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
     ),
     Mutation(
         "the rule sends everything across nodes though several ranks share one",
-        "minidist/collectives/choose.py",
+        "minidist/full/collectives/choose.py",
         old=(
             "if (\n"
             '        operation == "all_reduce"\n'
@@ -590,14 +580,14 @@ MODEL = "tests/model/test_model.py"
 MESH_AND_MODEL = [
     Mutation(
         "cuDNN computes attention for short sequences, too",
-        "minidist/model/attention.py",
+        "minidist/full/model/attention.py",
         old=" and fits and time >= 1024",
         new=" and fits",
         tests=("tests/model/test_attention.py::test_the_rule",),
     ),
     Mutation(
         "what autocast narrows is not narrowed for cuDNN",
-        "minidist/model/attention.py",
+        "minidist/full/model/attention.py",
         old="q, k, v = at_autocast(query, key, value)",
         new="q, k, v = query, key, value",
         tests=(
@@ -606,14 +596,14 @@ MESH_AND_MODEL = [
     ),
     Mutation(
         "the order of a layout's axes is ignored",
-        "minidist/mesh.py",
+        "minidist/full/mesh.py",
         old="        sizes = [getattr(self, axis) for axis in self.order]\n",
         new="        return np.arange(self.size).reshape([getattr(self, axis) for axis in AXES])\n",
         tests=("tests/test_mesh.py::test_stages_across_pairs_of_nodes",),
     ),
     Mutation(
         "the experts of a mesh are dealt out among ranks far apart",
-        "minidist/mesh.py",
+        "minidist/full/mesh.py",
         old="edp, ep = divmod(among_data, self.ep)",
         new="ep, edp = divmod(among_data, self.edp)",
         tests=(
@@ -623,73 +613,72 @@ MESH_AND_MODEL = [
     ),
     Mutation(
         "rotary embedding turns neighbouring channels, not halves",
-        "minidist/model/gpt.py",
+        "minidist/model.py",
         old="first, second = x.chunk(2, dim=-1)",
         new="first, second = x[..., ::2], x[..., 1::2]",
         tests=(f"{MODEL}::test_logits_and_gradients_equal_hugging_face_in_float64[2-untied]",),
     ),
     Mutation(
         "rotary embedding counts positions from where the rank's part begins",
-        "minidist/model/gpt.py",
+        "minidist/full/model/gpt.py",
         old="positions = where.position_numbers(time, x.device)",
         new="positions = torch.arange(time, device=x.device)",
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
     ),
     Mutation(
         "attention sees what comes later",
-        "minidist/model/attention.py",
+        "minidist/full/model/attention.py",
         old="is_causal=True, enable_gqa=grouped",
         new="is_causal=False, enable_gqa=grouped",
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
     ),
     Mutation(
         "a window is masked, and all keys before it computed",
-        "minidist/model/seen.py",
+        "minidist/full/model/seen.py",
         old="earliest = int(begins.min()) // BAND if len(begins) else number",
         new="earliest = 0",
         tests=("tests/model/test_seen.py::test_what_no_query_of_a_band_sees_is_not_computed",),
     ),
     Mutation(
         "a window is a token too wide",
-        "minidist/model/seen.py",
+        "minidist/full/model/seen.py",
         old="first = positions - (window or time) + 1",
         new="first = positions - (window or time)",
         tests=("tests/model/test_seen.py::test_a_window_is_softmax_with_its_mask[5]",),
     ),
     Mutation(
         "packed documents are rotated by their positions in the row",
-        "minidist/model/gpt.py",
+        "minidist/full/model/gpt.py",
         old="self.rotary(where.in_document(positions), x.dtype)",
         new="self.rotary(positions, x.dtype)",
         tests=("tests/model/test_seen.py::test_positions_begin_again_at_each_document",),
     ),
     Mutation(
         "dropout's mask depends on where a token is in this rank's part",
-        "minidist/model/dropout.py",
+        "minidist/full/model/dropout.py",
         old="token_key = child(row_key[:, None], where.position_numbers(time, device))",
         new="token_key = child(row_key[:, None], torch.arange(time, device=device))",
         tests=(f"{MODEL}::test_a_slice_of_the_batch_gets_the_slice_of_the_serial_mask",),
     ),
     Mutation(
         "both dropouts of a layer draw the same mask",
-        "minidist/model/gpt.py",
+        "minidist/full/model/gpt.py",
         old="self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)",
         new="self.mlp_dropout = Dropout(config.dropout, site=2 * index)",
         tests=(f"{MODEL}::test_every_dropout_of_the_model_has_masks_of_its_own",),
     ),
     Mutation(
         "a tied head is a copy of the embedding",
-        "minidist/model/gpt.py",
+        "minidist/full/model/gpt.py",
         old="self.head.weight = self.embedding.weight",
         new="self.head.weight = nn.Parameter(self.embedding.weight.detach().clone())",
         tests=(f"{MODEL}::test_parameters_and_flops_are_counted",),
     ),
     Mutation(
         "padding counts in the loss",
-        "minidist/model/gpt.py",
-        old='return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")',
-        new="return F.cross_entropy(wide.flatten(0, -2), targets.flatten().clamp(min=0), "
-        'reduction="sum")',
+        "minidist/model.py",
+        old="return F.cross_entropy(by_token, targets.flatten(), ",
+        new="return F.cross_entropy(by_token, targets.flatten().clamp(min=0), ",
         tests=(f"{MODEL}::test_the_loss_is_a_sum_in_at_least_float32",),
     ),
 ]
@@ -711,21 +700,21 @@ OFFLOADED = "tests/parallel/pipeline/test_offloaded_stages.py"
 DATA = [
     Mutation(
         "ranks that have a row more are not counted by those behind them",
-        "minidist/parallel/data/sampler.py",
+        "minidist/full/ddp/sampler.py",
         old="first = rank * size + min(rank, larger)",
         new="first = rank * size",
         tests=(f"{SAMPLER}::test_a_share_is_the_cut_of_array_split",),
     ),
     Mutation(
         "every epoch has the order of the first",
-        "minidist/parallel/data/sampler.py",
+        "minidist/full/ddp/sampler.py",
         old="np.random.default_rng([self.seed, epoch])",
         new="np.random.default_rng([self.seed, 0])",
         tests=(f"{SAMPLER}::test_every_epoch_has_another_order_without_being_told",),
     ),
     Mutation(
         "a batch is counted as dealt out only when the next one is asked for",
-        "minidist/parallel/data/sampler.py",
+        "minidist/full/ddp/sampler.py",
         old="            self.position += len(whole)\n"
         "            if self.position == self.length:\n"
         "                self.epoch, self.position = self.epoch + 1, 0\n"
@@ -738,21 +727,21 @@ DATA = [
     ),
     Mutation(
         "a gradient that is not in its bucket yet is not copied there",
-        "minidist/parallel/data/buckets.py",
+        "minidist/full/ddp/buckets.py",
         old="        elif parameter._grad is not view:\n            view.copy_(parameter._grad)\n",
         new="",
         tests=(f"{DDP_TRAPS}::test_gradients_replaced_by_hand_are_reduced[DDP]",),
     ),
     Mutation(
         "parameters of two precisions share a bucket",
-        "minidist/parallel/data/buckets.py",
+        "minidist/full/ddp/buckets.py",
         old="if not (same and held < limit):",
         new="if not (parts and held < limit):",
         tests=("tests/parallel/data/test_ddp.py::test_partition_keeps_precisions_apart",),
     ),
     Mutation(
         "replicas start from their own values",
-        "minidist/parallel/data/replicas.py",
+        "minidist/full/ddp/replicas.py",
         old="        copy_from_root(tensor, comm)\n",
         new="        tensor.detach()\n",
         tests=(
@@ -761,14 +750,14 @@ DATA = [
     ),
     Mutation(
         "ranks are compared by the shapes of their blocks, not by which these are",
-        "minidist/parallel/data/replicas.py",
-        old="            if cut is not None and other != first:\n",
-        new="            if cut is not None and other is not None and first is None:\n",
+        "minidist/full/ddp/replicas.py",
+        old="    if block is None or block.dim is None or ignored:\n",
+        new="    if block is not None or ignored:\n",
         tests=(f"{AXES}::test_ranks_with_other_blocks_are_no_replicas[DDP]",),
     ),
     Mutation(
         "an op that nobody has said is the sum",
-        "minidist/parallel/data/strategy.py",
+        "minidist/full/ddp/strategy.py",
         old='    if op in ("sum", "mean"):\n        return op\n',
         new='    if op in ("sum", "mean", None):\n        return op or "sum"\n',
         tests=(
@@ -780,51 +769,51 @@ DATA = [
 SHARDED = [
     Mutation(
         "a parameter's place in a shard is taken for its place in the parameter",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="self.pieces[parameter] = slice(begin, begin + last - first)",
         new="self.pieces[parameter] = slice(first, last)",
         tests=(f"{ZERO}::test_parity_with_the_serial_run[plain-3-ZeRO1]",),
     ),
     Mutation(
         "a parameter that nobody used gets a gradient of zeros",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="if self.gradient is not None and parameter not in without:",
         new="if self.gradient is not None:",
         tests=(f"{ZERO}::test_what_no_rank_has_used_is_not_decayed[ZeRO1]",),
     ),
     Mutation(
         "gradients of one parameter that are forgotten stay in the shard",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="                    self.gradient[self.pieces[parameter]].zero_()\n",
         new="                    pass\n",
         tests=(f"{SHARDED_OPTIMIZER}::test_two_optimizers_share_a_model",),
     ),
     Mutation(
         "a step passes over gradients that nobody has reduced",
-        "minidist/parallel/optimizer/over_slices.py",
+        "minidist/full/optimizer/over_slices.py",
         old="            if owner.passed_over(parameter):",
         new="            if parameter.grad is None and owner.passed_over(parameter):",
         tests=(f"{SHARDED_OPTIMIZER}::test_a_step_that_would_ignore_a_gradient_is_refused",),
     ),
     Mutation(
         "an optimizer over parameters that are sharded may step",
-        "minidist/parallel/optimizer/guard.py",
-        old="if not self.parameters.isdisjoint(updated):\n            fault",
-        new="if self.parameters == updated:\n            fault",
+        "minidist/full/optimizer/over_slices.py",
+        old="if not self.sharded.isdisjoint(updated):",
+        new="if self.sharded == updated:",
         tests=(f"{ZERO}::test_an_optimizer_over_whole_parameters_is_refused",),
     ),
     Mutation(
         "ZeRO-2 keeps what the last of several backwards has reduced",
-        "minidist/parallel/sharded/zero.py",
-        old="self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, op=self.op))",
-        new="self.shards[bucket].shard.gradient = reduce_scatter(gradients, op=self.op)",
+        "minidist/full/zero/zero.py",
+        old="self.shards[bucket].shard.add_gradient(reduce_scatter(gradients, bucket.link, self.op))",
+        new="self.shards[bucket].shard.gradient = reduce_scatter(gradients, bucket.link, self.op)",
         tests=(
             f"{ZERO}::test_a_second_backward_adds_to_the_first_though_both_were_reduced[ZeRO2]",
         ),
     ),
     Mutation(
         "ZeRO-1's bucket keeps what was reduced, and a second backward reduces it again",
-        "minidist/parallel/sharded/zero.py",
+        "minidist/full/zero/zero.py",
         old="        gradients.zero_()\n",
         new="        pass\n",
         tests=(
@@ -832,41 +821,39 @@ SHARDED = [
         ),
     ),
     Mutation(
-        "the plain ZeRO-3 keeps every layer whole after forward",
-        "minidist/parallel/sharded/plain.py",
-        old="                unit.reshard()\n            self.ends.append((x, y))",
-        new="                pass\n            self.ends.append((x, y))",
-        tests=(
-            "tests/parallel/sharded/test_plain_zero.py::test_what_is_held_is_what_the_table_says",
-        ),
+        "the book's ZeRO-3 keeps every layer whole",
+        "minidist/zero.py",
+        old="        self.unsharded.untyped_storage().resize_(0)\n",
+        new="        pass\n",
+        tests=("tests/book/test_book_zero.py::test_what_is_held_is_what_the_table_says",),
     ),
     Mutation(
         "the plain buckets are reduced before they are complete",
-        "minidist/parallel/data/after_backward.py",
+        "minidist/full/ddp/after_backward.py",
         old="self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes",
         new="self.parameters_to_reduce[::-1], 1, bucket_bytes",
         tests=(
-            "tests/parallel/data/test_plain.py::test_one_all_reduce_a_bucket_and_only_after_backward",
+            "tests/parallel/data/test_after_backward.py::test_one_all_reduce_a_bucket_and_only_after_backward",
         ),
     ),
     Mutation(
         "ZeRO++ reduces inside a node the rows of other ranks than their owners",
-        "minidist/parallel/sharded/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        rows = _swapped(rows, self.across.size)  # all that goes to one neighbour "
         "together\n",
         new="",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::"
+            "tests/further/test_zero_plus_plus.py::"
             "test_rows_are_gathered_in_order_and_summed_for_their_owners[6-2]",
         ),
     ),
     Mutation(
         "ZeRO++ uses its second partition when parameters have new values",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="            self.mine.copy_(self.shard.values)\n        self.second = None\n",
         new="            self.mine.copy_(self.shard.values)\n",
         tests=(
-            "tests/parallel/sharded/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
+            "tests/further/test_zero_plus_plus.py::test_backward_gathers_inside_the_node_what_forward_used",
         ),
     ),
 ]
@@ -874,21 +861,21 @@ SHARDED = [
 OPTIMIZER = [
     Mutation(
         "a rank cuts its slice of saved state from the beginning",
-        "minidist/parallel/optimizer/state.py",
+        "minidist/full/optimizer/state.py",
         old="placements[at].take(value)",
         new="value.flatten()[: placements[at].stop - placements[at].start]",
         tests=(f"{ZERO}::test_optimizer_state_of_any_number_of_ranks[ZeRO1]",),
     ),
     Mutation(
         "the state of another model is loaded",
-        "minidist/parallel/optimizer/state.py",
+        "minidist/full/optimizer/state.py",
         old="    check_state(saved, placements, same)\n",
         new="",
         tests=(f"{ZERO}::test_another_models_state_is_refused_by_name[ZeRO1]",),
     ),
     Mutation(
         "nobody asks what kind of optimizer another one is around",
-        "minidist/parallel/optimizer/elementwise.py",
+        "minidist/full/optimizer/elementwise.py",
         old="inside = [optimizer.inner] if isinstance(optimizer, MasterWeights) else []",
         new="inside: list[type] = []",
         tests=(
@@ -897,8 +884,8 @@ OPTIMIZER = [
     ),
     Mutation(
         "nobody watches the steps of optimizers over blocks",
-        "minidist/parallel/tensor/plan.py",
-        old="    GuardOfBlocks(model)\n",
+        "minidist/full/tensor/plan.py",
+        old="    guard_blocks(model)\n",
         new="",
         tests=(
             f"{AXES}::test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step[tensor]",
@@ -906,7 +893,7 @@ OPTIMIZER = [
     ),
     Mutation(
         "parameters in other memory of the same dtype count as in place",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, "
         "tensor.device",
         new="return tensor.dtype, tensor.device",
@@ -914,7 +901,7 @@ OPTIMIZER = [
     ),
     Mutation(
         "experts are shared out over all ranks, not over their copies",
-        "minidist/parallel/sharded/sharded_optimizer.py",
+        "minidist/further/sharded_optimizer.py",
         old="BucketShard(alike, names, copies_of(alike[0], comm))",
         new="BucketShard(alike, names, comm)",
         tests=(
@@ -923,58 +910,56 @@ OPTIMIZER = [
     ),
     Mutation(
         "Muon's matrices go to their owners in the order of the model",
-        "minidist/parallel/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            alike.sort(key=lambda part: self.owners[self.numbers[part.piece]])\n",
         new="",
-        tests=(
-            "tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",
-        ),
+        tests=("tests/further/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",),
     ),
     Mutation(
         "autocast is entered, and switched off",
-        "minidist/parallel/layers/autocast.py",
+        "minidist/full/layers/autocast.py",
         old="torch.autocast(device, self.dtype, cache_enabled=False)",
         new="torch.autocast(device, self.dtype, enabled=False, cache_enabled=False)",
         tests=(f"{AUTOCAST}::test_products_have_16_bits_and_all_that_is_kept_has_32",),
     ),
     Mutation(
         "autocast's copies of weights stay in torch's cache",
-        "minidist/parallel/layers/autocast.py",
+        "minidist/full/layers/autocast.py",
         old="self.dtype, cache_enabled=False",
         new="self.dtype",
         tests=(f"{AUTOCAST}::test_products_have_16_bits_and_all_that_is_kept_has_32",),
     ),
     Mutation(
         "Muon's largest matrices all go to one rank",
-        "minidist/parallel/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="owners[number] = given.index(min(given))",
         new="owners[number] = given.index(max(given))",
-        tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
+        tests=("tests/further/test_muon.py::test_owners_take_the_largest_first",),
     ),
     Mutation(
         "Muon makes each block of a matrix orthogonal by itself",
-        "minidist/parallel/optimizer/muon.py",
+        "minidist/further/muon/muon.py",
         old="            matrix = block.full(matrix)\n",
         new="            block = None\n",
         tests=("tests/trainer/test_train_muon.py::test_on_other_axes_too",),
     ),
     Mutation(
         "Muon gets no group of its own",
-        "minidist/trainer/optimizer.py",
-        old="groups = muon_groups(parallel.model, groups)",
-        new="muon_groups(parallel.model, groups)",
+        "minidist/further/plugged_in.py",
+        old="return MuonWithAdamW, muon_groups(model, groups)",
+        new="return MuonWithAdamW, groups",
         tests=("tests/trainer/test_train_muon.py::test_masters_are_updated_in_32_bits",),
     ),
     Mutation(
         "clipping adds up norms instead of their squares",
-        "minidist/parallel/clip.py",
+        "minidist/full/clip.py",
         old="    square = norm.square()\n    all_reduce(square, comm)\n    return square.sqrt()\n",
         new="    square = norm.clone()\n    all_reduce(square, comm)\n    return square\n",
         tests=(f"{ZERO}::test_clipping_uses_the_norm_of_all_shards[ZeRO1]",),
     ),
     Mutation(
         "clipping counts what several ranks hold once for each of them",
-        "minidist/parallel/clip.py",
+        "minidist/full/clip.py",
         old="for parameter, gradient in parts if placement_of(parameter).counts]",
         new="for _, gradient in parts]",
         tests=(
@@ -983,14 +968,14 @@ OPTIMIZER = [
     ),
     Mutation(
         "torch's clipping counts a key-value head once for each rank that holds it",
-        "minidist/parallel/placement.py",
+        "minidist/full/placement.py",
         old="counted = block.first",
         new="counted = True",
         tests=("tests/parallel/test_gradient.py::test_a_head_that_two_ranks_share_counts_once",),
     ),
     Mutation(
         "each rank decides for itself whether torch's GradScaler leaves a step out",
-        "minidist/parallel/gradient.py",
+        "minidist/full/gradients/gradient.py",
         old='all_reduce(found, comm, op="max")',
         new="pass",
         tests=(
@@ -1002,7 +987,7 @@ OPTIMIZER = [
 TENSOR = [
     Mutation(
         "the gradient of what enters a region is not summed",
-        "minidist/parallel/adjoint.py",
+        "minidist/full/adjoint.py",
         old="return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: "
         "reduce_from(gradient, comm))",
         new="return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: gradient)",
@@ -1010,7 +995,7 @@ TENSOR = [
     ),
     Mutation(
         "the backward of an all-gather keeps one rank's terms only",
-        "minidist/parallel/adjoint.py",
+        "minidist/full/adjoint.py",
         old=(
             "lambda x: _gathered(x, comm, dim, size),\n"
             "        lambda gradient: reduce_scatter(gradient, comm, dim)"
@@ -1021,28 +1006,28 @@ TENSOR = [
     ),
     Mutation(
         "a reduce changes the tensor that it is given",
-        "minidist/parallel/adjoint.py",
+        "minidist/full/adjoint.py",
         old="total = x.clone(memory_format=torch.contiguous_format)",
         new="total = x.contiguous()",
         tests=(f"{ADJOINT}::test_backward_is_the_adjoint[reduce_from-2]",),
     ),
     Mutation(
         "each rank subtracts the largest logit of its own words",
-        "minidist/parallel/tensor/vocabulary.py",
+        "minidist/full/tensor/vocabulary.py",
         old='    all_reduce(largest, comm, "max")\n',
         new="",
         tests=(f"{ADJOINT}::test_cross_entropy_is_the_serial_one_and_holds_no_full_row[dtype0-2]",),
     ),
     Mutation(
         "a word of another rank counts as this one's first",
-        "minidist/parallel/tensor/vocabulary.py",
+        "minidist/full/tensor/vocabulary.py",
         old="torch.stack((normalizer, picked.masked_fill(~here, 0)))",
         new="torch.stack((normalizer, picked))",
         tests=(f"{ADJOINT}::test_cross_entropy_is_the_serial_one_and_holds_no_full_row[dtype0-2]",),
     ),
     Mutation(
         "a block that several ranks hold is put together from each of them",
-        "minidist/parallel/placement.py",
+        "minidist/full/placement.py",
         old="stop - start if rank % self.copies == 0 else 0",
         new="stop - start",
         tests=(
@@ -1052,7 +1037,7 @@ TENSOR = [
     ),
     Mutation(
         "under sequence parallelism every rank drops at the first positions",
-        "minidist/parallel/tensor/tensor_parallel.py",
+        "minidist/full/tensor/tensor_parallel.py",
         old=("cut(time, comm.size))[\n            comm.rank\n        ]"),
         new="cut(time, comm.size))[0]",
         tests=(
@@ -1067,77 +1052,77 @@ MOE_TEST = "tests/model/test_moe.py::"
 EXPERTS = [
     Mutation(
         "the bias weighs the outputs, too",
-        "minidist/model/moe/routed.py",
+        "minidist/full/model/moe/routed.py",
         old="weights_of(scores_BTE, choice_BTK",
         new="weights_of(scores_BTE + self.bias * config.balance_rate, choice_BTK",
         tests=(MOE_TEST + "test_a_bias_only_selects",),
     ),
     Mutation(
         "the auxiliary loss is never attached",
-        "minidist/model/moe/losses.py",
+        "minidist/full/model/moe/losses.py",
         old="return gradient, ctx.loss, None, None",
         new="return gradient, None, None, None",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "the auxiliary loss forgets the loss scale",
-        "minidist/model/moe/routed.py",
+        "minidist/full/model/moe/routed.py",
         old="Attach.apply(weights_BTK, where.weight * loss, self, tally)",
         new="Attach.apply(weights_BTK, loss, self, tally)",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "the fractions of the auxiliary loss are those of this rank's tokens",
-        "minidist/model/moe/losses.py",
+        "minidist/full/model/moe/losses.py",
         old="counts_BE = sum_over_sequence(chosen_BTE.sum(1))",
         new="counts_BE = chosen_BTE.sum(1)",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
     Mutation(
         "capacity is counted in the order of this rank's tokens",
-        "minidist/model/moe/capacity.py",
+        "minidist/full/model/moe/capacity.py",
         old="sequence_BSK = sum_over_sequence(sequence_BSK)",
         new="sequence_BSK = sequence_BSK.clone()",
         tests=(EXPERT_TEST + "test_the_same_choices_are_dropped_on_every_layout",),
     ),
     Mutation(
         "tokens are counted in forward, and so again when that is recomputed",
-        "minidist/model/moe/routed.py",
+        "minidist/full/model/moe/routed.py",
         old="            weights_BTK = Attach.apply(",
         new="            self.tally = self.tally + tally\n            weights_BTK = Attach.apply(",
         tests=(MOE_TEST + "test_only_what_trains_is_counted_and_only_once",),
     ),
     Mutation(
         "what comes back is not sorted back",
-        "minidist/parallel/expert/dispatch.py",
+        "minidist/full/expert/dispatch.py",
         old="rows = undone(rows, self.last)",
         new="rows = rows.clone()",
         tests=(EXPERT_TEST + "test_any_counts_travel", EXPERT_TEST + "test_parity"),
     ),
     Mutation(
         "gradients of experts are summed over the whole data axis",
-        "minidist/parallel/placement.py",
+        "minidist/full/placement.py",
         old="return experts.copies if experts else data",
         new="return data",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
         "the norm leaves out the experts, and the blocks, of other ranks",
-        "minidist/parallel/placement.py",
+        "minidist/full/placement.py",
         old="for part in (self.slice, self.block) if",
         new="for part in (self.slice,) if",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
         "the router's gradient is not summed over ranks that route some tokens",
-        "minidist/parallel/tensor/plan.py",
+        "minidist/full/tensor/plan.py",
         old="split = sequence or any(style.splits_tokens for style in around)",
         new="split = sequence",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
         "a checkpoint has the experts of the first ranks of the data axis alone",
-        "minidist/trainer/checkpoint/saving.py",
+        "minidist/full/checkpoint/saving.py",
         old="copies_of(parameter, parallel.mesh.data).rank <",
         new="parallel.mesh.data.rank <",
         tests=("tests/trainer/test_train_experts.py::test_a_checkpoint_moves_between_any_ep",),
@@ -1147,28 +1132,28 @@ EXPERTS = [
 PIPELINE = [
     Mutation(
         "a backward needs no forward of its own stage",
-        "minidist/parallel/pipeline/order.py",
+        "minidist/full/pipeline/order.py",
         old="own = [] if kind == Kind.FORWARD else [Action(Kind.FORWARD, stage, microbatch)]",
         new="own: list[Action] = []",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
     ),
     Mutation(
         "a send does not wait for its receive",
-        "minidist/parallel/pipeline/order.py",
+        "minidist/full/pipeline/order.py",
         old="            if action.communicates:",
         new="            if action.communicates and action.kind == FLOWS[action.kind].receive:",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
     ),
     Mutation(
         "a reduction may come before the last backward",
-        "minidist/parallel/pipeline/order.py",
+        "minidist/full/pipeline/order.py",
         old="if each.kind in BACKWARDS]",
         new="if each.kind == Kind.FORWARD]",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
     ),
     Mutation(
         "gradients are reduced whatever the plan says",
-        "minidist/parallel/pipeline/executor.py",
+        "minidist/full/pipeline/executor.py",
         old="each.kind in BACKWARDS and self.plan.reduces",
         new="each.kind in BACKWARDS",
         tests=(
@@ -1177,21 +1162,21 @@ PIPELINE = [
     ),
     Mutation(
         "the cycle of a stuck plan begins where the search began",
-        "minidist/parallel/pipeline/order.py",
+        "minidist/full/pipeline/order.py",
         old="cycle = ranks[ranks.index(rank) :] if rank in path else ranks[-1:]",
         new="cycle = ranks if rank in path else ranks[-1:]",
         tests=(f"{SCHEDULES}::test_a_cycle_that_leaves_out_some_ranks_is_named_without_them",),
     ),
     Mutation(
         "messages are laid out rank by rank instead of moment by moment",
-        "minidist/parallel/pipeline/communicate.py",
+        "minidist/full/pipeline/communicate.py",
         old="for _, rank, position in sorted(line):",
         new="for _, rank, position in line:",
         tests=(f"{SCHEDULES}::test_receives_are_posted_ahead",),
     ),
     Mutation(
         "nobody asks where a gradient is received",
-        "minidist/parallel/pipeline/check.py",
+        "minidist/full/pipeline/check.py",
         old="for end in plan.message(action) if plan.communicates]",
         new="for end in plan.message(action) if plan.communicates and end.kind != "
         "Kind.RECEIVE_GRADIENT]",
@@ -1199,91 +1184,91 @@ PIPELINE = [
     ),
     Mutation(
         "what a rank hands to itself takes a latency",
-        "minidist/parallel/pipeline/simulate.py",
+        "minidist/full/pipeline/simulate.py",
         old="(0.0 if here else latency)",
         new="latency",
         tests=(f"{SCHEDULES}::test_latency_lies_between_ranks_only",),
     ),
     Mutation(
         "activations are held until the weights have their gradients",
-        "minidist/parallel/pipeline/simulate.py",
+        "minidist/full/pipeline/simulate.py",
         old="{Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}",
         new="{Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1}",
         tests=(f"{SCHEDULES}::test_peaks",),
     ),
     Mutation(
         "1F1B warms up with a forward more",
-        "minidist/parallel/pipeline/schedules.py",
-        old="warm_up = min(ranks - rank - 1, microbatches)",
-        new="warm_up = min(ranks - rank, microbatches)",
+        "minidist/full/pipeline/schedules.py",
+        old="return in_turn(rank, ranks, microbatches, warm_up=ranks - rank - 1)",
+        new="return in_turn(rank, ranks, microbatches, warm_up=ranks - rank)",
         tests=(f"{SCHEDULES}::test_peaks",),
     ),
     Mutation(
         "zb1p warms up as interleaved does",
-        "minidist/parallel/pipeline/schedules.py",
+        "minidist/full/pipeline/schedules.py",
         old="warm_up = (chunks - 1) * group + ranks - rank - 1",
         new="warm_up = (chunks - 1) * group + 2 * (ranks - rank - 1)",
         tests=(f"{SCHEDULES}::test_peaks",),
     ),
     Mutation(
         "zb1p computes weight gradients at once",
-        "minidist/parallel/pipeline/schedules.py",
+        "minidist/full/pipeline/schedules.py",
         old='backwards[rank:] = [f"{step}, W" for step in backwards[rank:]]',
         new='backwards = [f"{step}, W" for step in backwards]',
         tests=(f"{SCHEDULES}::test_bubble_of_zb1p",),
     ),
     Mutation(
         "a copy to the host takes no time on the clock",
-        "minidist/parallel/pipeline/simulate.py",
+        "minidist/full/pipeline/simulate.py",
         old="            port[rank] = end\n",
         new="            port[rank] = moment\n",
         tests=(f"{OFFLOADED}::test_by_hand",),
     ),
     Mutation(
         "a stage computes on the clock before its weights are back",
-        "minidist/parallel/pipeline/simulate.py",
+        "minidist/full/pipeline/simulate.py",
         old="moment = max(moment, back[stage])",
         new="pass",
         tests=(f"{OFFLOADED}::test_a_link_that_is_slower_than_was_said_makes_the_step_longer",),
     ),
     Mutation(
         "nobody asks whether a stage computes while its weights are away",
-        "minidist/parallel/pipeline/check.py",
+        "minidist/full/pipeline/check.py",
         old="if kind in COMPUTING and away:",
         new="if kind == Kind.FORWARD and away:",
         tests=(f"{OFFLOADED}::test_what_the_checker_says",),
     ),
     Mutation(
         "weights come back as soon as they have left",
-        "minidist/parallel/pipeline/offload/pauses.py",
+        "minidist/full/pipeline/offload/pauses.py",
         old="range(pause.last, pause.first, -1)",
         new="range(pause.first + 1, pause.last + 1)",
         tests=(f"{OFFLOADED}::test_by_hand",),
     ),
     Mutation(
         "weights that come back count as changed",
-        "minidist/parallel/pipeline/offload/host.py",
+        "minidist/full/pipeline/offload/host.py",
         old="port.copy(parameter.data, kept.data)",
         new="port.copy(parameter.detach(), kept.data)",
         tests=(f"{OFFLOADED}::test_no_bit_changes",),
     ),
     Mutation(
         "weights are copied, and stay",
-        "minidist/parallel/pipeline/offload/host.py",
+        "minidist/full/pipeline/offload/host.py",
         old="            parameter.untyped_storage().resize_(0)\n",
         new="",
         tests=(f"{OFFLOADED}::test_the_bytes_are_those_of_the_stages_that_are_there",),
     ),
     Mutation(
         "a stage does not wait for its weights",
-        "minidist/parallel/pipeline/offload/host.py",
+        "minidist/full/pipeline/offload/host.py",
         old="            weights.coming()\n",
         new="",
         tests=(f"{OFFLOADED}::test_computing_goes_on_beside_a_copy_and_waits_where_it_needs_it",),
     ),
     Mutation(
         "an output is kept after its gradient has come",
-        "minidist/parallel/pipeline/executor.py",
+        "minidist/full/pipeline/executor.py",
         old="        self.free_sent()  # this microbatch's output at least: its gradient is here\n",
         new="",
         tests=(f"{PIPELINE}::test_an_output_is_let_go_when_its_gradient_has_come",),
@@ -1297,19 +1282,19 @@ OPINION = (
 )
 PRECISION = "tests/memory/precision/test_precision.py"
 FP8 = "tests/memory/precision/test_fp8.py"
-LORA = "tests/memory/adapters/test_lora.py"
+LORA = "tests/further/test_lora.py"
 
 MEMORY = [
     Mutation(
         "two parameters in one storage count twice",
-        "minidist/memory/account.py",
+        "minidist/full/memory/account.py",
         old="if start not in counted:",
         new="if True:",
         tests=("tests/memory/test_account.py::test_storages_count_once_and_at_their_present_size",),
     ),
     Mutation(
         "what a saved tensor came from is kept alive with it",
-        "minidist/memory/account.py",
+        "minidist/full/memory/account.py",
         old="self.tensor = tensor.detach()",
         new="self.tensor = tensor",
         tests=(
@@ -1360,11 +1345,11 @@ MEMORY = [
     ),
     Mutation(
         "a plan cuts all activations without sequence parallelism",
-        "minidist/plan/memory/engine.py",
-        old="    return run.tp if run.sp else 1\n",
-        new="    return run.tp\n",
+        "minidist/plan/run.py",
+        old="        return self.tp if self.sp else 1\n",
+        new="        return self.tp\n",
         tests=(
-            "tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
+            "tests/plan/test_budget.py::test_bytes_are_near_the_planners_without_sequence_parallelism",
         ),
     ),
     Mutation(
@@ -1387,8 +1372,8 @@ MEMORY = [
     Mutation(
         "a published row may say what nobody reads",
         "minidist/plan/published/fields.py",
-        old="if name not in READ and name not in EITHER and name not in BESIDE:",
-        new='if name == "":',
+        old="        if name not in known:\n            raise",
+        new='        if name == "":\n            raise',
         tests=("tests/plan/test_rows.py::test_what_is_not_known_leaves_a_row_out",),
     ),
     Mutation(
@@ -1401,7 +1386,7 @@ MEMORY = [
     Mutation(
         "the command of a plan loses what the model ties",
         "minidist/cli/plan/runnable.py",
-        old='        "tied": model.tied,\n',
+        old='    "tied": "tied",\n',
         new="",
         tests=("tests/plan/test_answer.py::test_what_is_planned_can_be_trained",),
     ),
@@ -1428,14 +1413,14 @@ MEMORY = [
     ),
     Mutation(
         "tensor parallelism may be ordered across nodes",
-        "minidist/trainer/checked.py",
+        "minidist/full/trainer/checked.py",
         old='    if layout.links_between(nodes)["tp"] != "inside"',
         new='    if layout.links_between(nodes)["tp"] == ""',
         tests=("tests/trainer/test_order.py::test_an_order_that_cannot_be_meant_is_refused",),
     ),
     Mutation(
         "a second forward draws other random numbers than the first",
-        "minidist/memory/recompute/segments.py",
+        "minidist/full/recompute/segments.py",
         old="            torch.set_rng_state(self.random_state)\n",
         new="",
         tests=(
@@ -1445,21 +1430,21 @@ MEMORY = [
     ),
     Mutation(
         "a stage's backward has no room for the gradient of its input",
-        "minidist/memory/recompute/chain.py",
+        "minidist/plan/memory/chain.py",
         old="backward = stage.saved + size[start + 1] + size[start] - size[end]",
         new="backward = stage.saved + size[start + 1] - size[end]",
-        tests=("tests/memory/test_chain.py::test_no_plan_beats_the_best_one",),
+        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "recomputing a range costs no forward on the way to what follows",
-        "minidist/memory/recompute/chain.py",
-        old="found.append(Point(room, passing + again.time + rest.time, again, rest))",
-        new="found.append(Point(room, again.time + rest.time, again, rest))",
-        tests=("tests/memory/test_chain.py::test_no_plan_beats_the_best_one",),
+        "minidist/plan/memory/chain.py",
+        old="time = passing + inner.time + rest.time",
+        new="time = inner.time + rest.time",
+        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "an overflow makes only the rank skip that has seen it",
-        "minidist/memory/precision/mixed.py",
+        "minidist/full/precision/mixed.py",
         old="        if self.comm is not None:\n            all_reduce(overflow, self.comm, "
         'op="max")\n',
         new="",
@@ -1467,14 +1452,14 @@ MEMORY = [
     ),
     Mutation(
         "the loss scale grows a step late",
-        "minidist/memory/precision/mixed.py",
+        "minidist/full/precision/mixed.py",
         old="if self.good_steps == self.interval:",
         new="if self.good_steps > self.interval:",
         tests=(f"{PRECISION}::test_the_scale_backs_off_and_grows_again",),
     ),
     Mutation(
         "stochastic rounding draws a bit too few",
-        "minidist/memory/precision/rounding.py",
+        "minidist/full/precision/rounding.py",
         old=("noise = torch.randint(\n        1 << DROPPED_BITS,"),
         new="noise = torch.randint(1 << (DROPPED_BITS - 1),",
         tests=(
@@ -1483,14 +1468,14 @@ MEMORY = [
     ),
     Mutation(
         "a parameter that somebody has overwritten gets its old master back",
-        "minidist/memory/precision/masters.py",
+        "minidist/full/precision/masters.py",
         old="if master is None or (written and not torch.equal(parameter, master.to(parameter))):",
         new="if master is None:",
         tests=(f"{PRECISION}::test_who_overwrites_a_parameter_overwrites_its_master",),
     ),
     Mutation(
         "a float8 scale goes by the last step alone",
-        "minidist/memory/precision/fp8.py",
+        "minidist/full/precision/fp8.py",
         old="past = history.amax(-1)",
         new="past = history[..., 0]",
         tests=(
@@ -1499,42 +1484,42 @@ MEMORY = [
     ),
     Mutation(
         "the ranks' largest magnitudes are added up",
-        "minidist/memory/precision/fp8.py",
+        "minidist/full/precision/fp8.py",
         old='all_reduce(amaxes, comm, op="max")',
         new="all_reduce(amaxes, comm)",
         tests=(f"{FP8}::test_amaxes_are_the_largest_of_all_ranks_for_one_message_a_step[2]",),
     ),
     Mutation(
         "a scale of NF4 is rounded down, below its largest weight",
-        "minidist/memory/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="in_steps.ceil()",
         new="in_steps.floor()",
         tests=(f"{LORA}::test_an_error_is_at_most_half_the_widest_gap_of_its_block",),
     ),
     Mutation(
         "two weights of NF4 change their places in a byte",
-        "minidist/memory/adapters/nf4.py",
+        "minidist/further/nf4/nf4.py",
         old="pairs[:, 0] << 4 | pairs[:, 1]",
         new="pairs[:, 1] << 4 | pairs[:, 0]",
         tests=(f"{LORA}::test_each_level_comes_back_as_itself",),
     ),
     Mutation(
         "an adapter is merged without its scale",
-        "minidist/memory/adapters/lora.py",
+        "minidist/full/adapters/lora.py",
         old="self.B.detach() @ self.A.detach() * self.scale",
         new="self.B.detach() @ self.A.detach()",
         tests=(f"{LORA}::test_merging_leaves_plain_layers_and_the_same_outputs[lora]",),
     ),
     Mutation(
         "an adapter is scaled by alpha, whatever its rank",
-        "minidist/memory/adapters/lora.py",
+        "minidist/full/adapters/lora.py",
         old="self.base, self.scale = base, alpha / rank",
         new="self.base, self.scale = base, alpha",
         tests=(f"{LORA}::test_an_adapter_is_scaled_by_alpha_over_rank",),
     ),
     Mutation(
         "state that is offloaded is worked on in its file",
-        "minidist/memory/offload.py",
+        "minidist/full/memory/offload.py",
         old="return {name: value.clone() if name in files else value for name, value in "
         "state.items()}",
         new="return state",
@@ -1542,7 +1527,7 @@ MEMORY = [
     ),
     Mutation(
         "the file of a mapped tensor keeps its name",
-        "minidist/memory/offload.py",
+        "minidist/full/memory/offload.py",
         old="        os.close(descriptor)\n        os.unlink(path)\n",
         new="        os.close(descriptor)\n",
         tests=("tests/memory/test_offload.py::test_a_mapped_tensor_is_a_file_without_a_name",),
@@ -1561,42 +1546,42 @@ MEASURED = "tests/trainer/test_evaluation.py::test_every_layout_measures_the_ser
 TRAINER = [
     Mutation(
         "a checkpoint says where the thread that reads ahead stands",
-        "minidist/trainer/batches.py",
+        "minidist/full/trainer/batches.py",
         old="return dict(self._consumed)",
         new="return dict(self._source.state_dict())",
         tests=("tests/trainer/test_text.py::test_a_restart_has_exactly_the_next_batch[3-False]",),
     ),
     Mutation(
         "every microbatch begins at the row at which the batch does",
-        "minidist/trainer/batches.py",
+        "minidist/full/trainer/batches.py",
         old="self.first_row + cut.start",
         new="self.first_row",
         tests=(f"{SAMPLER}::test_microbatches_are_the_batch_cut_up",),
     ),
     Mutation(
         "the width of a batch is that of this rank's rows",
-        "minidist/trainer/batches.py",
+        "minidist/full/trainer/batches.py",
         old="width = -(-(int(lengths.max()) - 1) // self.multiple)",
         new="width = -(-(int(lengths[mine].max(initial=2)) - 1) // self.multiple)",
         tests=(f"{SAMPLER}::test_the_ranks_together_have_the_serial_batch[True-3]",),
     ),
     Mutation(
         "the learning rate is that of the step before",
-        "minidist/trainer/schedule.py",
+        "minidist/full/trainer/schedule.py",
         old="done = step + 1  # steps taken once this one is",
         new="done = step",
         tests=(f"{RATE}::test_it_starts_low_reaches_the_peak_and_ends_at_the_final_rate",),
     ),
     Mutation(
         "the rate falls from the end of the warm-up, though it was to be stable",
-        "minidist/trainer/schedule.py",
+        "minidist/full/trainer/schedule.py",
         old='fall = total - cooldown if shape == "wsd" else warmup',
         new="fall = warmup",
         tests=(f"{RATE}::test_other_shapes_fall_along_a_straight_line_or_late_or_not_at_all",),
     ),
     Mutation(
         "what is measured on held-out text is measured with dropout",
-        "minidist/parallel/strategy.py",
+        "minidist/full/strategy.py",
         old="                module.training = False\n",
         new="                module.training = True\n",
         tests=(
@@ -1605,14 +1590,14 @@ TRAINER = [
     ),
     Mutation(
         "measuring leaves the model in evaluation",
-        "minidist/parallel/strategy.py",
+        "minidist/full/strategy.py",
         old="                module.training = training\n",
         new="                pass\n",
         tests=(f"{MEASURED}[2-dense---zero 2 --recompute full]",),
     ),
     Mutation(
         "each batch of held-out text counts alike, however few tokens it has",
-        "minidist/trainer/observed/held_out.py",
+        "minidist/full/trainer/observed/held_out.py",
         old="        total += loss.double() * batch.tokens\n        tokens += batch.tokens\n",
         new="        total += loss.double()\n        tokens += 1\n",
         tests=(
@@ -1621,7 +1606,7 @@ TRAINER = [
     ),
     Mutation(
         "packed documents attend to those before them in their row",
-        "minidist/trainer/corpus/packed.py",
+        "minidist/full/data/packed.py",
         old="rows.documents[place, begin:end] = begin",
         new="rows.documents[place, begin:end] = 0",
         tests=(
@@ -1631,35 +1616,35 @@ TRAINER = [
     ),
     Mutation(
         "the end of a packed document predicts the beginning of the next",
-        "minidist/trainer/corpus/packed.py",
+        "minidist/full/data/packed.py",
         old="                end = begin + size - 1\n",
         new="                end = begin + size\n",
         tests=(f"{PACKED}::test_rows_hold_documents_side_by_side_and_no_target_crosses_a_border",),
     ),
     Mutation(
         "each document is packed into the first row that has just opened",
-        "minidist/trainer/corpus/packed.py",
+        "minidist/full/data/packed.py",
         old="fits = bisect_left(rooms, size)",
         new="fits = len(rooms) - 1 if rooms and rooms[-1] >= size else len(rooms)",
         tests=(f"{PACKED}::test_a_document_goes_where_it_leaves_the_least_room",),
     ),
     Mutation(
         "every microbatch has the documents of the first rows",
-        "minidist/trainer/batches.py",
+        "minidist/full/trainer/batches.py",
         old="None if self.documents is None else self.documents[cut]",
         new="None if self.documents is None else self.documents[: cut.stop - cut.start]",
         tests=(f"{PACKED}::test_ranks_and_microbatches_have_the_documents_of_their_rows",),
     ),
     Mutation(
         "what was in memory is lost when the tokens go into a file",
-        "minidist/trainer/corpus/token_file.py",
+        "minidist/full/data/token_file.py",
         old="            self._file.write(self._short)\n",
         new="",
         tests=("tests/trainer/test_corpus.py::test_tokens_in_a_file_are_those_in_memory",),
     ),
     Mutation(
         "a piece of text ends inside a character",
-        "minidist/trainer/corpus/sources.py",
+        "minidist/full/data/sources.py",
         old="        end -= 1\n",
         new="        break\n",
         tests=(
@@ -1668,7 +1653,7 @@ TRAINER = [
     ),
     Mutation(
         "an exported model forgets the tokens that begin and end its texts",
-        "minidist/trainer/foreign/llama.py",
+        "minidist/full/trainer/foreign/llama.py",
         old="        return {**origin, **changed}\n",
         new="        pass\n",
         tests=(
@@ -1677,14 +1662,14 @@ TRAINER = [
     ),
     Mutation(
         "a shard may still be in memory when it is said to be written",
-        "minidist/trainer/checkpoint/store.py",
+        "minidist/full/checkpoint/store.py",
         old="        save_file(tensors, file)\n        flush(file)\n",
         new="        save_file(tensors, file)\n",
         tests=(f"{STORE}::test_the_disk_holds_everything_before_it_gets_its_name",),
     ),
     Mutation(
         "a checkpoint gets its name before the disk holds its index",
-        "minidist/trainer/checkpoint/store.py",
+        "minidist/full/checkpoint/store.py",
         old="        for path in (unfinished / INDEX, unfinished / STATE, unfinished / SUMS, "
         "unfinished):\n            flush(path)\n        unfinished.rename(final)  # fails if "
         "there is one already\n",
@@ -1695,14 +1680,14 @@ TRAINER = [
     ),
     Mutation(
         "one checkpoint more is kept than was asked for",
-        "minidist/trainer/checkpoint/store.py",
+        "minidist/full/checkpoint/store.py",
         old="complete(folder)[: -max(keep, 1)]",
         new="complete(folder)[: -max(keep, 1) - 1]",
         tests=(f"{STORE}::test_the_newest_are_kept_and_every_so_many_steps_one",),
     ),
     Mutation(
         "an index is written though an element is in two files",
-        "minidist/trainer/checkpoint/index.py",
+        "minidist/full/checkpoint/index.py",
         old='        assert not words, f"ranks have not written each element of {name} once: '
         '{words}"\n',
         new="",
@@ -1710,28 +1695,28 @@ TRAINER = [
     ),
     Mutation(
         "a piece is read from where its elements are in the whole tensor",
-        "minidist/trainer/checkpoint/pieces.py",
+        "minidist/full/checkpoint/pieces.py",
         old="runs.append(read(start - run.start, stop - run.start))",
         new="runs.append(read(start, stop))",
         tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
     ),
     Mutation(
         "a column of a block is counted from the beginning of the block",
-        "minidist/trainer/checkpoint/pieces.py",
+        "minidist/full/checkpoint/pieces.py",
         old="[first:last, column : column + width]",
         new="[first:last, :width]",
         tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
     ),
     Mutation(
         "a checkpoint of a longer run is continued",
-        "minidist/trainer/checkpoint/resume.py",
+        "minidist/full/trainer/resume.py",
         old="if step > config.run.steps:",
         new="if step < 0:",
         tests=(f"{CHECKPOINT}::test_what_does_not_fit_the_checkpoint_is_named",),
     ),
     Mutation(
         "two runs may save to one folder",
-        "minidist/trainer/checkpoint/lock.py",
+        "minidist/full/checkpoint/lock.py",
         old="fcntl.LOCK_EX | fcntl.LOCK_NB",
         new="fcntl.LOCK_SH | fcntl.LOCK_NB",
         tests=(
@@ -1741,7 +1726,7 @@ TRAINER = [
     ),
     Mutation(
         "a file wins over the flags",
-        "minidist/trainer/flags.py",
+        "minidist/full/trainer/flags.py",
         old="with_folder(merged(sections, flags))",
         new="with_folder(merged(flags, sections))",
         tests=(
@@ -1750,7 +1735,7 @@ TRAINER = [
     ),
     Mutation(
         "DeepSpeed's buckets are counted in elements of float32 under bfloat16",
-        "minidist/trainer/foreign/options.py",
+        "minidist/full/trainer/foreign/options.py",
         old='bytes = 2 if "precision" in sections.get("run", {}) else 4',
         new="bytes = 4",
         tests=(
@@ -1759,7 +1744,7 @@ TRAINER = [
     ),
     Mutation(
         "DeepSpeed's rate falls without anybody setting the steps of the run",
-        "minidist/trainer/foreign/names.toml",
+        "minidist/full/trainer/foreign/names.toml",
         old='scheduler.params.total_num_steps", kind = "int", to = "run.steps"',
         new='scheduler.params.total_num_steps", kind = "int"',
         tests=(
@@ -1947,14 +1932,14 @@ MIXED = "tests/parallel/sharded/test_fsdp_traps.py::test_computing_in_bfloat16_i
 UNITS = [
     Mutation(
         "shards in mixed precision are kept twice",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="(replicated or values.device != self.device)",
         new="(replicated or values.device == self.device)",
         tests=(MIXED,),
     ),
     Mutation(
         "on a GPU a gather waits for gradients that have not been computed",
-        "minidist/parallel/sharded/passes.py",
+        "minidist/full/fsdp/passes.py",
         old="self.ahead_of_time or not unit.parameters",
         new="not unit.parameters",
         tests=(
@@ -1963,7 +1948,7 @@ UNITS = [
     ),
     Mutation(
         "gradients laid end to end are not forgotten",
-        "minidist/parallel/data/flatten.py",
+        "minidist/full/ddp/flatten.py",
         old="        parameter._grad = None\n    flat = parameters[0]",
         new="    flat = parameters[0]",
         tests=(MIXED,),
@@ -1974,21 +1959,21 @@ COMPILED_TEST = "tests/parallel/test_compiled.py::test_the_numbers_of_the_serial
 COMPILED = [
     Mutation(
         "attention is compiled apart for its second run",
-        "minidist/parallel/layers/compiled.py",
+        "minidist/full/layers/compiled.py",
         old="torch._dynamo.disable(attend.args[0])",
         new="attend.args[0]",
         tests=(COMPILED_TEST,),
     ),
     Mutation(
         "a compiled pipeline breaks its graphs at every product",
-        "minidist/parallel/apply.py",
+        "minidist/full/apply.py",
         old="fused=not parallel.recipe.compile",
         new="fused=True",
         tests=(COMPILED_TEST,),
     ),
     Mutation(
         "a model stays compiled after training",
-        "minidist/parallel/layers/compiled.py",
+        "minidist/full/layers/compiled.py",
         old="        as_they_were(blocks_of(parallel.model))",
         new="        pass",
         tests=(
@@ -2003,23 +1988,23 @@ ADAPTERS_TEST = "tests/trainer/test_adapters.py::"
 FEW_BITS = [
     Mutation(
         "ranks that have parts of an adapter's input do not add its products up",
-        "minidist/parallel/tensor/styles.py",
+        "minidist/full/tensor/styles.py",
         old="            module.join = boundary.leave",
         new="            pass",
         tests=(
-            "tests/memory/adapters/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
+            "tests/further/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",
         ),
     ),
     Mutation(
         "scales follow what the ranks of the data axis have seen, and not those of the tensor axis",
-        "minidist/parallel/layers/float8.py",
+        "minidist/full/layers/float8.py",
         old="update_scales(parallel.model, parallel.mesh.data, parallel.mesh.tp)",
         new="update_scales(parallel.model, parallel.mesh.data)",
         tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
     ),
     Mutation(
         "a rank's experts take the scales of the first ones",
-        "minidist/memory/precision/fp8_experts.py",
+        "minidist/full/precision/fp8_experts.py",
         old="self.mine = slice(experts.numbers.start, experts.numbers.stop)",
         new="self.mine = slice(0, len(experts.numbers))",
         tests=(
@@ -2029,21 +2014,21 @@ FEW_BITS = [
     ),
     Mutation(
         "a pipeline takes products in 8 bits for its own",
-        "minidist/parallel/pipeline/weight_gradients.py",
+        "minidist/full/pipeline/weight_gradients.py",
         old="if any(isinstance(part, Float8Multiply) for part in layer.children()):",
         new="if False:",
         tests=(ADAPTERS_TEST + "test_every_product_of_the_blocks_is_one_of_8_bits",),
     ),
     Mutation(
         "a model that ZeRO++ gives back is rounded to 8 bits",
-        "minidist/parallel/sharded/zero_plus_plus.py",
+        "minidist/further/zero_plus_plus/zero_plus_plus.py",
         old="        self.nodes.exact = True",
         new="        pass",
-        tests=("tests/parallel/sharded/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
+        tests=("tests/further/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
     ),
     Mutation(
         "adapters go on beside whatever weights are there",
-        "minidist/trainer/checkpoint/resume.py",
+        "minidist/full/trainer/resume.py",
         old=(
             "    if before != now:\n"
             "        raise CheckpointError(\n"
@@ -2058,45 +2043,42 @@ FLASH = "tests/parallel/test_flash.py"
 CONTEXT = [
     Mutation(
         "a larger score does not shrink what was summed before",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="shrink * output[..., rows, :] + weights",
         new="output[..., rows, :] + weights",
         tests=(f"{FLASH}::test_it_is_softmax_attention",),
     ),
     Mutation(
         "tiles above the diagonal are computed as those below",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="min(keys, rows.stop) if causal else keys",
         new="keys",
         tests=(f"{FLASH}::test_it_is_softmax_attention",),
     ),
     Mutation(
         "tiles that a window does not see are computed and masked",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="if blocks is None or blocks[top // tile][left // tile]:",
         new="if True:",
-        tests=(
-            f"{FLASH}::test_a_window_is_softmax_with_its_mask_and_leaves_tiles_out[7]",
-            f"{FLASH}::test_blocks_of_ones_own_choice_are_the_only_ones_computed",
-        ),
+        tests=(f"{FLASH}::test_a_window_is_softmax_with_its_mask_and_leaves_tiles_out[7]",),
     ),
     Mutation(
         "torch's kernel gets rows that are scattered in memory",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="return x if x.stride(-1) == 1 else x.contiguous()",
         new="return x",
         tests=(f"{FLASH}::test_any_layout_in_memory_gives_the_same",),
     ),
     Mutation(
         "a GPU computes by a kernel what has no keys",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="row <= 512 and query.numel() > 0 and key.numel() > 0",
         new="row <= 512",
         tests=(f"{FLASH}::test_a_gpu_takes_the_kernels_where_they_are_right",),
     ),
     Mutation(
         "partial results of 16 bits are rounded before they are merged",
-        "minidist/parallel/context/flash.py",
+        "minidist/full/context/flash.py",
         old="output.to(dtype or q.dtype)",
         new="output.to(dtype or query.dtype)",
         tests=(f"{FLASH}::test_partial_results_are_not_rounded_to_16_bits",),
@@ -2108,14 +2090,14 @@ IN_SIGHT = "tests/parallel/context/test_in_sight.py"
 CONTEXT += [
     Mutation(
         "partial results merge with the weights of each other",
-        "minidist/parallel/context/blocks.py",
+        "minidist/full/context/blocks.py",
         old="torch.sigmoid(its - lse)",
         new="torch.sigmoid(lse - its)",
         tests=(f"{ACROSS}::test_parity",),
     ),
     Mutation(
         "a striped rank's token sees the one after it",
-        "minidist/parallel/context/order.py",
+        "minidist/full/context/order.py",
         old="Meeting(slice(1, None), slice(-1), causal=True)",
         new="Meeting(slice(1, None), slice(1, None), causal=True)",
         tests=(f"{ACROSS}::test_parity",),
@@ -2129,7 +2111,7 @@ CONTEXT += [
     ),
     Mutation(
         "all keys of a rank travel, seen or not",
-        "minidist/parallel/context/order.py",
+        "minidist/full/context/order.py",
         old="return change.cumsum(0)[:-1].nonzero().flatten()",
         new="return torch.arange(len(keys))",
         tests=(
@@ -2139,56 +2121,56 @@ CONTEXT += [
     ),
     Mutation(
         "gradients of the keys that another rank saw are lost",
-        "minidist/parallel/context/in_sight.py",
+        "minidist/full/context/in_sight.py",
         old="            total.index_add_(-2, places.to(total.device), arrive())\n",
         new="            arrive()\n",
         tests=(f"{IN_SIGHT}::test_parity",),
     ),
     Mutation(
         "the next block travels only before this one is met",
-        "minidist/parallel/context/ring.py",
+        "minidist/full/context/ring.py",
         old="            yield (rank - hop) % ranks, block\n",
         new="            arriving.wait()\n            yield (rank - hop) % ranks, block\n",
         tests=(f"{ACROSS}::test_the_next_block_travels_beside_computing",),
     ),
     Mutation(
         "gradients of keys are summed in 16 bits",
-        "minidist/parallel/context/blocks.py",
+        "minidist/full/context/blocks.py",
         old="to_block = torch.zeros_like(block, dtype=wide(key))",
         new="to_block = torch.zeros_like(block)",
         tests=(f"{ACROSS}::test_bytes_and_messages_are_those_of_the_formulas",),
     ),
     Mutation(
         "ranks of the context axis keep gradients for themselves",
-        "minidist/parallel/apply.py",
+        "minidist/full/apply.py",
         old="reduce=mesh.data.size > 1",
         new="reduce=mesh.dp.size > 1",
         tests=("tests/parallel/test_random_layouts.py::test_every_layout",),
     ),
     Mutation(
         "a probe of attention takes a scale for another",
-        "minidist/parallel/context/probe.py",
-        old="if close(found, plain, tried.tolerance):",
-        new="if close(found, plain, 1.0):",
+        "minidist/full/context/probe.py",
+        old="tolerance = 1e-4 if",
+        new="tolerance = 10 if",
         tests=(f"{ACROSS}::test_another_attention_is_refused_before_anything_is_sent",),
     ),
     Mutation(
-        "a probe of attention asks a model that evaluates for dropout",
-        "minidist/parallel/context/probe.py",
-        old="                part.training = True\n",
-        new="                part.training = False\n",
-        tests=(f"{ACROSS}::test_dropout_is_found_in_a_model_that_evaluates",),
+        "a probe of attention that has asked in evaluation does not ask again in training",
+        "minidist/full/context/probe.py",
+        old="tokens, module.training",
+        new="tokens",
+        tests=(f"{ACROSS}::test_dropout_is_found_when_training_begins",),
     ),
     Mutation(
         "experts that all ranks copy are cut among all, beside groups",
-        "minidist/parallel/sharded/ranks.py",
+        "minidist/full/fsdp/ranks.py",
         old="return self.shard_comm if copies is self.comm else copies",
         new="return copies",
         tests=("tests/parallel/expert/test_expert_parallel.py::test_parity",),
     ),
     Mutation(
         "a layer of FSDP computes with NaN outside of its unit",
-        "minidist/parallel/sharded/flat.py",
+        "minidist/full/fsdp/flat.py",
         old="            hide(parameter, self.shard.placements[parameter].name)\n",
         new="",
         tests=(
@@ -2197,7 +2179,7 @@ CONTEXT += [
     ),
     Mutation(
         "a unit is freed by a forward in the midst of its own method",
-        "minidist/parallel/sharded/passes.py",
+        "minidist/full/fsdp/passes.py",
         old="        if unit.training_state is TrainingState.METHOD:\n            return output\n",
         new="",
         tests=(
@@ -2215,63 +2197,63 @@ GOODPUT = "tests/plan/test_goodput.py"
 FAILURES = [
     Mutation(
         "half of the members is a majority",
-        "minidist/comm/membership/agreement.py",
+        "minidist/full/comm/membership/agreement.py",
         old="return not voters or 2 * len(here) > len(voters) or tied",
         new="return not voters or 2 * len(here) >= len(voters)",
         tests=(f"{VIEWS}::test_of_two_parts_that_cannot_see_each_other_at_most_one_goes_on",),
     ),
     Mutation(
         "the dead vote",
-        "minidist/comm/membership/agreement.py",
+        "minidist/full/comm/membership/agreement.py",
         old="voters = [member for member in last.members if member not in dead]",
         new="voters = list(last.members)",
         tests=(f"{VIEWS}::test_the_view_that_follows",),
     ),
     Mutation(
         "a place of a replica goes to whoever had the lowest rank, though another is further",
-        "minidist/comm/membership/agreement.py",
+        "minidist/full/comm/membership/agreement.py",
         old="return -each.done, ranks.get(each.member, len(ranks))",
         new="return 0, ranks.get(each.member, len(ranks))",
         tests=(f"{VIEWS}::test_the_view_that_follows",),
     ),
     Mutation(
         "a survivor takes any place of a replica",
-        "minidist/comm/membership/agreement.py",
+        "minidist/full/comm/membership/agreement.py",
         old="if each.done >= 0 and each.place == place]",
         new="if each.done >= 0 and place == 0]",
         tests=(f"{VIEWS}::test_the_view_that_follows",),
     ),
     Mutation(
         "a view with a dead member goes on until somebody says that it is over",
-        "minidist/comm/membership/member.py",
+        "minidist/full/comm/membership/member.py",
         old="return bool(over) or not self.dead().isdisjoint(self.view.members)",
         new="return bool(over)",
         tests=(f"{VIEWS}::test_a_view_is_over_once_a_member_is_dead",),
     ),
     Mutation(
         "who is ready for a step does not take it though others have",
-        "minidist/trainer/elastic/carry.py",
+        "minidist/full/trainer/elastic/carry.py",
         old="return 0 <= step in (self.done, self.done + self.ready)",
         new="return 0 <= step == self.done",
         tests=(f"{ELASTIC}::test_who_takes_a_step_late_keeps_what_is_known_of_it",),
     ),
     Mutation(
         "a replacement gets weights, but begins its optimizer anew",
-        "minidist/trainer/elastic/carry.py",
+        "minidist/full/trainer/elastic/carry.py",
         old="    trainer.optimizer.restore(states)\n",
         new="",
         tests=(f"{ELASTIC}::test_a_member_may_die_at_any_event[dp, with a spare-1-5-0.0]",),
     ),
     Mutation(
         "after a loss the batches go on behind the one that was not trained on",
-        "minidist/trainer/elastic/carry.py",
+        "minidist/full/trainer/elastic/carry.py",
         old="trainer.start.batches.load_state_dict(holder.position)",
         new="trainer.start.batches.load_state_dict(holder.reached or holder.position)",
         tests=(f"{ELASTIC}::test_a_member_may_die_at_any_event[dp, on what is left-0-5-0.0]",),
     ),
     Mutation(
         "a step that was due to be saved or measured when a rank was lost is not",
-        "minidist/trainer/loop.py",
+        "minidist/full/trainer/loop.py",
         old="            self._after_step(self.last, reporter, None if saved else writer)\n",
         new="            pass\n",
         tests=(f"{ELASTIC}::test_the_last_checkpoint_and_no_measurement_is_lost",),
@@ -2292,28 +2274,28 @@ FAILURES = [
     ),
     Mutation(
         "a rank is scored by its step, waiting included",
-        "minidist/trainer/observed/meter.py",
+        "minidist/full/trainer/observed/meter.py",
         old="computed = self.comm.clock() - self.started - waited",
         new="computed = self.comm.clock() - self.started",
         tests=("tests/trainer/test_observed.py::test_train_names_it",),
     ),
     Mutation(
         "who has more rows is slow",
-        "minidist/trainer/observed/stragglers.py",
+        "minidist/full/trainer/observed/stragglers.py",
         old="each = [seconds / max(1, count) for",
         new="each = [seconds / max(1, count) ** 0 for",
         tests=("tests/trainer/test_observed.py::test_more_rows_or_other_layers_are_no_fault",),
     ),
     Mutation(
         "a member that has left and waits outside counts twice",
-        "minidist/comm/membership/agreement.py",
+        "minidist/full/comm/membership/agreement.py",
         old="{each for each in outside if each.member not in view.members}",
         new="set(outside)",
         tests=(f"{VIEWS}::test_a_view_grows_only_by_whole_replicas",),
     ),
     Mutation(
         "a rank that computes on as the program ends comes back when Python is gone",
-        "minidist/comm/job/background.py",
+        "minidist/full/comm/job/background.py",
         old="        thread.interrupt()\n    _still_working",
         new="        pass\n    _still_working",
         tests=(
@@ -2323,7 +2305,7 @@ FAILURES = [
     ),
     Mutation(
         "a thread frees its process group while Python ends",
-        "minidist/comm/job/background.py",
+        "minidist/full/comm/job/background.py",
         old="            with self.working():\n                del self._held\n",
         new="            pass\n",
         tests=(
@@ -2333,47 +2315,47 @@ FAILURES = [
     ),
 ]
 
-COMPRESS = "tests/parallel/data/test_compress.py"
+COMPRESS = "tests/further/test_compress.py"
 
 COMPRESSION = [
     Mutation(
         "PowerSGD keeps what all ranks have not sent, in place of its own",
-        "minidist/parallel/data/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            own = matrix.right.T\n",
         new="            own = matrix.right.T * comm.size\n",
         tests=(f"{COMPRESS}::test_what_was_sent_and_what_is_kept_back_are_all_gradients",),
     ),
     Mutation(
         "PowerSGD begins each step with the first factor",
-        "minidist/parallel/data/compress/power_sgd.py",
+        "minidist/further/compress/power_sgd.py",
         old="            torch.mm(whole, matrix.right, out=matrix.left)\n",
         new="            torch.mm(whole, torch.ones_like(matrix.right), out=matrix.left)\n",
         tests=(f"{COMPRESS}::test_the_warm_start_finds_the_best_factors",),
     ),
     Mutation(
         "an index that several ranks send is the last one's",
-        "minidist/parallel/data/compress/top_k.py",
+        "minidist/full/ddp/compress/top_k.py",
         old="            total.index_add_(0, indices, addends)\n",
         new="            total.index_copy_(0, indices, addends)\n",
         tests=(f"{COMPRESS}::test_an_index_that_several_ranks_send_adds_up",),
     ),
     Mutation(
         "velocities go on after they were sent",
-        "minidist/parallel/data/compress/top_k.py",
+        "minidist/full/ddp/compress/top_k.py",
         old="            new[chosen] = 0\n",
         new="",
         tests=(f"{COMPRESS}::test_kept_velocities_are_those_of_momentum",),
     ),
     Mutation(
         "what rounding a sum to signs loses is lost",
-        "minidist/parallel/data/compress/one_bit.py",
+        "minidist/further/compress/one_bit.py",
         old="        rest[comm.rank] += (mine - sent)[0]\n",
         new="",
         tests=(f"{COMPRESS}::test_nothing_is_lost_by_signs",),
     ),
     Mutation(
         "what ranks that are gone have kept back is lost",
-        "minidist/trainer/checkpoint/remembered.py",
+        "minidist/full/checkpoint/remembered.py",
         old="    for rank in itertools.count(copies.rank, copies.size):\n",
         new="    for rank in (copies.rank,):\n",
         tests=(
@@ -2391,49 +2373,49 @@ STALE = "tests/parallel/stale/test_stale.py::"
 OLD_WEIGHTS = [
     Mutation(
         "sites climb: after minus before",
-        "minidist/parallel/sites/outer.py",
+        "minidist/full/slow_wires/outer.py",
         old="torch.sub(fragment.shared, fragment.change, out=fragment.change)",
         new="torch.sub(fragment.change, fragment.shared, out=fragment.change)",
         tests=(f"{SITES}test_plain_steps_that_meet_each_time_are_data_parallelism",),
     ),
     Mutation(
         "the outer step is plain momentum, not Nesterov's",
-        "minidist/parallel/sites/outer.py",
+        "minidist/full/slow_wires/outer.py",
         old="step = step.add(fragment.velocity, alpha=meetings.momentum)",
         new="step = fragment.velocity.clone()",
         tests=(f"{SITES}test_meeting_each_time_with_momentum_is_nesterov_of_the_mean_gradient",),
     ),
     Mutation(
         "an outer step is taken on the rounded weights",
-        "minidist/parallel/sites/outer.py",
+        "minidist/full/slow_wires/outer.py",
         old="            return self.optimizer.master_of(parameter)\n",
         new="            return parameter.detach()\n",
         tests=(f"{SITES}test_the_outer_step_is_taken_on_masters",),
     ),
     Mutation(
         "what is not sent of an outer step is forgotten",
-        "minidist/parallel/sites/sparse.py",
+        "minidist/further/sparse_step/sparse_step.py",
         old="        self.error.copy_(kept)\n",
         new="        self.error.zero_()\n",
         tests=(f"{SITES}test_a_sparse_step_loses_nothing_for_good",),
     ),
     Mutation(
         "a site divides by all tokens, not by its share",
-        "minidist/trainer/loop.py",
+        "minidist/full/trainer/loop.py",
         old="mean = sum_of(logits, part.targets) * sites / part.tokens",
         new="mean = sum_of(logits, part.targets) / part.tokens",
         tests=(f"{SITES}test_sites_report_their_share_of_the_serial_loss",),
     ),
     Mutation(
         "a backward uses newer weights than its forward",
-        "minidist/parallel/stale/pipeline.py",
+        "minidist/further/stale/pipeline.py",
         old="                parameter.data = parameter.data.clone()\n",
         new="                pass\n",
         tests=(f"{STALE}test_pipedream_is_sgd_with_the_delay_of_each_stage",),
     ),
     Mutation(
         "versions are kept for ever",
-        "minidist/parallel/stale/pipeline.py",
+        "minidist/further/stale/pipeline.py",
         old="        users[used] -= self.plan.batch\n",
         new="",
         tests=(f"{STALE}test_versions_are_as_many_as_the_table_says",),
@@ -2458,7 +2440,7 @@ OLD_WEIGHTS = [
     ),
     Mutation(
         "a worker takes a version that is one too new",
-        "minidist/parallel/stale/server.py",
+        "minidist/further/stale/server.py",
         old="        take(max(0, step - stale))\n",
         new="        take(max(0, step - stale + (stale > 0)))\n",
         tests=(f"{STALE}test_a_stale_server_is_sgd_with_a_delay",),

@@ -13,12 +13,13 @@ import torch
 from layouts import SMALL, Case, distances, spread, worst
 
 import minidist
-from minidist.mesh import Layout
-from minidist.model import GPT, Where
-from minidist.parallel import Recipe, RecipeError
-from minidist.parallel.apply import check_recipe
-from minidist.parallel.layers.compiled import compile_blocks, compile_fault
-from minidist.parallel.strategy import Facts
+from minidist.full import RecipeError
+from minidist.full.apply import check_recipe
+from minidist.full.layers.compiled import compile_blocks, compile_fault
+from minidist.full.mesh import Layout
+from minidist.full.model import GPT, Where
+from minidist.full.strategy import Facts
+from minidist.further import ORDER, Recipe
 
 Counted = list[int]  # operations of each graph
 
@@ -127,11 +128,11 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         RecipeError, match=r"compile=True is for a model with a list of `layers`: leave it out"
     ):
-        check_recipe(Recipe(compile=True), Layout(), Facts(layers=0))
+        check_recipe(Recipe(compile=True), Layout(), Facts(layers=0), ORDER)
     with pytest.raises(
         RecipeError, match=r"there is no compiler 'gcc': use one of .*aot_eager.*inductor"
     ):
-        check_recipe(Recipe(compile="gcc"), Layout(), Facts(layers=1))
+        check_recipe(Recipe(compile="gcc"), Layout(), Facts(layers=1), ORDER)
 
     def get_cpp_compiler() -> str:
         raise RuntimeError
@@ -141,4 +142,4 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         RecipeError,
         match=r"needs a C\+\+ compiler such as g\+\+, and there is none: install it, or leave",
     ):
-        check_recipe(Recipe(compile=True), Layout(), Facts(layers=1))
+        check_recipe(Recipe(compile=True), Layout(), Facts(layers=1), ORDER)

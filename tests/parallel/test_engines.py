@@ -11,11 +11,10 @@ import torch
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.comm import CommunicationError
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where
-from minidist.parallel import Recipe, parallelize
-from minidist.trainer.loop import carried_of, loss_of
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.trainer.loop import carried_of, loss_of
+from minidist.further import Recipe, parallelize
 
 SIZES = GPTConfig(
     vocabulary=64,
@@ -53,7 +52,7 @@ def steps(comm: Communicator, layout: Layout, recipe: Recipe) -> tuple[Any, ...]
         parallel.zero_grad()
         losses.append(parallel.step(tokens, tokens, [Where()] * len(tokens)))
         optimizer.step()
-    sent = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    sent = comm.traffic.messages, comm.traffic.bytes
     return [float(loss).hex() for loss in losses], sent, comm.clock()
 
 
@@ -70,11 +69,3 @@ def test_training_gives_the_same_bits_bytes_and_clock_in_turns(name: str) -> Non
     for seed in (1, 2):
         found = minidist.run(program, layout.size, cluster=cluster, engine="cooperative", seed=seed)
         assert found == expected
-
-
-def test_greenlets_refuse_to_train_where_a_backward_would_wait() -> None:
-    layout, options = LAYOUTS["dp 2 x pp 2 x tp 2"]
-    with pytest.raises(CommunicationError, match="would hold for the other ranks too"):
-        minidist.run(
-            lambda comm: steps(comm, layout, Recipe(**options)), layout.size, engine="greenlets"
-        )

@@ -16,11 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidist.memory.account import Account
-from minidist.model.config import attended_pairs
-from minidist.model.seen import Seen, among, beginnings, causal, first_seen, in_documents
-from minidist.parallel.context import flash
-from minidist.parallel.context.flash import (
+from minidist.full.context import flash
+from minidist.full.context.flash import (
     attend,
     attend_backward,
     flash_attention,
@@ -28,7 +25,10 @@ from minidist.parallel.context.flash import (
     page_backward,
     page_forward,
 )
-from minidist.parallel.layers.compiled import compile_blocks
+from minidist.full.layers.compiled import compile_blocks
+from minidist.full.memory.account import Account
+from minidist.full.model.config import attended_pairs
+from minidist.full.model.seen import Seen, among, beginnings, first_seen, in_documents
 
 Found: TypeAlias = tuple[Tensor, ...]
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
@@ -266,9 +266,6 @@ def seen_by_page(drawn: list[Tensor], seen: Seen) -> tuple[Found, Found]:
         copies = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         mask = seen.mask(slice(0, query.shape[2]), slice(0, key.shape[2]))
-        if seen.blocks is not None:
-            tiles = seen.blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)
-            mask = mask & tiles[: query.shape[2], : key.shape[2]]
         scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(
             ~mask[:, None], -math.inf
         )
@@ -334,33 +331,12 @@ def test_keys_from_elsewhere_are_seen_by_their_positions() -> None:
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
 
 
-def test_blocks_of_ones_own_choice_are_the_only_ones_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    blocks = torch.rand(5, 5, generator=generator) < 0.5
-    seen, drawn = causal(150)._replace(blocks=blocks), draw(4, 2, 150, 150, 16)
-    for ours, right in zip(*seen_by_page(drawn, seen), strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
-    found = {
-        (rows.start // 32, left.start // 32)
-        for rows, left in flash.tiles(150, 150, False, seen=seen)
-    }
-    assert found == set(map(tuple, blocks.tril().nonzero().tolist()))
-    everything = causal(150)._replace(blocks=torch.ones(5, 5, dtype=torch.bool))
-    for ours, right in zip(seen_by_page(drawn, everything)[0], by_page(drawn, True), strict=True):
-        torch.testing.assert_close(ours, right, rtol=0, atol=0)
-
-
 def test_a_mask_that_does_not_fit_is_refused_with_its_shapes() -> None:
     query, key, value, _ = draw(4, 2, 50, 60, 8)
     fits = among(first_seen(50, 3), torch.arange(50), torch.arange(60))
     wrong = {
         "bounds .1, 49. and .1, 50. for queries": fits._replace(first=fits.first[:, 1:]),
         "bounds .3, 50. and .3, 50.": Seen(fits.first.expand(3, -1), fits.end.expand(3, -1)),
-        r"\[2, 3\] blocks, but 50 queries and 60 keys have \[2, 2\] tiles of 32": fits._replace(
-            blocks=torch.ones(2, 3, dtype=torch.bool)
-        ),
     }
     for words, seen in wrong.items():
         with pytest.raises(ValueError, match=words):

@@ -18,17 +18,17 @@ import torch
 from layouts import Case, distances, spread, worst
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import AXES, Layout
-from minidist.model import GPTConfig
-from minidist.model.config import BALANCES
-from minidist.parallel.context.options import ORDERS, WAYS
-from minidist.parallel.context.order import multiple
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.data.options import Strategy
-from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.recipe import ADAPTERS, Recipe
+from minidist.full.comm import Communicator
+from minidist.full.context.options import ORDERS, WAYS
+from minidist.full.context.order import multiple
+from minidist.full.ddp.buckets import MIB
+from minidist.full.ddp.options import Strategy
+from minidist.full.mesh import AXES, Layout
+from minidist.full.model import GPTConfig
+from minidist.full.model.config import BALANCES
+from minidist.full.pipeline import NAMES, Plan, plan, read_plan
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.further import Recipe
 
 DRAWS, SOAK = 8, 508
 ROUNDED = 0.4  # of the gradients' norm
@@ -47,7 +47,7 @@ def with_few_bits(case: Case, random: Random) -> Case:
     # Blocks of 256 numbers hold norms and matrices of models this small: 8 bits leave too little of
     # a frozen matrix.
     kind = "" if recipe.zeropp else random.choice(("", "", "", "lora", "qlora", "fp8"))
-    if kind in ADAPTERS:
+    if kind in ("lora", "qlora"):
         recipe = replace(recipe, lora=random.choice((1, 2, 5)), qlora=kind == "qlora")
     if kind == "fp8" or (kind == "lora" and random.random() < 0.2):
         case = replace(case, dtype=random.choice((torch.float32, torch.bfloat16)))
@@ -90,7 +90,7 @@ def with_experts(case: Case, random: Random) -> Case:
     )
     if config.balance != "none":
         config = replace(config, balance_rate=random.choice((0.001, 0.1)))
-    recipe = replace(case.recipe, ep_comm=random.choice(("direct", "direct", "plain")))
+    recipe = case.recipe
     # in few bits, a token may go to another expert
     dtype = case.dtype if recipe.lora else torch.float64
     frozen = tuple(name for name in case.frozen if ".mlp." not in name)

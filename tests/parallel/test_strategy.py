@@ -10,15 +10,15 @@ from clipped_by_value.strategy import ClippingByValue, ClippingRecipe
 from torch import nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.options import flags_of
-from minidist.parallel.apply import ORDER, check_fit, check_recipe, parallelize
-from minidist.parallel.data_axis import DataAxis
-from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.strategy import Facts
+from minidist.full.apply import check_fit, check_recipe
+from minidist.full.comm import Communicator
+from minidist.full.data_axis import DataAxis
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.options import flags_of
+from minidist.full.recipe import RecipeError
+from minidist.full.strategy import Facts
+from minidist.further import ORDER, Config, Recipe, parallelize
 from minidist.plan.run import Setup
-from minidist.trainer.flags import classes
 
 PLACE = next(number for number, each in enumerate(ORDER) if isinstance(each, DataAxis))
 LONGER = (*ORDER[:PLACE], ClippingByValue(), *ORDER[PLACE:])  # the line
@@ -52,7 +52,7 @@ def test_it_is_refused_in_its_own_words_and_left_out_where_nobody_asks_for_it() 
 
 def test_an_option_is_declared_once() -> None:
     """The command line and the planner have the very fields that a strategy declares."""
-    sections = {option.name: option for cls in classes().values() for option in flags_of(cls)}
+    sections = {option.name: option for cls in Config.kinds().values() for option in flags_of(cls)}
     for option in flags_of(Recipe):
         assert sections[option.name] is option, f"{option.name} is declared twice"
     alone = Recipe().settled(Layout())

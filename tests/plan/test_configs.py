@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from minidist.full.trainer.config import ModelOptions
 from minidist.plan.device import PlanError
 from minidist.plan.model import Model, model
-from minidist.trainer.config import ModelOptions
 
 FALCON: dict[str, Any] = {
     "model_type": "falcon", "vocab_size": 65024, "multi_query": True, "parallel_attn": True

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minidist.memory.account import Account
+from minidist.full.memory.account import Account
 from minidist.plan.device import machine
 from minidist.plan.memory import GB, bytes_held, engine, metered
 from minidist.plan.model import Model

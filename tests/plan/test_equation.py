@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpt_activations import activations_of, layer_activations_of
+from gpt_activations import activations_of, copy_bytes, layer_activations_of
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.memory.precision.fp8 import to_fp8
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import parallelize
-from minidist.parallel.recipe import Recipe
+from minidist.full.comm import Communicator
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision.fp8 import to_fp8
+from minidist.full.precision.masters import MasterWeights
+from minidist.further import Recipe, parallelize
 from minidist.plan.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,
     ModelStates,
     adapted_states,
-    copy_bytes,
     layer_activations,
     layer_input,
     model_states,

@@ -8,8 +8,8 @@ from dataclasses import astuple, replace
 import pytest
 
 from minidist.cli.plan import command
+from minidist.plan.device import table
 from minidist.plan.failures.policies import POLICIES, Job, closed_form
-from minidist.plan.failures.published import reported, stops_of_ft_hsdp, table
 from minidist.plan.failures.simulate import simulate
 
 JOB = Job(3600.0, step=10.0, write=5.0, restart=120.0, stall=30.0, repair=300.0, replicas=16)
@@ -61,7 +61,10 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 
 
 def test_what_large_runs_have_reported() -> None:
-    found = {each.name: simulate(each.job, each.policy).training for each in reported()}
+    found = {
+        name: simulate(Job(**each["job"]), each["policy"]).training
+        for name, each in table("reported").items()
+    }
     assert found["Llama 3 405B, 54 days"] > 0.9
     assert found["BLOOM"] > 0.9
     slow, *pooled = (found[f"OPT-175B, until {day}"] for day in ("3 December", "16 December"))
@@ -72,7 +75,9 @@ def test_what_large_runs_have_reported() -> None:
 
 def test_the_failure_rate_that_44_percent_imply_is_near_that_of_llama_3() -> None:
     per_gpu = 16_384 * 54 * 86_400 / 419
-    assert 1 < per_gpu / 100_000 / stops_of_ft_hsdp() < 3
+    job = Job(**table("reported")["100,000 GPUs, all restart"]["job"])
+    assert closed_form(job, "spare") == pytest.approx(0.44, abs=1e-9)
+    assert 1 < per_gpu / 100_000 / job.mtbf < 3
 
 
 def test_published_failures_take_no_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,12 +85,6 @@ def test_published_failures_take_no_options(capsys: pytest.CaptureFixture[str]) 
         command.main(["goodput", "--mtbf", "5"])
     said = capsys.readouterr()
     assert not said.out and "there is no option --mtbf" in said.err
-
-
-def test_every_assumption_is_said() -> None:
-    said = table()
-    for each in reported():
-        assert f"{each.name}: assumed {each.assumed}" in said
 
 
 def test_the_planner_says_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +101,9 @@ def test_the_planner_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*words, "--repair", "-1"]) == 2
     assert "--repair -1" in capsys.readouterr().err
     assert command.main(["goodput"]) == 0
-    assert "FT-HSDP" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for name, each in table("reported").items():
+        assert f"{name}: assumed {each['assumed']}" in said
 
 
 @pytest.mark.parametrize(

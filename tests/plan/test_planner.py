@@ -21,15 +21,11 @@ from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.memory import GB, bytes_held
 from minidist.plan.model import Model, model
-from minidist.plan.published.check import SOURCES, check
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import search
 from minidist.plan.step import step
 
 REPOSITORY = Path(__file__).parents[2]
-ROWS = json.loads(
-    (REPOSITORY / "minidist/plan/published/tested_rows.json").read_text(encoding="utf-8")
-)
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024)
 
@@ -57,57 +53,17 @@ def seconds(run: Setup) -> float:
 # ---------------------------------------------------------------- constants
 
 
-def test_every_constant_has_a_source_and_is_inside_its_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_constant_has_a_source_and_is_inside_its_range() -> None:
     entries = table("constants")
     assert sum(entry.get("fitted", False) for entry in entries.values()) <= 20
     for name, entry in entries.items():
         low, high = entry["range"]
         assert low <= entry["value"] <= high and len(entry["source"]) > 20, name
-    monkeypatch.setitem(entries["host"], "value", 1.0)
-    Constants.table.cache_clear()
-    with pytest.raises(PlanError, match=r"host=1.0 is outside 0.0002 to 0.002"):
-        Constants.table()
-    monkeypatch.undo()
-    Constants.table.cache_clear()
 
 
 def test_a_constant_that_there_is_not_cannot_be_changed() -> None:
     with pytest.raises(PlanError, match="there is no constant 'across'"):
         Constants.table().but(across=1.0)
-
-
-# ---------------------------------------------------------------- published runs
-
-
-def test_published_runs_are_predicted_and_shuffled_ones_are_not() -> None:
-    report = check(ROWS, Constants.table())
-    assert not report["left_out"]
-    bounds = {entry["name"]: entry.get("bound", 20) for entry in SOURCES} | {
-        "memory": 5,
-        "formula": 0,
-    }
-    assert {
-        name: each["mean"]
-        for name, each in report["sources"].items()
-        if each["mean"] > bounds[name]
-    } == {}
-    apart = check(ROWS, Constants.table(), permuted=1, exact=False)["sources"]
-    times = [each["mean"] for name, each in apart.items() if name not in ("formula", "memory")]
-    assert sum(times) / len(times) > 100
-
-
-def test_no_name_and_no_source_is_looked_up() -> None:
-    """Predictions stay what they are when every id, note and source is another one."""
-    other = [
-        {**row, "id": f"row {i}", "source": "nobody", "note": ""} for i, row in enumerate(ROWS)
-    ]
-    found = [
-        [each["predicted"] for each in check(rows, Constants.table())["rows"]]
-        for rows in (ROWS, other)
-    ]
-    assert found[0] == found[1]
 
 
 # ---------------------------------------------------------------- laws

@@ -17,13 +17,10 @@ from minidist.cli.plan.command import main
 from minidist.plan.device import Constants
 from minidist.plan.published.check import check
 from minidist.plan.published.fields import LeftOut, PublishedRow, read_config
-from minidist.plan.published.machines import device_name
-from minidist.plan.published.rows import setup
+from minidist.plan.published.rows import device_name, setup
 
 ROWS: list[PublishedRow] = json.loads(
-    (Path(__file__).parents[2] / "minidist/plan/published/tested_rows.json").read_text(
-        encoding="utf-8"
-    )
+    (Path(__file__).parent / "published/rows.json").read_text(encoding="utf-8")
 )
 KNOWN = Constants.table()
 MIXTURE: PublishedRow = {

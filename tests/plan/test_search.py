@@ -14,10 +14,10 @@ from itertools import accumulate, pairwise, product
 import pytest
 
 from minidist.cli.plan.command import main
-from minidist.parallel.pipeline import Plan, plan
-from minidist.parallel.pipeline.actions import Kind
-from minidist.parallel.pipeline.schedules import V_SHAPED
-from minidist.parallel.pipeline.stage import balance, with_light_ends
+from minidist.full.pipeline import Plan, plan
+from minidist.full.pipeline.actions import Kind
+from minidist.full.pipeline.schedules import V_SHAPED
+from minidist.full.pipeline.stage import balance, with_light_ends
 from minidist.plan.device import Device, PlanError, machine
 from minidist.plan.memory import GB, bytes_held, in_flight
 from minidist.plan.memory.peak import bytes_of_stage
@@ -201,7 +201,7 @@ def test_what_is_skipped_would_not_have_fitted(
     monkeypatch.setattr("minidist.plan.search.fitting.bytes_held", weigh)
     some = fitting(start, fixed, RESERVE)
     few = len(weighed)
-    monkeypatch.setattr("minidist.plan.search.ladders.Least.of", lambda *_: 0.0)
+    monkeypatch.setattr("minidist.plan.search.layouts.least_bytes", lambda *_: lambda *_: 0.0)
     monkeypatch.setattr(
         "minidist.plan.search.fitting.bytes_held", lambda run, room: weigh(run, math.inf)
     )
@@ -327,13 +327,10 @@ def test_who_shares_experts_is_said_in_words(capsys: pytest.CaptureFixture[str])
     fixed = " --fixed tp=4 --fixed pp=1 --fixed ep=2"
     assert main((words + fixed).split()) == 0
     said = capsys.readouterr().out
-    assert "with ep=2 tp=4 among 8 ranks, as Megatron does" in said
-    assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in said
+    assert "experts: whole ones are shared out along ep and tp together" in said
     assert "--tp 4 --ep 2" in said and "--precision fp8" in said
     run = replace(RUN, model=model("mixtral-8x7b"), machine=machine("h100:8"), tp=4, dp=2, ep=2)
     assert run.own_experts == run.model.expert
-    assert main([*words.split(), "--fixed", "tp=1"]) == 0
-    assert "expert-tensor-parallel-size" not in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- Llama 3

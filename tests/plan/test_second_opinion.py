@@ -14,19 +14,20 @@ import pytest
 import torch
 
 import minidist
-from minidist.comm import Communicator
-from minidist.comm.threads_wire.cluster import Cluster, Link
-from minidist.memory.account import Account
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import AXES, Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where
-from minidist.model.config import attended_pairs
-from minidist.model.seen import among, first_seen
-from minidist.parallel import Recipe, parallelize
-from minidist.parallel.context.flash import operations
-from minidist.parallel.context.order import Sight, positions
-from minidist.parallel.meta import Computing
-from minidist.parallel.placement import copies_of
+from minidist.full.comm import Communicator
+from minidist.full.comm.threads_wire.cluster import Cluster, Link
+from minidist.full.context.flash import operations
+from minidist.full.context.order import Sight, positions
+from minidist.full.memory.account import Account
+from minidist.full.mesh import AXES, Layout, Mesh
+from minidist.full.meta import Computing
+from minidist.full.model import GPT, GPTConfig, Where
+from minidist.full.model.config import attended_pairs
+from minidist.full.model.seen import among, first_seen
+from minidist.full.placement import copies_of
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.trainer.loop import carried_of, loss_of
+from minidist.further import Recipe, parallelize
 from minidist.plan.compute.attention import attention
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.memory import bytes_held
@@ -34,7 +35,6 @@ from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent, tokens_seen
-from minidist.trainer.loop import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
 SIZES = GPTConfig(
@@ -114,13 +114,13 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
             where = [Where(positions=mine)] * microbatches
         for _ in range(2 if run.zero == 3 else 1):
             comm.barrier()
-            before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
+            before, started = {axis: axes[axis].traffic.bytes for axis in axes}, comm.clock()
             with nullcontext() if run.autocast else Computing(comm, FLOPS):
                 parallel.zero_grad()
                 parallel.step(tokens, tokens, where)
                 optimizer.step()
         return {
-            axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes
+            axis: axes[axis].traffic.bytes - before[axis] for axis in axes
         }, comm.clock() - started
 
     cluster = Cluster(Link(0.0, INSIDE), Link(0.0, ACROSS), NODE)
@@ -452,7 +452,7 @@ def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
         counts = []
         for _ in range(3):
             comm.barrier()
-            counts.append(sum(group.traffic.bytes_sent for group in groups))
+            counts.append(sum(group.traffic.bytes for group in groups))
             parallel.zero_grad()
             parallel.step([tokens], [tokens], [whereabouts(run.cp)])
             optimizer.step()

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,30 +14,17 @@ import pytest
 from minidist.cli.plan import command
 from minidist.cli.plan.as_published import planned
 from minidist.cli.plan.command import main
-from minidist.cli.plan.trusted import equal, optimism
-from minidist.plan.device import Constants, machine
+from minidist.plan.device import machine, table
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import model
-from minidist.plan.published.check import Compared, compare
-from minidist.plan.published.rows import setup
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
 from minidist.plan.trust import kinds
-from minidist.plan.trust.kinds import Range, errors, kind_of, overlap, range_of, ranks, said_of
-from minidist.plan.trust.measure import measured, range_of_rows
-from minidist.plan.trust.runs import as_told, named_runs, shares, stored
+from minidist.plan.trust.kinds import Range, equal, kind_of, range_of, ranks_of, said_of
+from minidist.plan.trust.runs import as_published, gpu_hours, optimism, shares, stored
 
-ROWS = json.loads(
-    (Path(__file__).parents[2] / "minidist/plan/published/tested_rows.json").read_text(
-        encoding="utf-8"
-    )
-)
 RUN = Setup(model("llama-8b"), machine("a100:16"), 4096, 256)
 ASKED = ["--model", "llama-8b", "--cluster", "a100:16", "--tokens", "100B", "--batch", "1M"]
-
-
-def compared(source: str, taken: float) -> Compared:
-    return Compared("a row", source, "time", 1.0, taken)
 
 
 # ---------------------------------------------------------------- ranges
@@ -54,53 +40,17 @@ def test_a_kind_is_what_rows_share() -> None:
     assert "never checked on such a machine" in said_of(two)
 
 
-def test_four_of_five_rows_lie_inside_and_a_large_source_does_not_drown_the_others() -> None:
-    even = [compared("one", 1 + place / 100) for place in range(100)]
-    found = range_of_rows(even)
-    assert found.low == pytest.approx(1.09, abs=0.011)
-    assert found.high == pytest.approx(1.89, abs=0.011)
-    assert range_of_rows(even[:4]).low == 0.0, "four rows are too few for a range"
-    many = [compared("many", 1.0)] * 900
-    assert range_of_rows([*many, *[compared("few", 1.5)] * 36]).high == 1.5
-    assert range_of_rows([*many, *[compared("many", 1.5)] * 36]).high == 1.0
-
-
-def test_tested_rows_lie_inside_the_ranges_that_are_stored() -> None:
-    """Four of five do of all rows. Where many of these do not, predictions have changed since:
-    `python -m minidist.plan.trust.measure` writes the ranges anew.
-    """
-    known, inside = Constants.table(), []
-    for row in ROWS:
-        for each in compare(row, known, exact=False):
-            found = (
-                range_of(setup(row, known), each.quantity) if each.quantity != "formula" else None
-            )
-            if found and found.low:
-                low, high = found.low * each.predicted, found.high * each.predicted
-                inside.append(low <= each.measured <= high)
-    assert len(inside) > 20 and sum(inside) >= 0.6 * len(inside)
-
-
-def test_the_stored_table_is_what_the_command_makes_of_rows() -> None:
-    made, kept = measured(ROWS, as_fitted=True), errors()
-    assert made.keys() == kept.keys() and made["kinds"].keys() <= kept["kinds"].keys()
-    for quantities in [*made["kinds"].values(), *kept["kinds"].values()]:
-        assert quantities.keys() <= {"time", "memory", "memory reserved"}
-        for each in quantities.values():
-            found = Range(**each)
-            assert (found.low <= found.high) and (found.low > 0) == (found.rows >= kinds.LEAST)
-    assert sum(each["time"]["rows"] for each in kept["kinds"].values() if "time" in each) > 900
-
-
 def test_ranges_that_overlap_make_equal_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"kinds": {kind_of(RUN): {"time": Range(9, 2, 0.9, 1.1, 5.0, 0.0)._asdict()}}}
-    monkeypatch.setattr(kinds, "errors", lambda: table)
-    runs = [RUN] * 4
-    assert ranks(runs, [1.0, 1.21, 1.3, 2.0]) == [1, 1, 2, 4]
-    assert overlap((0.9, 1.1), (1.1, 1.3)) and not overlap((0.9, 1.1), (1.11, 1.3))
-    assert ranks([replace(RUN, machine=machine("tpu-v5p:16"))] * 3, [1.0, 1.01, 1.01]) == [1, 2, 2]
-    table["kinds"].clear()
-    assert ranks(runs, [1.0, 1.001, 1.3, 2.0]) == [1, 2, 3, 4], "nothing is known to be equal"
+    stored = {"kinds": {kind_of(RUN): {"time": Range(9, 2, 0.9, 1.1, 5.0, 0.0)._asdict()}}}
+    monkeypatch.setattr(kinds, "errors", lambda: stored)
+
+    def ranks(run: Setup, *seconds: float) -> list[int]:
+        return ranks_of([Found(run, {"computing": each}, {}) for each in seconds])
+
+    assert ranks(RUN, 1.0, 1.21, 1.3, 2.0) == [1, 1, 2, 4]
+    assert ranks(replace(RUN, machine=machine("tpu-v5p:16")), 1.0, 1.01, 1.01) == [1, 2, 2]
+    stored["kinds"].clear()
+    assert ranks(RUN, 1.0, 1.001, 1.3, 2.0) == [1, 2, 3, 4], "nothing is known to be equal"
 
 
 def test_text_json_and_picture_say_the_same(
@@ -162,35 +112,33 @@ def test_every_named_run_has_a_source_and_no_number_of_its_own() -> None:
         "tokens",
     }
     facts |= {"software", "layout", "searched", "fp8", "gpu_hours", "step_seconds"}
-    for name, said in named_runs().items():
+    for name, said in table("runs").items():
         assert said.keys() <= facts and len(said["source"]) > 20, name
         assert ("model" in said) != ("sizes" in said), name
         assert ("cluster" in said) != ("machine" in said), name
         assert ("gpu_hours" in said) != ("step_seconds" in said), name
-    assert stored().keys() == named_runs().keys()
+    assert stored().keys() == table("runs").keys()
 
 
 def test_published_layouts_are_planned_as_the_page_says() -> None:
     """Those that need no search, each in milliseconds; `plan --as-published` writes them anew."""
     looked = 0
-    for name, said in named_runs().items():
+    for name, said in table("runs").items():
         each = stored()[name]
-        if "planned" in each and not said.get("searched"):
-            told = as_told(said)
-            assert round(told.published) == each["published"], name
-            assert told.planned == pytest.approx(each["planned"], rel=0.01), name
+        if not said.get("searched"):
+            published, hours = gpu_hours(said, as_published(said))
+            assert round(published) == each["published"], name
+            assert hours == pytest.approx(each["planned"], rel=0.01), name
             looked += 1
     assert looked >= 7
 
 
 @pytest.mark.soak
 def test_all_named_runs_are_planned_as_the_page_says() -> None:
-    for name, said in named_runs().items():
+    for name, said in table("runs").items():
         found = planned(said)
         for of in ("planned", "today"):
-            assert (of in found) == (of in stored()[name]), name
-            if of in found:
-                assert found[of] == pytest.approx(stored()[name][of], rel=0.01), name
+            assert found[of] == pytest.approx(stored()[name][of], rel=0.01), name
 
 
 def test_the_command_plans_one_of_them() -> None:

@@ -51,7 +51,7 @@ for case in CASES:
 """
 ASKS_IN_VAIN = """
 import minidist
-for how in ({"engine": "threads"}, {"engine": "cooperative"}, {"engine": "greenlets"}):
+for how in ({"engine": "threads"}, {"engine": "cooperative"}):
     try:
         minidist.run(print, 2, **how)
     except ValueError as error:
@@ -160,16 +160,16 @@ def test_the_archive_is_the_working_tree_and_imports_with_numpy_alone(tmp_path: 
     (tmp_path / "minidist.zip").write_bytes(contents)
     with zipfile.ZipFile(tmp_path / "minidist.zip") as archive:
         names = archive.namelist()
-        assert archive.read("minidist/mesh.py") == (ROOT / "minidist/mesh.py").read_bytes()
+        assert (
+            archive.read("minidist/full/mesh.py") == (ROOT / "minidist/full/mesh.py").read_bytes()
+        )
         archive.extractall(tmp_path)
     assert not [
         name for name in names if "solution" in name or "honest" in name or "mistake" in name
     ]
     kinds = {Path(name).suffix for name in names}
     assert kinds == {".py", ".toml", ".html", ".svg", ".json"}
-    absent = (
-        "import sys; sys.modules.update(torch=None, mpi4py=None, greenlet=None, matplotlib=None); "
-    )
+    absent = "import sys; sys.modules.update(torch=None, mpi4py=None, matplotlib=None); "
     words = [sys.executable, "-c", absent + "import in_page; print(*in_page.DO)"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
@@ -332,7 +332,7 @@ def test_ranks_that_take_turns_give_in_a_browser_what_they_give_here(desk: Desk)
     found = dict(line.split() for line in desk.go("run", "run").splitlines() if "_" in line)
     expected = {}
     for case in cooperative_cases.CASES:
-        here = json.dumps(case("greenlets")).encode()
+        here = json.dumps(case("cooperative")).encode()
         expected[case.__name__] = hashlib.sha256(here).hexdigest()
     assert found == expected
 

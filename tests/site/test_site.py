@@ -136,31 +136,29 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: P
 
 
 def test_a_link_to_a_line_of_source_leads_to_what_it_names(site: Path) -> None:
-    page = text_of(site / "reference/collectives.html")
+    page = text_of(site / "reference/minidist.html")
     names = re.findall(
-        r'id="minidist\.collectives\.ring\.(\w+)".*?href="\.\./source/minidist/collectives/ring\.py'
-        r'\.html#L(\d+)"',
+        r'id="minidist\.ring\.(\w+)".*?href="\.\./source/minidist/ring\.py\.html#L(\d+)"',
         page,
         re.S,
     )
-    lines = (ROOT / "minidist/collectives/ring.py").read_text().splitlines()
+    lines = (ROOT / "minidist/ring.py").read_text().splitlines()
     assert len(names) == 3
     for name, number in names:
         assert lines[int(number) - 1].startswith(f"def {name}(")
-    source = text_of(site / "source/minidist/collectives/ring.py.html")
+    source = text_of(site / "source/minidist/ring.py.html")
     shown = re.findall(r'<a id="L\d+" href="#L\d+">\d+</a>(.*)', source)
     assert [unescape(re.sub("<[^>]+>", "", line)) for line in shown][: len(lines)] == lines
 
 
 def test_the_reference_says_what_the_docstrings_say(site: Path) -> None:
-    """Drawings, costs and sources, on the page of a floor's folder, in the order of floors."""
-    page = unescape(re.sub("<[^>]+>", "", text_of(site / "reference/collectives.html")))
-    assert "then rank r adds its own part to c_r, which is complete." in page
-    assert "2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)" in page
-    top = unescape(re.sub("<[^>]+>", " ", text_of(site / "reference/minidist.html")))
-    places = [top.index(f"Floor {floor} ") for floor in range(7)]
-    assert places == sorted(places)
-    assert top.index("Floor 2 ") < top.rindex("minidist/collectives") < top.rindex("Floor 3 ")
+    """Drawings, costs and sources: the book on the page of the package, which leads to its folders."""
+    top = unescape(re.sub("<[^>]+>", "", text_of(site / "reference/minidist.html")))
+    assert "then rank r adds its own part to c_r, which is complete." in top
+    assert "(Patarasuk & Yuan 2009, section 3.)" in top
+    assert "minidist/full" in top and "minidist/plan" in top
+    full = unescape(re.sub("<[^>]+>", "", text_of(site / "reference/full.html")))
+    assert "minidist/full/collectives" in full
 
 
 def test_a_lesson_has_its_files_its_neighbours_and_something_to_step_through(site: Path) -> None:
@@ -193,15 +191,16 @@ def test_a_notebook_has_its_key_frames_folded_and_ends_with_its_lesson(site: Pat
 
 
 def test_the_reference_begins_with_what_a_folder_offers_and_names_lessons(site: Path) -> None:
-    text = text_of(site / "reference/collectives.html")
+    text = text_of(site / "reference/full.collectives.html")
     files = re.findall(r'<section id="([a-z-]+)">\s*<h2><code[^>]*><span[^>]*>(\w+)\.py', text)
     names = [name for _, name in files]
     assert names[:2] == ["operations", "choose"] and names[3:] == sorted(names[3:])
-    for file, lessons in (
-        ("ring", ["02_ring_all_reduce"]),
-        ("operations", ["02_ring_all_reduce"]),
-        ("hierarchical", ["03_trees_and_meshes"]),
+    for page, file, lessons in (
+        ("minidist", "ring", ["02_ring_all_reduce"]),
+        ("full.collectives", "operations", ["02_ring_all_reduce"]),
+        ("full.collectives", "hierarchical", ["03_trees_and_meshes"]),
     ):
+        text = text_of(site / f"reference/{page}.html")
         section = text.partition(f'<section id="{file}">')[2].partition("<section")[0]
         line = section.partition('class="taught-in"')[2].partition("</p>")[0]
         assert re.findall(r"lessons/(\w+)/index", line) == lessons
@@ -330,7 +329,7 @@ def page(
 def test_pages_of_each_sort_work_in_a_browser(site: Path, page: Page) -> None:
     """With several players on a page, each of which the keyboard leads to its end."""
     players = {"index": 1, "lessons/02_ring_all_reduce/index": 1, "notebooks/02_ring_all_reduce": 2}
-    for name in ("reference/collectives", "figures/planner", "docs/memory", "lessons/index"):
+    for name in ("reference/full.collectives", "figures/planner", "docs/memory", "lessons/index"):
         players[name] = 0
     for name, count in players.items():
         assert check_page(page, site / f"{name}.html") == count
@@ -418,7 +417,7 @@ def test_the_search_works_without_a_server(site: Path, page: Page) -> None:
     page.visit((site / "search.html").as_uri() + "?q=reduce_scatter")
     results = "[...document.querySelectorAll('#search-results ul.search a')].map(a => a.href)"
     wait_for(page, f"{results}.length > 5")
-    assert any("reference/collectives.html" in each for each in page.run(results))
+    assert any("reference/full.collectives.html" in each for each in page.run(results))
     assert page.errors == []
     page.visit((site / "search.html").as_uri() + "?q=64+H100")
     wait_for(page, f"{results}.length > 5")

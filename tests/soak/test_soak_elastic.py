@@ -16,7 +16,7 @@ import torch
 from ranks import clean_environment
 from training import TINY, losses, short_text, tensors, train_on
 
-from minidist.trainer.checkpoint.store import newest
+from minidist.full.checkpoint.store import newest
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000)]
 

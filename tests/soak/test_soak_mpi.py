@@ -82,7 +82,7 @@ def test_thousands_of_random_collectives() -> None:
         import numpy as np
         import minidist
         from collective_cases import CHECKS, REDUCING, Cell, available
-        from minidist.collectives import all_reduce
+        from minidist.full.collectives import all_reduce
 
         comm = minidist.init(limit=60)
         half, stream = comm.split(comm.rank % 2), comm.stream()
@@ -111,7 +111,7 @@ def test_buffers_beyond_two_gibibytes(way: str) -> None:
         import sys
         import numpy as np
         import minidist
-        from minidist.collectives import all_reduce
+        from minidist.full.collectives import all_reduce
 
         way, comm = "{way}", minidist.init()
         size = (1 << 31) + (1 << 20) + 3

@@ -17,9 +17,9 @@ from test_clock import noisy
 from test_deadlock import legal_program
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import COLLECTIVES, DTYPES, REDUCTIONS, all_reduce, broadcast
-from minidist.collectives.reduction import BITWISE
-from minidist.comm import Link
+from minidist.full.collectives import COLLECTIVES, DTYPES, REDUCTIONS, all_reduce, broadcast
+from minidist.full.collectives.reduction import BITWISE
+from minidist.full.comm import Link
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -42,7 +42,7 @@ from their_tests import (  # noqa: E402
 )
 
 import minidist  # noqa: E402
-from minidist.comm import Communicator  # noqa: E402
+from minidist.full.comm import Communicator  # noqa: E402
 
 LIMIT = 120.0  # seconds of a test
 AT_ONCE = 2

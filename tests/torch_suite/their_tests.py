@@ -41,7 +41,7 @@ with noted():
 
 from on_the_cpu import OnTheCPU, gpus_replaced  # noqa: E402
 
-import minidist.c10d  # noqa: E402, F401
+import minidist.torch_backend  # noqa: E402, F401
 
 RANKS, MORE = 4, 8  # some tests want more
 MORE_RANKS = TEST_SKIPS["small_worldsize"].message

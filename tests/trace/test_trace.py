@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from ranks import mpirun
 
 from minidist import Cluster, Communicator, Trace, run
-from minidist.collectives import (
+from minidist.draw.gather_trace import clocks_ahead, gather_trace, moved
+from minidist.draw.perfetto import entries, write
+from minidist.draw.table import covered, format_bytes, format_seconds, time_table
+from minidist.full.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -29,11 +32,8 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.draw.gather_trace import clocks_ahead, gather_trace, moved
-from minidist.draw.perfetto import entries, write
-from minidist.draw.table import covered, format_bytes, format_seconds, time_table
-from minidist.trace.events import Event, messages
-from minidist.trace.lines import source_line
+from minidist.full.trace.events import Event, messages
+from minidist.full.trace.lines import source_line
 
 LINK = Cluster.uniform(latency=1e-5, bandwidth=1e9)
 patient = settings(deadline=None, max_examples=150)
@@ -573,7 +573,7 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
     program = f"""
         import numpy as np
         from minidist import Trace, init
-        from minidist.collectives import all_reduce
+        from minidist.full.collectives import all_reduce
         from minidist.draw.gather_trace import gather_trace
         from minidist.draw.perfetto import write
         from minidist.draw.table import time_table

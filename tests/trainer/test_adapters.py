@@ -24,14 +24,15 @@ import minidist
 from minidist.__main__ import main
 from minidist.cli.train import train
 from minidist.cli.train_checks import check_memory
-from minidist.comm import Cluster
-from minidist.memory.adapters import add_lora, add_qlora, dequantize, quantize
-from minidist.memory.precision import fp8
-from minidist.model import GPT, GPTConfig
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.foreign import load_llama, save_llama
-from minidist.trainer.loop import Trainer
-from minidist.trainer.options import RunOptions
+from minidist.full.adapters import add_lora
+from minidist.full.comm import Cluster
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.precision import fp8
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.foreign import load_llama, save_llama
+from minidist.full.trainer.loop import Trainer
+from minidist.further import Config, RunOptions, add_qlora
+from minidist.further.nf4.nf4 import dequantize, quantize
 
 SIZES = GPTConfig(
     layers=2, hidden=16, heads=4, key_value_heads=2, sequence=16, rope_theta=500_000.0

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.cli.summary import bubble, remedies
-from minidist.comm import Communicator
-from minidist.comm.threads_wire.cluster import Cluster
-from minidist.parallel.pipeline import plan, simulate, with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.recipe import Recipe
+from minidist.full.comm import Communicator
+from minidist.full.comm.threads_wire.cluster import Cluster
+from minidist.full.pipeline import plan, simulate, with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.further import Recipe
 
 RANKS, MICROBATCHES = 4, 8
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from training import losses, train_on
 
-from minidist.trainer.corpus import sources, token_file
-from minidist.trainer.corpus.sources import TextError, read_pieces
-from minidist.trainer.corpus.text import load_text, paragraphs, read_corpus
-from minidist.trainer.corpus.token_file import TokenFile
-from minidist.trainer.options import DataOptions
+from minidist.full.data import sources, token_file
+from minidist.full.data.options import DataOptions
+from minidist.full.data.sources import TextError, read_pieces
+from minidist.full.data.text import load_text, paragraphs, read_corpus
+from minidist.full.data.token_file import TokenFile
 
 DOCUMENTS = ["One.", "Zwei größere\nZeilen.", "", "3 " * 50, "\u2028vier\u0085 fünf"]
 

@@ -15,13 +15,13 @@ import torch
 from elastic import Events, threads_left, train_job
 from training import TINY, losses, short_text, tensors
 
-from minidist.comm.membership.agreement import Wanted
-from minidist.trainer.checkpoint.store import newest
-from minidist.trainer.config import ConfigError
-from minidist.trainer.elastic.carry import Carrier, Standing
-from minidist.trainer.elastic.elastic_run import accumulating, on_ranks_of
-from minidist.trainer.flags import parse
-from minidist.trainer.metrics import StepMetrics
+from minidist.full.checkpoint.store import newest
+from minidist.full.comm.membership.agreement import Wanted
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.elastic.carry import Carrier, Standing
+from minidist.full.trainer.elastic.elastic_run import accumulating, on_ranks_of
+from minidist.full.trainer.metrics import StepMetrics
+from minidist.further import parse
 
 STEPS = 3
 WORDS = [*TINY, "--precision", "float64", "--steps", str(STEPS)]

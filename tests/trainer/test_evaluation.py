@@ -11,10 +11,10 @@ import pytest
 import torch
 from training import metrics, same_bits, short_text, tensors, train_on
 
-from minidist.model import GPT, GPTConfig
-from minidist.trainer.checkpoint.restore import read_state
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.options import DataOptions
+from minidist.full.checkpoint.restore import read_state
+from minidist.full.data.options import DataOptions
+from minidist.full.data.text import read_corpus
+from minidist.full.model import GPT, GPTConfig
 
 RUN = (
     "--layers 4 --dropout 0.2 --steps 4 --eval-every 3 --precision float64 --lr 0.01 --batch "

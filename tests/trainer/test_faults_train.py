@@ -19,9 +19,9 @@ from training import PROGRAM, TINY, short_text, tensors
 
 import minidist
 from minidist.cli.train import train
-from minidist.launch.jobs import MARK, end_job, members, run_job
-from minidist.trainer.checkpoint import restore
-from minidist.trainer.checkpoint.store import complete, newest
+from minidist.full.checkpoint import restore
+from minidist.full.checkpoint.store import complete, newest
+from minidist.full.launch.jobs import MARK, end_job, members, run_job
 
 KILLS = Path(__file__).parents[1] / "kills.py"
 ENDLESS = [*TINY, "--steps", "1000000", "--save-every", "5", "--keep", "3", "--strategy"]
@@ -29,7 +29,7 @@ ENDLESS = [*TINY, "--steps", "1000000", "--save-every", "5", "--keep", "3", "--s
 # One rank has a bug of its own
 BUG = """
 import sys
-from minidist.trainer import loop
+from minidist.full.trainer import loop
 take = loop.Trainer.step
 def step(self, number, *rest):
     if number == 12 and self.comm.rank == 1:

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from training import train_on
 
 from minidist.cli.train import main
-from minidist.mesh import Layout
-from minidist.model import GPTConfig
-from minidist.parallel import Recipe
-from minidist.parallel.data.options import STRATEGIES
-from minidist.trainer.checked import layout_of, recipe_of
-from minidist.trainer.config import Config, ConfigError, in_flags
-from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
-from minidist.trainer.options import DataOptions, OptimizerOptions, RunOptions
+from minidist.full.data.options import DataOptions
+from minidist.full.ddp.options import STRATEGIES
+from minidist.full.mesh import Layout
+from minidist.full.model import GPTConfig
+from minidist.full.trainer.checked import layout_of, recipe_of
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.flags import HelpAsked, build_parser, read_toml, to_toml
+from minidist.further import Config, Recipe, RunOptions, parse
+from minidist.further.muon.options import MuonOptions
 
 FROZEN = """
     --help --config --print-config
@@ -31,13 +32,13 @@ FROZEN = """
     --optimizer --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --cp --ep --pp --dcn --order --sp --cp-comm --cp-order --ep-comm --ep-fp8
     --schedule --chunks --microbatches --offload-stages --light-ends
-    --strategy --bucket-mib --compress --zero --hsdp --zeropp
-    --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing --outer-topk
-    --compile --plan --accumulate
+    --strategy --bucket-mib --compress --zero --hsdp
+    --local-steps --outer-lr --outer-momentum --fragments --outer-delay --mixing
+    --compile --plan --accumulate --outer-topk --zeropp
     --recompute --offload --offload-folder
-    --lora --qlora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
+    --lora --steps --seed --init --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --profile --tensorboard --prometheus --report --sample --peak-tflops --debug
+    --profile --tensorboard --sample --peak-tflops --debug --qlora
 """
 
 
@@ -61,14 +62,14 @@ def printed(*argv: str) -> str:
 
 def test_the_options_are_frozen() -> None:
     """Each flag is one more thing to explain. Whoever adds one changes this list, and says why."""
-    flags = [action.option_strings[0] for action in build_parser("x")._actions]
+    flags = [action.option_strings[0] for action in build_parser("x", Config)._actions]
     assert flags == FROZEN.split()
 
 
 def test_every_option_has_a_sentence_and_every_name_is_used_once() -> None:
-    names = [option.name for cls in classes().values() for option in fields(cls)]
+    names = [option.name for cls in Config.kinds().values() for option in fields(cls)]
     assert len(names) == len(set(names))
-    assert all(option.metadata["help"] for cls in classes().values() for option in fields(cls))
+    assert all(option.metadata["help"] for cls in Config.kinds().values() for option in fields(cls))
     with pytest.raises(HelpAsked) as asked:
         parse(["--help"])
     assert all(flag in str(asked.value) for flag in FROZEN.split())
@@ -174,7 +175,7 @@ def test_what_does_not_fit_is_told_in_flags(words: str, complaint: str) -> None:
     ],
 )
 def test_arguments_become_flags_and_other_words_stay(told: str, in_words_of_flags: str) -> None:
-    assert in_flags(told) == in_words_of_flags
+    assert Config.in_flags(told) == in_words_of_flags
 
 
 # ---------------------------------------------------------------- values
@@ -300,7 +301,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     config = parse(["--batch", "5", "--config", str(file)])
     assert config.data == DataOptions(batch=5, text=("a", "b"))
     assert (
-        config.optimizer == OptimizerOptions(lr=1.0, weight_decay=0.5)
+        config.optimizer == MuonOptions(lr=1.0, weight_decay=0.5)
         and type(config.optimizer.lr) is float
     )
     assert config.run == RunOptions()
@@ -350,7 +351,11 @@ ASKED: list[tuple[str, str, dict[str, object]]] = [
         "--cp-comm all_gather --cp-order striped",
         {"cp_comm": "all_gather", "cp_order": "striped"},
     ),
-    ("--ep 2 --experts 2", "--ep-comm plain --ep-fp8", {"ep_comm": "plain", "ep_fp8": True}),
+    (
+        "--ep 2 --experts 2",
+        "--ep-comm hierarchical --ep-fp8",
+        {"ep_comm": "hierarchical", "ep_fp8": True},
+    ),
     (
         "--pp 2",
         "--schedule zb1p --chunks 3 --microbatches 4 --offload-stages 0.5 --light-ends",
@@ -448,14 +453,19 @@ def test_every_run_survives_toml(
     config = Config(
         model=type(base.model)(tied=tied),
         data=DataOptions(text=tuple(texts)),
-        optimizer=OptimizerOptions(lr=lr),
+        optimizer=MuonOptions(lr=lr),
         parallel=type(base.parallel)(strategy=strategy),
         run=RunOptions(save=save, seed=seed),
     )
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_text(to_toml(config), encoding="utf-8", newline="")
     assert (
-        Config(**{name: classes()[name](**options) for name, options in read_toml(file).items()})
+        Config(
+            **{
+                name: Config.kinds()[name](**options)
+                for name, options in read_toml(file, Config).items()
+            }
+        )
         == config
     )
 

@@ -1,33 +1,24 @@
-"""A run seen from outside: stragglers, TensorBoard, Prometheus, the page at the end."""
+"""A run seen from outside: stragglers, TensorBoard."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import resource
 import struct
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from ranks import free_port
 from training import TINY, train_on
 
 from minidist import Cluster, Layout, run
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.draw.page.curves import curve
-from minidist.draw.page.timeline import waits
-from minidist.parallel.strategy import Parallel
-from minidist.trace.events import RECEIVE, Event, EventKind
-from minidist.trainer.metrics import StepMetrics
-from minidist.trainer.observed.exports import NUMBERS, Prometheus
-from minidist.trainer.observed.stragglers import STEPS, Stragglers
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.strategy import Parallel
+from minidist.full.trainer.observed.stragglers import STEPS, Stragglers
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -87,12 +78,12 @@ def test_train_names_it(
         return step(self, *batch)
 
     monkeypatch.setattr(Parallel, "step", slow)
-    page = f"--prometheus {tmp_path / 'now.prom'} --metrics {tmp_path / 'm'} --log-every 1"
+    page = f"--tensorboard {tmp_path / 'curves'} --metrics {tmp_path / 'm'} --log-every 1"
     assert train_on(2, *TINY, f"--steps {STEPS + 2} {page}") == 0
     assert re.search(r"rank 1 is slow: it computes \d+\.\d times as long", capsys.readouterr().out)
     last = json.loads((tmp_path / "m").read_text().splitlines()[-1])
     assert last["straggler"] == last["compute_rank"] == 1
-    assert "minidist_straggler_rank 1.0" in (tmp_path / "now.prom").read_text()
+    assert 1.0 in scalars(tmp_path / "curves")["straggler"].values()
 
 
 # ---------------------------------------------------------------- TensorBoard
@@ -147,103 +138,9 @@ def test_a_run_goes_on_without_curves_that_the_disk_has_no_room_for(
     assert len(told) == 1 and "curves takes no more (File too large): going on without" in told[0]
 
 
-def test_a_file_for_prometheus_that_the_disk_refuses_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = Prometheus(str(tmp_path / "gone" / "minidist.prom"))
-    for _ in range(3):
-        shown.write()
-    assert capsys.readouterr().err.count("takes no more (No such file or directory)") == 1
-    (tmp_path / "gone").mkdir()
-    shown.write()
-    assert (tmp_path / "gone" / "minidist.prom").is_file()
-
-
-# ---------------------------------------------------------------- Prometheus, Grafana, alerts
-
-
-def test_a_port_shows_the_last_step() -> None:
-    port = free_port()
-    shown = Prometheus(str(port))
-    try:
-        shown.step(StepMetrics(3, 1.5, 2.0, 1e-3, 0.5, 100.0, 0.25, sent={"dp": 12}))
-        shown.step(StepMetrics(4, 1.25, float("inf"), 1e-3, 0.5, 100.0, 0.25, sent={"dp": 24}))
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}").read().decode()
-    finally:
-        shown.close()
-    assert "minidist_step 4.0" in page and "minidist_loss 1.25" in page
-    assert 'minidist_sent_bytes{axis="dp"} 24.0' in page
-    assert "minidist_bubble_share" not in page, "what a run does not have is no 0"
-
-
-def test_options_that_cannot_be_are_refused(
+def test_a_folder_that_cannot_be_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    for option, value in {
-        "--prometheus": tmp_path / "file" / "below",
-        "--report": tmp_path / "file" / "below",
-        "--tensorboard": tmp_path / "file",
-    }.items():
-        assert train_on(2, f"--steps 1 {option} {value}") == 2
-        assert f"{option} {value}" in capsys.readouterr().err
-    assert train_on(2, "--steps 1 --prometheus 99999") == 2
-    assert "--prometheus 99999" in capsys.readouterr().err
-    assert train_on(2, "--steps 1 --prometheus -1") == 2
-    assert "--prometheus -1: must be" in capsys.readouterr().err
-    assert not Path("-1").exists()
-
-
-def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:
-    known = {named.name for named in NUMBERS.values()}
-    board = json.loads((DOCS / "grafana.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    rules = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"][0]["rules"]
-    alerts = [rule["expr"] for rule in rules]
-    named = [set(re.findall(r"minidist_\w+", words)) for words in asked + alerts]
-    assert all(names and names <= known for names in named)
-    assert set.union(*named[: len(asked)]) == known, "the dashboard shows all of them"
-    assert all(rule["annotations"]["summary"] for rule in rules)
-
-
-# ---------------------------------------------------------------- the page
-
-
-def test_the_page_has_the_whole_run_and_needs_no_network(tmp_path: Path) -> None:
-    words = f"--save {tmp_path / 'run'} --save-every 2 --report {tmp_path / 'run.html'}"
-    assert train_on(2, *TINY, f"--steps 3 {words}") == 0
-    assert train_on(2, *TINY, f"--steps 5 {words} --resume") == 0
-    page = (tmp_path / "run.html").read_text()
-    assert re.search(r"loss, nats a token: [\d.]+ after step 1, [\d.]+ after step 5", page)
-    assert "<th>parameters</th>" in page and "rank 1: forward" in page
-    assert "Who waited for whom" in page and "<th>for 1</th>" in page
-    assert "http" not in page and "<script" not in page
-    assert page.count("rank 0: forward") == 1, "of one step"
-
-
-def test_who_waited_for_whom() -> None:
-    def event(rank: int, kind: EventKind, name: str, start: float, end: float) -> Event:
-        return Event(rank, kind, name, start, end)
-
-    messages = [
-        event(0, RECEIVE, "recv from 2", 1.0, 3.0),
-        event(0, RECEIVE, "recv from 1", 3.0, 3.5),
-    ]
-    assert waits(messages) == {0: {2: 2.0, 1: 0.5}}
-    calls = [
-        event(rank, EventKind.COLLECTIVE, "all_reduce", begin, 9.0)
-        for rank, begin in enumerate((1.0, 4.0, 2.0))
-    ]
-    assert waits(calls) == {0: {1: 3.0}, 2: {1: 2.0}}
-
-
-def test_a_curve_goes_on_beside_steps_without_a_number() -> None:
-    """The first steps of a run in 16 bits overflow: of a norm of inf, the whole line was nan."""
-    drawn = curve("norm", [1, 2, 3, 4, 5], [math.inf, 4.0, math.nan, None, 2.0])
-    assert 'points="119.0,6.0 320.0,102.0"' in drawn and "nan" not in drawn
-    assert (
-        "norm: inf after step 1, 2 after step 5; from 2 to 4; at 2 steps no finite number</fig"
-        in drawn
-    )
-    never = curve("loss", [1, 2], [math.nan, math.nan])
-    assert never == "<figure><figcaption>loss: at 2 steps no finite number</figcaption></figure>"
+    assert train_on(2, f"--steps 1 --tensorboard {tmp_path / 'file'}") == 2
+    assert f"--tensorboard {tmp_path / 'file'}" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 import minidist
 from minidist.cli.train import train
-from minidist.comm.threads_wire.cluster import Cluster
+from minidist.full.comm.threads_wire.cluster import Cluster
 
 TINY = [
     "--layers=2",

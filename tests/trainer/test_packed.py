@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from training import metrics, same_bits, short_text, train_on
 
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.context.order import positions
-from minidist.parallel.data.sampler import DistributedSampler
-from minidist.trainer.batches import IGNORED, Batch, Batches
-from minidist.trainer.config import ConfigError
-from minidist.trainer.corpus.packed import Packed, pack
-from minidist.trainer.corpus.text import TextError, documents, read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.options import DataOptions
+from minidist.full.context.order import positions
+from minidist.full.data.options import DataOptions
+from minidist.full.data.packed import Packed, pack
+from minidist.full.data.text import TextError, documents, read_corpus
+from minidist.full.ddp.sampler import DistributedSampler
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.trainer.batches import IGNORED, Batch, Batches
+from minidist.full.trainer.config import ConfigError
+from minidist.further import parse
 
 WIDTH = 16
 CONFIG = GPTConfig(vocabulary=50, layers=2, hidden=32, heads=4, sequence=WIDTH)

@@ -20,9 +20,9 @@ from training import PROGRAM, TINY, train_on
 
 import minidist
 from minidist.cli.train import main
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.comm.torch_wire import marks
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.comm.torch_wire import marks
 
 WORKS = """
     import sys
@@ -167,7 +167,7 @@ def test_while_nobody_profiles_no_range_is_made(monkeypatch: pytest.MonkeyPatch)
 def test_a_span_on_ranks_that_are_threads_does_not_import_torch() -> None:
     code = """
 import sys, numpy, minidist
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 def program(comm):
     with comm.span("forward"):

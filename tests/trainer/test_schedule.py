@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.trainer.schedule import learning_rate, linear_scaling
+from minidist.full.trainer.schedule import learning_rate, linear_scaling
 
 PEAK = 3e-4
 

@@ -17,9 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training import batches_of
 
-from minidist.parallel.data.sampler import State
-from minidist.trainer.batches import Batch, ReadAhead
-from minidist.trainer.corpus.text import (
+from minidist.full.data.text import (
     ByteTokenizer,
     FileTokenizer,
     Samples,
@@ -32,6 +30,8 @@ from minidist.trainer.corpus.text import (
     sequences,
     split,
 )
+from minidist.full.ddp.sampler import State
+from minidist.full.trainer.batches import Batch, ReadAhead
 
 TOKENS = np.arange(1, 204)  # every token different, none of them 0
 

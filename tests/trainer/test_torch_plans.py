@@ -10,8 +10,8 @@ import pytest
 from ranks import clean_environment
 from training import train_on
 
-from minidist.launch.jobs import run_job
-from minidist.parallel.pipeline import Kind, ScheduleError, check, plan, read_plan
+from minidist.full.launch.jobs import run_job
+from minidist.full.pipeline import Kind, ScheduleError, check, plan, read_plan
 
 NAMES = {  # and the stages of rank 0, of four
     "Interleaved1F1B": (0, 2),

@@ -14,8 +14,8 @@ import torch
 from training import RUN, metrics, short_text, tensors, train_on
 
 from minidist.cli.export import export
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.foreign import load_llama
+from minidist.full.checkpoint.store import complete
+from minidist.full.trainer.foreign import load_llama
 
 EXPERTS = "--layers 2 --heads 2 --intermediate 16 --experts 6 --shared-experts 1"
 
@@ -142,7 +142,11 @@ def test_a_mixtral_is_exported_and_trained_on(
     ("ranks", "words", "sentence"),
     [
         (2, "--ep 2", "--ep 2 is for runs with --experts NUMBER"),
-        (2, "--experts 4 --ep-comm plain", "--ep-comm plain is for runs with --ep RANKS"),
+        (
+            2,
+            "--experts 4 --ep-comm hierarchical",
+            "--ep-comm hierarchical is for runs with --ep RANKS",
+        ),
         (
             2,
             "--experts 4 --ep 2 --ep-fp8 --verify",

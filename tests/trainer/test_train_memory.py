@@ -23,13 +23,13 @@ from training import PROGRAM, TINY, count_calls, losses, metrics, train_on
 
 from minidist.cli import train as command
 from minidist.cli.train import main
-from minidist.comm import Communicator, run
-from minidist.memory.offload import OffloadedOptimizer
-from minidist.memory.precision.mixed import LossScaler
-from minidist.model import GPT, gpt
-from minidist.trainer import checked, optimizer, start
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
+from minidist.full.comm import Communicator, run
+from minidist.full.memory.offload import OffloadedOptimizer
+from minidist.full.model import GPT, gpt
+from minidist.full.precision.mixed import LossScaler
+from minidist.full.trainer import checked, optimizer, start
+from minidist.full.trainer.loop import Trainer
+from minidist.further import parse
 
 pytestmark = pytest.mark.filterwarnings(
     "error::RuntimeWarning"

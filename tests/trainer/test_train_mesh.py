@@ -18,10 +18,10 @@ from training import PROGRAM, TINY, count_calls, losses, short_text, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.parallel.data_axis import DataAxis
-from minidist.parallel.pipeline import plan, stage
-from minidist.parallel.tensor import plan as tensor_plan
-from minidist.trainer import loop
+from minidist.full.data_axis import DataAxis
+from minidist.full.pipeline import plan, stage
+from minidist.full.tensor import plan as tensor_plan
+from minidist.full.trainer import loop
 
 MESH = "--layers 4 --heads 4 --lr 0.01"
 

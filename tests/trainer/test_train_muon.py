@@ -14,18 +14,18 @@ from torch import nn
 from training import PROGRAM, RUN, TINY, short_text, tensors, train_on
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
-from minidist.trainer.checked import check_run
-from minidist.trainer.config import ConfigError
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
-from minidist.trainer.optimizer import decay_groups, muon_groups
-from minidist.trainer.start import start_of
-from minidist.trainer.verify import largest_difference
+from minidist.full.comm import Communicator
+from minidist.full.data.text import read_corpus
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT
+from minidist.full.trainer.checked import check_run
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.loop import Trainer
+from minidist.full.trainer.optimizer import decay_groups
+from minidist.full.trainer.start import start_of
+from minidist.full.trainer.verify import largest_difference
+from minidist.further import parse
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW, muon_groups
 
 MUON = "--optimizer muon"
 STEPS = 5

@@ -13,12 +13,12 @@ import torch
 from training import metrics, same_bits, short_text, tensors, train_on
 
 from minidist.cli.export import export
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.trainer.checkpoint.restore import read_state
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.foreign import load_llama
-from minidist.trainer.options import DataOptions
+from minidist.full.checkpoint.restore import read_state
+from minidist.full.checkpoint.store import complete
+from minidist.full.data.options import DataOptions
+from minidist.full.data.text import read_corpus
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.trainer.foreign import load_llama
 
 RUN = (
     "--layers 2 --dropout 0.2 --steps 3 --eval-every 3 --precision float64 --lr 0.01 --batch 6 "

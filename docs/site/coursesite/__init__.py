@@ -1,7 +1,7 @@
 """The site, made of what is in the repository: nothing is written twice for it.
 
     README, docs/, lessons/, notebooks/, pages/ ─▶ stage.py ─▶ build/site/pages ─▶ Sphinx ─▶ site/
-    minidist/**/*.py ─▶ reference.py (docstrings, floor by floor), sources.py (pages of source lines)
+    minidist/**/*.py ─▶ reference.py (docstrings, folder by folder), sources.py (pages of source lines)
 
 Read `stage.py` first: it puts every page in its place. `links.py` says where a link of a Markdown
 file leads on the site; `lessons.py` adds to a lesson its player, its files and its neighbours.

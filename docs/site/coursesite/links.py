@@ -1,11 +1,11 @@
 """Where the links of a Markdown file lead on the site.
 
     [a lesson](../02_ring_all_reduce/README.md)    the page that is made of this file
-    [a file](minidist/parallel/apply.py)           the page of its source lines
+    [a file](minidist/full/apply.py)           the page of its source lines
     [a folder](minidist/plan/published/)           its page of the reference
 
 A page of Sphinx is named by its Markdown file, so such links stay links between files. All else is
-named from the root of the site, as `root:source/minidist/parallel/apply.py.html`; `extension.py`
+named from the root of the site, as `root:source/minidist/full/apply.py.html`; `extension.py`
 makes a relative address of it, since only then it is known where the page stands.
 """
 

@@ -1,4 +1,4 @@
-"""A file of the package that a text names in code, as `minidist/collectives/ring.py`, becomes a link
+"""A file of the package that a text names in code, as `minidist/ring.py`, becomes a link
 to its lines, and a page of `docs/` a link to this page.
 
 Names may leave out `minidist/`, and on a page of the reference the folder of that page.

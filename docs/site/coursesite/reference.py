@@ -7,7 +7,6 @@ offers stands first. Sphinx reads such a page from a file that holds the folder'
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 from docutils import nodes
@@ -36,18 +35,14 @@ class FolderParser(Parser):
         for text in (REPOSITORY / "lessons").glob("*/README.md"):
             self._env.note_dependency(str(text))  # which says what it teaches
         page = nodes.section(ids=["top"], names=["top"])
-        page += nodes.title("", "The package, floor by floor" if folder == TOP else folder)
+        page += nodes.title("", "The package" if folder == TOP else folder)
         init = path / "__init__.py"
         if init.exists():
             self._env.note_dependency(str(init))
             for node in rendered(docstring_of(parsed(init))):
                 page += node
-        below = folders_below(folder)
-        for floor, folders in floors_of(below) if folder == TOP else [("", below)]:
-            if floor:
-                page += nodes.rubric("", floor)
-            if folders:
-                page += contents(folders)
+        if below := folders_below(folder):
+            page += contents(below)
         offered = offered_by(parsed(init), folder) if init.exists() else {}
         for file in sorted(path.glob("*.py"), key=lambda file: (-offered.get(file.stem, 0), file)):
             if file.name != "__init__.py":
@@ -107,22 +102,6 @@ def folders_below(folder: str) -> list[str]:
     inside = sorted((REPOSITORY / folder).iterdir())
     found = [path for path in inside if path.is_dir() and any(path.glob("*.py"))]
     return [path.relative_to(REPOSITORY).as_posix() for path in found]
-
-
-def floors_of(folders: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the folders of each floor, from below: which is which stands in the test that keeps
-    imports from going up.
-    """
-    test = parsed(REPOSITORY / "tests/test_house.py")
-    (table,) = (
-        ast.literal_eval(node.value)
-        for node in test.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS"
-    )
-    found: dict[int, list[str]] = {}
-    for folder in folders:
-        found.setdefault(table[Path(folder).name], []).append(folder)
-    return [(f"Floor {floor}", found[floor]) for floor in sorted(found)]
 
 
 def contents(folders: list[str]) -> nodes.Node:

@@ -4,7 +4,7 @@
     docs/memory.md                       docs/memory.md
     lessons/05_zero/README.md            lessons/05_zero/index.md
     notebooks/05_zero.ipynb              notebooks/05_zero.ipynb
-    minidist/collectives/                reference/collectives.folder
+    minidist/full/collectives/                reference/collectives.folder
     docs/site/pages/weekend.md           weekend.md
 
 Only links change, and what `lessons.py` adds. A file that is as it was is not written again, so

@@ -2,7 +2,7 @@
 
 ## Then read in the package, in this order     a name without a folder is in that of the one before
 
-1. `minidist/collectives/pairwise.py` and `hierarchical.py`: ten lines each.
+1. `minidist/full/collectives/pairwise.py` and `hierarchical.py`: ten lines each.
 """
 
 from __future__ import annotations

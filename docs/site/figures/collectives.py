@@ -9,8 +9,8 @@ import torch
 import minidist
 from figures.shapes import BLUE, Block, Choice, Figure, Kind, Row, State
 from minidist import Cluster
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
 
 ALGORITHMS = ("ring", "recursive", "tree", "hierarchical", "central")
 SIZES = {"1 KiB": 2**10, "64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "1 GiB": 2**30}
@@ -42,7 +42,7 @@ def draw(size: str, ranks: str) -> State:
 def program(comm: Communicator, elements: int, algorithm: str) -> tuple[float, int]:
     """Reduce numbers that are not there; return the seconds and the bytes that this rank sent."""
     all_reduce(torch.empty(elements, device="meta"), comm, algorithm=algorithm)
-    return comm.clock(), comm.traffic.bytes_sent
+    return comm.clock(), comm.traffic.bytes
 
 
 def shown(seconds: float) -> str:

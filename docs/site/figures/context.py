@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from figures.shapes import PALETTE, Block, Choice, Figure, Kind, Row, State
-from minidist.parallel.context.order import meeting, pairs
+from minidist.full.context.order import meeting, pairs
 
 OWN = 64  # tokens of a rank
 

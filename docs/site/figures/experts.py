@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from figures.shapes import PALETTE, Block, Choice, Figure, Kind, Row, State
-from minidist.model import GPTConfig, Where
-from minidist.model.moe.balance import rebalance
-from minidist.model.moe.routed import RoutedExperts
+from minidist.full.model import GPTConfig, Where
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.model.moe.routed import RoutedExperts
 
 EXPERTS, TOP_K = 8, 2
 STEPS = ("0", "10", "30", "100", "300")

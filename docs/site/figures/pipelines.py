@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from figures.shapes import BLUE, GREEN, ORANGE, PINK, Block, Choice, Figure, Kind, Row, State
-from minidist.parallel.pipeline import NAMES, Timeline, plan, simulate
-from minidist.parallel.pipeline.actions import Kind as Action
+from minidist.full.pipeline import NAMES, Timeline, plan, simulate
+from minidist.full.pipeline.actions import Kind as Action
 
 KINDS = {
     Action.FORWARD: Kind("forward", *BLUE),

@@ -8,11 +8,11 @@ from figures.shapes import Block, Choice, Figure, Kind, Row, State, ink_on
 from minidist.cli.plan.answer import mfu, name_of
 from minidist.cli.plan.command import parser, setup
 from minidist.cli.plan.runnable import offers
-from minidist.cli.plan.trusted import range_words, trusted
 from minidist.draw.plan import BYTES, STEP
 from minidist.plan.device import PlanError
 from minidist.plan.memory import GB
 from minidist.plan.search import Found, search
+from minidist.plan.trust.kinds import range_words, trusted
 
 SHOWN = 5
 SECONDS, MEMORY = "seconds of a step", "GB of a GPU"

@@ -2,7 +2,7 @@
 import numpy as np
 from solution import *  # noqa: F403
 
-from minidist.collectives import recursive
+from minidist.full.collectives import recursive
 
 
 def halving_doubling(buffer, comm):

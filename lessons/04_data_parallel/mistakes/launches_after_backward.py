@@ -2,7 +2,7 @@
 import solution
 from solution import *  # noqa: F403
 
-from minidist.parallel.data.reducer import Reducer
+from minidist.full.ddp.reducer import Reducer
 
 
 class Late(Reducer):

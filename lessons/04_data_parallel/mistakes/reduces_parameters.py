@@ -1,7 +1,7 @@
 # task 2: averages the parameters instead of summing the gradients, which stay as different as they were.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def sum_gradients(model, comm):

@@ -1,7 +1,7 @@
 # task 2: skips gradients that are all 0, as on a rank without rows: the others wait for it.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def sum_gradients(model, comm):

@@ -2,7 +2,7 @@
 import solution
 from solution import *  # noqa: F403
 
-from minidist.collectives import reduce_scatter
+from minidist.full.collectives import reduce_scatter
 
 
 class ZeRO2(solution.ZeRO1):

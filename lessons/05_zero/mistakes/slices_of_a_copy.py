@@ -2,7 +2,7 @@
 import torch
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_gather, reduce_scatter
+from minidist.full.collectives import all_gather, reduce_scatter
 
 
 class ZeRO1:

@@ -3,9 +3,9 @@ import torch
 from solution import *  # noqa: F403
 from solution import HybridModel, in_plain_memory
 
-from minidist.collectives import all_reduce
-from minidist.parallel import FSDP
-from minidist.parallel.sharded.flat import Direct
+from minidist.full import FSDP
+from minidist.full.collectives import all_reduce
+from minidist.full.fsdp.flat import Direct
 
 
 class Whole(Direct):

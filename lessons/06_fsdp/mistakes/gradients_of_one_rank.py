@@ -3,8 +3,8 @@ import torch
 from solution import *  # noqa: F403
 from solution import HybridModel, in_plain_memory
 
-from minidist.parallel import FSDP
-from minidist.parallel.sharded.flat import Direct
+from minidist.full import FSDP
+from minidist.full.fsdp.flat import Direct
 
 
 class OfOneRank(Direct):

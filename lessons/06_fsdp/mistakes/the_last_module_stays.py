@@ -3,7 +3,7 @@ import torch
 from solution import *  # noqa: F403
 from solution import ShardedUnit
 
-from minidist.collectives import reduce_scatter
+from minidist.full.collectives import reduce_scatter
 
 
 class ShardedModel:

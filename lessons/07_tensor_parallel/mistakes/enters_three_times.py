@@ -3,7 +3,7 @@ import torch.nn.functional as F
 from solution import *  # noqa: F403
 from solution import copy_to, reduce_from
 
-from minidist.model.gpt import causal_attention
+from minidist.full.model.gpt import causal_attention
 
 
 def parallel_attention(x, mine, head_dim, comm):

@@ -1,7 +1,7 @@
 # task 3: refuses more ranks than heads, and not heads that the ranks do not divide: one rank then has more work.
 from solution import *  # noqa: F403
 
-from minidist.collectives.fast import cut
+from minidist.full.collectives.fast import cut
 
 
 def attention_slices(whole, heads, rank, ranks):

@@ -1,7 +1,7 @@
 # task 2: returns views: the slices are right, and every rank keeps the whole matrices alive.
 from solution import *  # noqa: F403
 
-from minidist.collectives.fast import cut
+from minidist.full.collectives.fast import cut
 
 
 def mlp_slices(whole, rank, ranks):

@@ -1,7 +1,7 @@
 # task 3: reduces every parameter by itself: a model with a hundred norms then waits for a hundred small messages.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def sum_partial_gradients(gradients, comm):

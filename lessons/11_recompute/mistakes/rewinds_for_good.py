@@ -1,6 +1,6 @@
 # task 3: sets the generator back and leaves it there: what is drawn next has been drawn before.
 from solution import *  # noqa: F403
-from solution import plain
+from solution import recompute
 
 
 def checkpoint_random(block, x, generator):
@@ -10,4 +10,4 @@ def checkpoint_random(block, x, generator):
         generator.set_state(before)
         return block(x)
 
-    return plain.checkpoint(rewound, x, block.parameters())
+    return recompute.checkpoint(rewound, x, block.parameters())

@@ -1,7 +1,7 @@
 # task 2: reduces each gradient by itself: twice the messages, with so little in each that latency is all.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def reduce_adapters(model, comm):

@@ -2,8 +2,8 @@
 import torch
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
-from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.full.adjoint import copy_to, reduce_from
+from minidist.full.collectives import all_reduce
 
 
 def train_step(blocks, x, targets, rate, dp, tp):

@@ -2,7 +2,7 @@
 import torch.nn.functional as F
 from solution import *  # noqa: F403
 
-from minidist.model import Where
+from minidist.full.model import Where
 
 
 def share_of_the_loss(model, tokens, mine):

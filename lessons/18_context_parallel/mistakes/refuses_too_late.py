@@ -3,7 +3,7 @@ from solution import *  # noqa: F403
 from solution import heads_fault
 from solution import ulysses_attention as exchange
 
-from minidist.collectives import all_to_all
+from minidist.full.collectives import all_to_all
 
 
 def ulysses_attention(query, key, value, everyones, comm):

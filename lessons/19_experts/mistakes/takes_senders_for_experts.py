@@ -1,8 +1,8 @@
 # task 2: adds up the counts of all senders, and leaves the rows by sender: other experts get them.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_to_all
-from minidist.parallel.adjoint import all_to_all as exchange
+from minidist.full.adjoint import all_to_all as exchange
+from minidist.full.collectives import all_to_all
 
 
 def dispatch(x, choice, weights, experts, held, comm):

@@ -1,7 +1,7 @@
 # task 3: goes on counting after a step: the bias follows the tokens of all steps so far.
 from solution import *  # noqa: F403
 
-from minidist.collectives import all_reduce
+from minidist.full.collectives import all_reduce
 
 
 def rebalance(layer, comm):

@@ -2,8 +2,6 @@
 import solution
 from solution import *  # noqa: F403
 
-from minidist.plan import plain
-
 
 def held(model, layout, batch):
     found = solution.held(model, layout, batch)
@@ -12,6 +10,6 @@ def held(model, layout, batch):
             batch // (layout.dp * layout.microbatch),
             model.sequence * layout.microbatch * model.hidden,
         )
-        kept = plain.in_flight(layout.pp, m, layout.chunks) * model.layers / layout.pp - 1
+        kept = solution.in_flight(layout.pp, m, layout.chunks) * model.layers / layout.pp - 1
         found["activations"] -= kept * 2 * sbh * (1 - 1 / layout.tp)
     return found

@@ -2,13 +2,11 @@
 import solution
 from solution import *  # noqa: F403
 
-from minidist.plan import plain
-
 
 def step(model, machine, layout, batch):
     found = solution.step(model, machine, layout, batch)
     held = 2 * model.parameters / (layout.tp * layout.pp)
-    sent = plain.ring(
+    sent = solution.ring(
         held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp, layout.tp)
     )
     hides = 2 / 3 * found["computing"] + found["recomputing"]

@@ -2,8 +2,6 @@
 import solution
 from solution import *  # noqa: F403
 
-from minidist.plan import plain
-
 
 def step(model, machine, layout, batch):
     found, m = (
@@ -11,6 +9,6 @@ def step(model, machine, layout, batch):
         batch // (layout.dp * layout.microbatch),
     )
     held = 2 * model.parameters / (layout.tp * layout.pp)
-    sent = plain.ring(held, layout.dp, solution.bandwidth(machine, layout.dp, 1))
+    sent = solution.ring(held, layout.dp, solution.bandwidth(machine, layout.dp, 1))
     hides = (2 / 3 * found["computing"] + found["recomputing"]) / m
     return found | {"data": max(0.0, sent - hides)}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from minidist.comm import Communicator, LaunchError, init
+from minidist.full.comm import Communicator, LaunchError, init
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
     name                    model                                       16 bits by
     no strategy             the bare model                              autocast
     torch DDP               DistributedDataParallel                     autocast
-    DDP, ZeRO-1             minidist.parallel                           autocast
+    DDP, ZeRO-1             minidist.full                           autocast
     fully_shard             torch's, each block and the rest a unit     its MixedPrecisionPolicy
     fully_shard, forward    the same, compiled in our way               its MixedPrecisionPolicy
-    FSDP                    minidist.parallel, the same units           MixedPrecision
+    FSDP                    minidist.full, the same units           MixedPrecision
     FSDP, fp8               the same, its products in 8 bits            MixedPrecision
 
 The loss and each block's forward are compiled (`compile_blocks`); in `fully_shard` the block itself
@@ -27,12 +27,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minidist.bench.measure import Run
 from minidist.bench.training import adamw_step, forward_backward, text
-from minidist.comm import Communicator
-from minidist.memory.precision.fp8 import to_fp8, update_scales
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, DataParallel, MixedPrecision, ZeRO1, compile_blocks
-from minidist.parallel.layers.blocks import blocks_of
+from minidist.full import DDP, FSDP, DataParallel, MixedPrecision, ZeRO1, compile_blocks
+from minidist.full.comm import Communicator
+from minidist.full.layers.blocks import blocks_of
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision.fp8 import to_fp8, update_scales
+from minidist.full.recompute.segments import recompute
 
 BITS = torch.bfloat16
 OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {

@@ -25,11 +25,11 @@ from minidist.bench.measure import Run, alternate
 from minidist.bench.options import Options
 from minidist.bench.subject import Counted, Setting, subject
 from minidist.bench.subjects.alone import Attention, forward_backward
-from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
-from minidist.memory.precision.mixed import supports
-from minidist.model import GPTConfig
-from minidist.model.attention import capability
-from minidist.parallel.context.flash import flash_attention
+from minidist.full.context.flash import flash_attention
+from minidist.full.model import GPTConfig
+from minidist.full.model.attention import capability
+from minidist.full.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
+from minidist.full.precision.mixed import supports
 
 # Layers, hidden, sequence, vocabulary, batches; backend of the compiler; width and tokens of
 # `products`.

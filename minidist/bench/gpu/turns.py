@@ -20,7 +20,7 @@ from minidist.bench.measure import ROUND, Run, alternate
 from minidist.bench.subject import Counted, Setting
 from minidist.bench.subjects.zero import allocated, most_allocated
 from minidist.bench.training import expect_same
-from minidist.trainer.metrics import known_peak
+from minidist.full.trainer.metrics import known_peak
 
 # about, of one competitor in one round on a GPU: many steps, as a GPU slows down when it gets warm
 SECONDS = 1.0

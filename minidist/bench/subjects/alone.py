@@ -3,7 +3,7 @@
 `flash` is causal attention, forward and backward: the page that is read, and the kernel in C++ that
 computes here.
 
-    page     minidist.parallel.context.flash: page_forward, page_backward
+    page     minidist.full.context.flash: page_forward, page_backward
     flash    flash_attention, which on a CPU calls torch's kernel, and adds a function of autograd
     torch    scaled_dot_product_attention
 
@@ -18,7 +18,7 @@ implementations that are not naive.
 `recompute` is a training step that keeps its activations, and one that recomputes each block.
 
     stored        the plain model
-    full          minidist.memory.recompute.segments, policy "full"
+    full          minidist.full.recompute.segments, policy "full"
     torch full    torch.utils.checkpoint.checkpoint(use_reentrant=False) around each block
 
 The bench compares the seconds of a step, and the bytes of activations at their peak, as the account
@@ -39,11 +39,11 @@ from torch.utils.checkpoint import checkpoint
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Counted, Setting, subject
 from minidist.bench.training import gpt, text, training_step
-from minidist.memory.account import Account
-from minidist.memory.precision.adamw import FusedAdamW
-from minidist.memory.recompute.segments import recompute as recomputed
-from minidist.model import Where
-from minidist.parallel.context.flash import flash_attention, page_backward, page_forward
+from minidist.full.context.flash import flash_attention, page_backward, page_forward
+from minidist.full.memory.account import Account
+from minidist.full.model import Where
+from minidist.full.precision.adamw import FusedAdamW
+from minidist.full.recompute.segments import recompute as recomputed
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 ELEMENTS = 1 << 22  # of the shard: 16 MiB, far more than a cache holds

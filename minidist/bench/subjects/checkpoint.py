@@ -19,11 +19,11 @@ import torch
 from minidist.bench.measure import timed
 from minidist.bench.subject import Counted, Setting, subject
 from minidist.bench.training import VOCABULARY, gpt, text
-from minidist.comm import Communicator
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
+from minidist.full import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.full.checkpoint.saving import Writer, pieces_to_save
+from minidist.full.comm import Communicator
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.precision.masters import MasterWeights
 
 STEPS = 5  # of training, beside the writer
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import BATCH, TIME, gpt, text, training_step
-from minidist.comm import Communicator
-from minidist.parallel import DDP
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
+from minidist.full import DDP
+from minidist.full.comm import Communicator
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.further import compressor_of
 
 COLUMNS = 4
 
@@ -35,8 +35,8 @@ def compress(setting: Setting) -> Iterator[Case]:
         tokens = text(BATCH, TIME, seed=comm.rank)
         models: dict[str, nn.Module] = {"DDP": DDP(gpt(hidden), comm, op="sum")}
         for name, wire in ways.items():
-            way = Compression.read(f"powersgd:{COLUMNS}")
-            models[name] = CompressedDDP(gpt(hidden), wire, op="sum", compression=way)
+            way = compressor_of(f"powersgd:{COLUMNS}")
+            models[name] = CompressedDDP(gpt(hidden), wire, op="sum", compress=way)
         if setting.gloo is not None:
             models["torch PowerSGD"] = torchs(gpt(hidden))
         runs = {name: training_step(model, tokens) for name, model in models.items()}
@@ -45,8 +45,8 @@ def compress(setting: Setting) -> Iterator[Case]:
 
 def over_gloo(gloo: Any) -> Communicator:
     """Return minidist's communicator over torch's group of all ranks."""
-    from minidist.comm.torch_wire.store import StoreMailbox
-    from minidist.comm.torch_wire.torch_wire import communicator
+    from minidist.full.comm.torch_wire.store import StoreMailbox
+    from minidist.full.comm.torch_wire.torch_wire import communicator
 
     return communicator(gloo.group.WORLD, 300.0, StoreMailbox)
 

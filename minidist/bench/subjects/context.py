@@ -2,7 +2,7 @@
 torch.
 
     serial         each rank by itself trains on whole sequences
-    ring, zigzag   minidist.parallel.context, in contiguous and in zigzag order, with DDP
+    ring, zigzag   minidist.full.context, in contiguous and in zigzag order, with DDP
     torch ring, torch zigzag
                    torch.distributed.tensor.experimental's ring attention over gloo, without and
                    with its load balancer ("head-tail"), which is the zigzag order, with
@@ -22,16 +22,16 @@ from minidist.bench.measure import Run
 from minidist.bench.options import SHORTEST
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import adamw_step, expect_same, gpt, text, training_step
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.model import Where, cross_entropy_sum
-from minidist.model.attention import causal_attention
-from minidist.model.gpt import Attend
-from minidist.parallel import DDP
-from minidist.parallel.context import parallelize_context, shard_tokens
-from minidist.parallel.context.context_parallel import attending
-from minidist.parallel.context.order import positions
-from minidist.parallel.context.ring import Ring
+from minidist.full import DDP
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.context import parallelize_context, shard_tokens
+from minidist.full.context.context_parallel import attending
+from minidist.full.context.order import positions
+from minidist.full.context.ring import Ring
+from minidist.full.model import Where, cross_entropy_sum
+from minidist.full.model.attention import causal_attention
+from minidist.full.model.gpt import Attend
 
 # tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
 TIMES = (SHORTEST, 2048)
@@ -52,7 +52,7 @@ def context(setting: Setting) -> Iterator[Case]:
                 runs[name] = shared_step(DDP(model, comm, op="sum"), tokens, comm, order)
                 if setting.gloo is not None:
                     model = gpt(hidden, time)
-                    for module in attending(model):
+                    for module in attending(model).values():
                         module.attend = torchs_ring(order == "zigzag")
                     theirs = nn.parallel.DistributedDataParallel(model)
                     runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)

@@ -18,7 +18,7 @@ import numpy as np
 
 from minidist.bench.measure import timed
 from minidist.bench.subject import Counted, Setting, subject
-from minidist.comm import Communicator
+from minidist.full.comm import Communicator
 
 BLOCK = 1 << 20
 ROUNDS = 15

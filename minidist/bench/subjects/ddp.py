@@ -1,8 +1,8 @@
 """A training step: without communication, with minidist's data parallelism, and with torch's.
 
     local        forward, backward, AdamW; the ranks never talk
-    DDP          minidist.parallel.DDP
-    naive        minidist.parallel.NaiveDataParallel: one all-reduce a parameter, after backward
+    DDP          minidist.full.DDP
+    naive        minidist.full.NaiveDataParallel: one all-reduce a parameter, after backward
     torch DDP    torch.nn.parallel.DistributedDataParallel over gloo
 
 Each has a model and an optimizer of its own, and they take turns step by step. The loops are those
@@ -15,7 +15,7 @@ from torch import nn
 
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import BATCH, TIME, gpt, text, training_step
-from minidist.parallel import DDP, NaiveDataParallel
+from minidist.full import DDP, NaiveDataParallel
 
 FEW = (1, 64)  # sequences and tokens: communication dominates
 

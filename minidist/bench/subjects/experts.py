@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from minidist.bench.options import EXPERTS, LAYERS
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import BATCH, TIME, expect_same, gpt, text, training_step
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.model.moe.routed import RoutedExperts, routed_in
-from minidist.parallel import DDP
-from minidist.parallel.adjoint import all_to_all
-from minidist.parallel.expert.expert_parallel import parallelize_experts
+from minidist.full import DDP
+from minidist.full.adjoint import all_to_all
+from minidist.full.comm import Communicator
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT
+from minidist.full.model.moe.routed import RoutedExperts, routed_in
 
 CHOSEN = 2  # experts of a token
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from minidist import collectives
+import minidist.full.collectives as collectives
 from minidist.bench.measure import Run
 from minidist.bench.options import size_text
 from minidist.bench.subject import Case, Setting, Subject, subject
-from minidist.collectives import COLLECTIVES, prepare
-from minidist.comm import Communicator
+from minidist.full.collectives import COLLECTIVES, prepare
+from minidist.full.comm import Communicator
 
 
 def ours(

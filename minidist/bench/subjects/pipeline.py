@@ -2,7 +2,7 @@
 the same microbatches.
 
     serial                forward and backward of every microbatch, AdamW; both ranks do it at once, each by itself
-    gpipe, 1f1b, zb-h1    minidist.parallel.pipeline.executor, one stage a rank
+    gpipe, 1f1b, zb-h1    minidist.full.pipeline.executor, one stage a rank
     torch gpipe, 1f1b     torch.distributed.pipelining over gloo, the same stages
 
 With p stages and m microbatches no schedule without zero bubbles takes less than (m + p - 1)/(m p)
@@ -20,12 +20,12 @@ from minidist.bench.measure import Run
 from minidist.bench.options import LAYERS
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import BATCH, TIME, adamw_step, forward_backward, gpt, text
-from minidist.comm import Communicator
-from minidist.model import cross_entropy_sum
-from minidist.parallel.pipeline.communicate import with_communication
-from minidist.parallel.pipeline.executor import Pipeline
-from minidist.parallel.pipeline.schedules import plan
-from minidist.parallel.pipeline.stage import balance, take_stages
+from minidist.full.comm import Communicator
+from minidist.full.model import cross_entropy_sum
+from minidist.full.pipeline.communicate import with_communication
+from minidist.full.pipeline.executor import Pipeline
+from minidist.full.pipeline.schedules import plan
+from minidist.full.pipeline.stage import balance, take_stages
 
 MICROBATCHES = 8
 

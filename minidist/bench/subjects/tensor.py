@@ -2,7 +2,7 @@
 (DTensor) over gloo.
 
     serial      forward and backward, AdamW; all ranks do it at once, each by itself
-    tensor      minidist.parallel.parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+    tensor      minidist.full.parallelize_tensor, vocabulary_parallel_cross_entropy_sum
     DTensor     torch.distributed.tensor.parallel.parallelize_module, loss_parallel
 
 Both cut the same matrices in the same way, and reduce at the same places: one all-reduce forward
@@ -34,9 +34,9 @@ from minidist.bench.training import (
     gpt,
     text,
 )
-from minidist.comm import Communicator
-from minidist.model import GPT
-from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
+from minidist.full.comm import Communicator
+from minidist.full.model import GPT
 
 SAME = 1e-5  # float32 sums in another order differ by some 1e-6
 

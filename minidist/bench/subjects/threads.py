@@ -8,8 +8,8 @@ import torch
 
 from minidist import Cluster, run
 from minidist.bench.subject import Case, Counted, Setting, subject
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
 
 RANKS = 64
 BYTES = 1 << 30

@@ -1,8 +1,8 @@
 """A training step under ZeRO: minidist's stages, and torch's `fully_shard`.
 
     local          forward, backward, AdamW; the ranks never talk
-    DDP            minidist.parallel.DDP, for ZeRO-1 and ZeRO-2 to be compared with
-    ZeRO-1 ... 3   minidist.parallel.ZeRO1, ZeRO2 and FSDP, each block a unit
+    DDP            minidist.full.DDP, for ZeRO-1 and ZeRO-2 to be compared with
+    ZeRO-1 ... 3   minidist.full.ZeRO1, ZeRO2 and FSDP, each block a unit
     fully_shard    torch.distributed.fsdp.fully_shard of each block and of the model, over gloo
 
 Peak bytes are the most that malloc had given out, sampled every 0.3 ms from before the model is
@@ -22,9 +22,9 @@ from torch import nn
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Counted, Setting, subject
 from minidist.bench.training import BATCH, TIME, gpt, text, training_step
-from minidist.comm import Communicator
-from minidist.model import GPT
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator
+from minidist.full.model import GPT
 
 Build: TypeAlias = Callable[[Communicator], Run]
 Strategy: TypeAlias = Callable[[GPT, Communicator], nn.Module]

@@ -2,8 +2,8 @@
 
 Read `command.py`, which asks the planner; `runnable.py`, which makes a command of `train` of what
 is found; `dry_run.py`, which asks `train` whether it takes the command; `answer.py`, what is
-printed, with `between_sites.py` where there are several, and `trusted.py`, how far to trust it.
+printed, with `between_sites.py` where there are several.
 `as_published.py` plans named runs as they were published. `here.py` compares the planner with this
 machine, and tells `train` what it predicts. Only `dry_run.py` and `here.py` need torch. `plan
-check`, beside published runs, is in `minidist/plan/published/`.
+check`, which looks at published runs, is in `minidist/plan/published/`.
 """

@@ -5,23 +5,14 @@ command for `train`.
 has asked `train`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minidist.cli.plan.between_sites import sites_text, sites_tree
 from minidist.cli.plan.runnable import Offer, command
-from minidist.cli.plan.trusted import (
-    optimism,
-    optimism_tree,
-    range_around,
-    range_words,
-    ranks_of,
-    trust_tree,
-    trusted,
-)
 from minidist.draw.table import aligned
-from minidist.mesh import AXES
+from minidist.full.mesh import AXES
 from minidist.plan.compute.products import peak_of
 from minidist.plan.cost import HOUR, REPAIR, cost, goodput, job_of
 from minidist.plan.memory import GB
@@ -30,13 +21,11 @@ from minidist.plan.search import Answer, Found
 from minidist.plan.sites.planned import PlannedSites
 from minidist.plan.sites.ways import Wire
 from minidist.plan.traffic import bytes_sent
+from minidist.plan.trust.kinds import range_around, range_words, ranks_of, trust_tree, trusted
+from minidist.plan.trust.runs import optimism, optimism_tree
 
 SHOWN_VARIANTS = 2  # of a layout
 CLOSE = 1.05  # a variant that takes longer, beside the best, is no news
-RESIDENT = (
-    "resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between "
-    "tensors)"
-)
 KINDS = {
     "training": "trains",
     "redone": "is redone",
@@ -46,11 +35,12 @@ KINDS = {
     "closed_form": "trains, closed form",
 }
 """Where the time goes when machines fail, and the heads of columns."""
-LIGHT = (
-    "light-ends: embedding and head count as a layer each, so the first and the last stage have a "
-    "layer less"
-)
-ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
+LEGEND = """\
+resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between tensors)
+light-ends: embedding and head count as a layer each, so the first and the last stage have a layer less
+order: the axes from the outermost; ranks along the last one are neighbours
+experts: whole ones are shared out along ep and tp together, among ep x tp ranks, as Megatron does with
+  --expert-model-parallel-size of that number and --expert-tensor-parallel-size 1"""
 
 
 @dataclass(frozen=True)
@@ -91,9 +81,10 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer
     """Return what the command prints."""
     shown = [each.found for each in offers]
     run, gpus = shown[0].run, shown[0].run.machine.total
-    sends = [bytes_sent(each.run) for each in shown]
-    a_gpu = [{kind: bytes / gpus for kind, bytes in each.items()} for each in sends]
-    by_all = ("  by all GPUs", [sum(each.values()) for each in sends])
+    sent = [
+        {kind: bytes / gpus for kind, bytes in each.items()} | {"by all GPUs": sum(each.values())}
+        for each in map(bytes_sent, (found.run for found in shown))
+    ]
     parts = [
         f"{run.model.parameters / 1e9:,.1f}B parameters on {gpus:,} GPUs of {run.machine.name}, "
         f"{run.batch:,} sequences of {run.sequence:,} tokens a step; {bill.reserve:.0%} of a "
@@ -103,8 +94,8 @@ def text(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill, answer
         trusted(shown),
         by_kind("seconds of a step", [each.step for each in shown], 1.0),
         by_kind("GB of a GPU", [each.bytes for each in shown], GB),
-        by_kind("GB a GPU sends a step", a_gpu, GB, by_all),
-        "\n".join(meanings(offers)),
+        by_kind("GB a GPU sends a step", sent, GB),
+        LEGEND,
         "\n".join(
             f"{place}. loses by {loses(shown[0], each)}"
             for place, each in enumerate(shown[1:], start=2)
@@ -189,8 +180,8 @@ def layouts(offers: Sequence[Offer], bill: Bill) -> str:
             )
         )
         for other in shown_variants(offer):
-            name, seconds = f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s"
-            rows.append((name, "", seconds, *[""] * 6))
+            seconds = f"{other.seconds:,.2f} s"
+            rows.append((f"    or {name_of(other.run)}", "", seconds, *[""] * 6))
     return aligned(title, rows)
 
 
@@ -200,22 +191,11 @@ def shown_variants(offer: Offer) -> list[Found]:
     return near[:SHOWN_VARIANTS]
 
 
-def by_kind(
-    title: str,
-    values: Sequence[Mapping[str, float]],
-    unit: float,
-    last: tuple[str, Sequence[float]] = ("", ()),
-) -> str:
-    """Return a table with a row for each kind that shows, a `last` row, and a column for each
-    layout.
-    """
+def by_kind(title: str, values: Sequence[Mapping[str, float]], unit: float) -> str:
+    """Return a table with a row for each kind that shows, and a column for each layout."""
     kinds = [kind for kind in values[0] if any(each[kind] >= 5e-4 * unit for each in values)]
     rows = [(f"  {kind}", *(figure(each[kind] / unit) for each in values)) for kind in kinds]
-    if not rows:
-        return ""
-    if last[0]:
-        rows.append((last[0], *(figure(value / unit) for value in last[1])))
-    return aligned((title, *map(str, range(1, len(values) + 1))), rows)
+    return aligned((title, *map(str, range(1, len(values) + 1))), rows) if rows else ""
 
 
 def figure(value: float) -> str:
@@ -258,43 +238,6 @@ def words_of(run: Setup) -> list[str]:
 def name_of(run: Setup) -> str:
     """Return a layout in words."""
     return " ".join(words_of(run))
-
-
-def differing(run: Setup, other: Setup) -> str:
-    """Return in words what a layout has that another does not, and the other way round."""
-    mine, theirs = words_of(run), words_of(other)
-    named = {word.partition("=")[0] for word in mine}
-    gone = [
-        word
-        for word in theirs
-        if word not in mine and "=" in word and word.partition("=")[0] not in named
-    ]
-    if run.recompute == "none" != other.recompute:
-        gone.append("recompute")
-    said = [word for word in mine if word not in theirs]
-    if gone:
-        said.append(f"without {' and '.join(word.partition('=')[0] for word in gone)}")
-    return " ".join(said)
-
-
-def meanings(offers: Iterable[Offer]) -> list[str]:
-    """Say what words in the tables mean that do not explain themselves."""
-    shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
-    found = [RESIDENT] if any(each.bytes["resident"] for each in shown) else []
-    found += [LIGHT] if any(each.run.ends_less for each in shown) else []
-    folded = [each.run for each in shown if each.run.model.experts and each.run.tp > 1]
-    found += [whole_experts(folded[0])] if folded else []
-    return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
-
-
-def whole_experts(run: Setup) -> str:
-    """Say among which ranks experts are shared out, and what Megatron calls that."""
-    ranks = run.ep * run.tp
-    return (
-        f"experts: whole ones are shared out along ep and tp together, so with ep={run.ep} tp={run.tp} "
-        f"among {ranks} ranks, as Megatron does with --expert-model-parallel-size {ranks} "
-        "--expert-tensor-parallel-size 1"
-    )
 
 
 def mfu(found: Found) -> float:

@@ -1,8 +1,7 @@
 """`python -m minidist plan`: which layout, how long, how much, before anything is rented.
 
 --model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
-check --rows rows.json                         predictions beside published measurements
-explain ID --rows rows.json                    one of them: where its seconds go, and what would explain the rest
+check --rows rows.json                         predictions and published measurements
 --as-published                                 named runs, GPU hours as planned beside those that were published
 goodput                                        what failures left of published runs, and what is predicted
 """
@@ -20,23 +19,23 @@ from minidist.cli.plan import as_published
 from minidist.cli.plan.answer import Bill, as_json, name_of, text
 from minidist.cli.plan.between_sites import sites_picture
 from minidist.cli.plan.runnable import Offer, offers
-from minidist.cli.plan.trusted import range_around, ranks_of, trusted
 from minidist.draw.plan import draw_plan
-from minidist.launch.parser import Parser, flag_of
-from minidist.mesh import AXES
-from minidist.options import FRACTION, read_number, shown
+from minidist.full.data.files import retold
+from minidist.full.launch.parser import Parser, flag_of
+from minidist.full.mesh import AXES
+from minidist.full.options import FRACTION, read_number, shown
 from minidist.plan.compute.products import PRECISIONS, check_precision
 from minidist.plan.cost import REPAIR
 from minidist.plan.device import PlanError, machine, ranges
-from minidist.plan.failures import published as reported_failures
 from minidist.plan.failures.policies import POLICIES
+from minidist.plan.failures.published import goodput_text
 from minidist.plan.model import model
-from minidist.plan.published import explain, report
+from minidist.plan.published import report
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Answer, Found, search
 from minidist.plan.sites.ways import Wire
+from minidist.plan.trust.kinds import range_around, ranks_of, trusted
 from minidist.plan.trust.runs import newest
-from minidist.trainer.files import retold
 
 KNOWN: dict[str, Any] = {
     "true": True,
@@ -48,7 +47,7 @@ UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 OF_BATCH = {"K": 2**10 / 1e3, "M": 2**20 / 1e6}  # batches are powers of two in nearly every paper
 WHAT = (__doc__ or "").split("\n")[0]  # python -OO keeps no docstrings
 OTHERS = (
-    "`plan check`, `plan explain` and `plan goodput` answer for published runs, and have a --help "
+    "`plan check` and `plan goodput` answer for published runs, and have a --help "
     "of their own; `plan --as-published` does so for named ones."
 )
 BATCH = "tokens of a step: 4M is 4 x 2^20, and 512K is 512 x 2^10"
@@ -61,11 +60,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv and argv[0] == "check":
             return report.main(argv[1:])
-        if argv and argv[0] == "explain":
-            return explain.main(argv[1:])
         if argv and argv[0] == "goodput":
             Parser("python -m minidist plan goodput").parse_args(argv[1:])
-            print(reported_failures.table())
+            print(goodput_text())
             return 0
         if "--as-published" in argv:
             return as_published.main([word for word in argv if word != "--as-published"])
@@ -231,15 +228,10 @@ def wire_of(text: str) -> Wire | None:
     """Return what joins several sites, as 2@125e6 says it; None if nothing is said."""
     if not text:
         return None
-    sites, at, bandwidth = text.partition("@")
-    allowed = ranges("sites")
-    with retold(PlanError, ValueError, before=f"--sites {shown(text)} is not like 2@125e6: "):
-        if not at:
-            raise ValueError("it names no bytes/s")
-        return Wire(
-            read_number(sites, int, allowed["number"][1]),
-            read_number(bandwidth, float, allowed["bandwidth"][1]),
-        )
+    sites, _, bandwidth = text.partition("@")
+    number, speed = ranges("sites").values()
+    with retold(PlanError, ValueError, before=f"--sites {shown(text)} is not like 2@125e6: it "):
+        return Wire(read_number(sites, *number), read_number(bandwidth, *speed))
 
 
 def fields_of(words: Iterable[str]) -> dict[str, Any]:

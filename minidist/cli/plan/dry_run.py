@@ -8,18 +8,17 @@ memory.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.cli.train_checks import host_memory
-from minidist.comm import Communicator
-from minidist.comm.buffers import Array
-from minidist.comm.ledger import Ledger
-from minidist.comm.wire import Request, Wire
-from minidist.mesh import AXES, Layout, Mesh
+from minidist.full.comm import Communicator
+from minidist.full.comm.ledger import Ledger
+from minidist.full.comm.wire import Wire
+from minidist.full.mesh import AXES, Layout, Mesh
+from minidist.full.trainer.checked import CheckedRun, check_order, check_run, layout_of
+from minidist.full.trainer.config import ConfigError
+from minidist.further import parse
 from minidist.plan.run import Setup
-from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
-from minidist.trainer.config import ConfigError
-from minidist.trainer.flags import parse
 
 
 def complaint(words: Sequence[str], run: Setup) -> str:
@@ -67,25 +66,16 @@ class PaperWire(Wire):
 
     kind = "paper"
 
-    def isend(self, array: Array, to: int, tag: int) -> Request:
+    def nothing(self, *words: Any, **named: Any) -> NoReturn:
+        """Refuse to send, to receive and to form groups, of which PaperMesh has all."""
         raise NotImplementedError("ranks on paper send nothing")
 
-    def irecv(self, array: Array, source: int, tag: int) -> Request:
-        raise NotImplementedError("ranks on paper receive nothing")
-
-    def all_gather_object(self, answer: Any) -> list[Any]:
-        raise NotImplementedError("ranks on paper do not answer")
-
-    def derive(
-        self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False
-    ) -> Wire:
-        raise NotImplementedError("ranks on paper form no groups: PaperMesh has them all")
-
-    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        raise NotImplementedError("ranks on paper have no memory")
-
-    def fail(self, error: BaseException) -> None:
-        raise error
+    isend = nothing
+    irecv = nothing
+    all_gather_object = nothing
+    derive = nothing
+    allocate = nothing
+    fail = nothing
 
 
 class PaperMesh(Mesh):
@@ -105,9 +95,6 @@ class PaperMesh(Mesh):
         self.layout = layout
         self.coordinate = layout.coordinate(0)
         self.world = among(*AXES)
-        self.dp = among("dp")
-        self.pp = among("pp")
-        self.cp = among("cp")
-        self.tp = among("tp")
-        self.ep = among("ep")
+        for axis in (*AXES, "ep"):
+            setattr(self, axis, among(axis))
         self.data = among("dp", "cp")

@@ -27,23 +27,23 @@ from typing import Any
 
 import torch
 
-from minidist.comm import Communicator, init
+from minidist.cli.plan.runnable import OF_EXPERTS, OF_MODEL
 from minidist.draw.table import aligned
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment, find_mpirun
-from minidist.mesh import Mesh
-from minidist.plan.device import Constants, Device, Machine, PlanError, table
+from minidist.full.comm import Communicator, init
+from minidist.full.data.text import read_corpus
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import environment, find_mpirun
+from minidist.full.mesh import Mesh
+from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
+from minidist.full.trainer.loop import Trainer
+from minidist.full.trainer.metrics import Reporter, StepMetrics
+from minidist.full.trainer.start import start_of
+from minidist.further import parse
+from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
-from minidist.plan.stages import SCHEDULES
 from minidist.plan.step import step
 from minidist.plan.traffic import bytes_sent
-from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Trainer
-from minidist.trainer.metrics import Reporter, StepMetrics
-from minidist.trainer.start import start_of
 
 SIZES = "--layers 4 --hidden 256 --heads 4 --intermediate 768 --sequence 128 --batch 32 --steps 7"
 LAYOUTS = {
@@ -171,54 +171,9 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
     return float(max(comm.all_gather_object(median(map(once, range(7))))))
 
 
-def predicted_seconds(run: CheckedRun) -> float | None:
-    """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks
-    for utilisation.
-
-    None where nothing is known of the device, or the planner has no model of what the run does.
-    Collective.
-    """
-    if not modelled(run):
-        return None
-    comm, device = run.mesh.world, device_of(run.mesh.world)
-    name = known_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else ""
-    if name:
-        node = len(comm.node)
-        machine = Machine(name, Device.named(name), comm.size, node, PORT * node, 0.0)
-        planned = replace(run_of(run, machine), known=Constants.table())
-    elif device.type == "cpu" and run.config.run.peak_tflops:
-        return seconds_on(run, machine_here(comm, run))
-    else:
-        return None
-    return sum(step(planned, exact=True).values())
-
-
-def modelled(run: CheckedRun) -> bool:
-    """Tell whether the planner knows all that a run does."""
-    recipe, plan = run.fit.recipe, run.fit.plan
-    elsewhere = recipe.lora or recipe.fp8 or recipe.zeropp or run.config.offload_to
-    schedule = plan is None or plan.name in SCHEDULES
-    return (
-        not elsewhere
-        and schedule
-        and recipe.strategy == "ddp"
-        and recipe.recompute in ("none", "full", "selective")
-    )
-
-
 def seconds_on(run: CheckedRun, machine: Machine) -> float:
     """Predict a step on a machine of cores."""
     return sum(step(run_of(run, machine), exact=True).values())
-
-
-def known_device(said: str) -> str:
-    """Return which device of the table a GPU is that calls itself so, as "NVIDIA A100-SXM4-80GB";
-    nothing if none.
-    """
-    found = [
-        name for name in table("devices") if all(part in said.lower() for part in name.split("-"))
-    ]
-    return max(found, key=len, default="")
 
 
 def run_of(run: CheckedRun, machine: Machine) -> Setup:
@@ -226,13 +181,8 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     data, layout = run.config.data, run.mesh.layout
     recipe, sizes = run.fit.recipe, run.sizes
     width = run.config.dtype.itemsize
-    same = ("layers", "hidden", "heads", "vocabulary", "tied", "experts", "top_k", "head_dim")
-    rest: dict[str, Any] = {
-        "kv": sizes.key_value_heads,
-        "ffn": sizes.intermediate,
-        "shared": sizes.shared_experts,
-        "window": sizes.attention_window,
-    }
+    names = OF_MODEL | OF_EXPERTS | {"vocabulary": "vocabulary", "head_dim": "head_dim"}
+    model: dict[str, Any] = {ours: getattr(sizes, theirs) for ours, theirs in names.items()}
     axes: dict[str, Any] = {
         axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "cp", "ep", "order")
     }
@@ -240,7 +190,7 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     if recipe.compile:
         generation = "minidist-compiled"
     return Setup(
-        Model(**{name: getattr(sizes, name) for name in same}, **rest),
+        Model(**model),
         machine,
         data.sequence,
         data.batch,

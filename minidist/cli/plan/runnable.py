@@ -13,12 +13,23 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from minidist.launch.parser import flag
-from minidist.mesh import AXES
+from minidist.full.data.tokenizers import ByteTokenizer
+from minidist.full.launch.parser import flag
+from minidist.full.mesh import AXES
 from minidist.plan.run import Setup
 from minidist.plan.search import Found
-from minidist.trainer.corpus.tokenizers import ByteTokenizer
 
+OF_MODEL = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv": "key_value_heads",
+    "ffn": "intermediate",
+    "window": "attention_window",
+    "tied": "tied",
+}
+OF_EXPERTS = {"experts": "experts", "top_k": "top_k", "shared": "shared_experts"}
+"""Sizes of the planner's models, and what `train` calls them."""
 TOKENIZER = "tokenizer.json"  # of the user: a plan knows its number of tokens alone
 DROPOUT = 0.1  # a plan knows only whether there is any
 ASKED = 3  # variants of a group of which `train` is asked
@@ -60,19 +71,11 @@ def options(run: Setup) -> dict[str, Any]:
     True is a switch; what `train` does anyway is left out.
     """
     model = run.model
-    said: dict[str, Any] = {
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "key_value_heads": model.kv,
-        "intermediate": model.ffn,
-        "attention_window": model.window,
-        "tied": model.tied,
-        "dropout": DROPOUT * model.dropout,
-    }
+    said = {theirs: getattr(model, ours) for ours, theirs in OF_MODEL.items()}
+    said["dropout"] = DROPOUT * model.dropout
     if model.experts:
-        said |= {"experts": model.experts, "top_k": model.top_k, "shared_experts": model.shared}
-        # of one expert, a share in the chosen would always be 1
+        said |= {theirs: getattr(model, ours) for ours, theirs in OF_EXPERTS.items()}
+        # Of one expert, a share in the chosen would always be 1.
         said["raw_weights"] = model.top_k == 1
     said["tokenizer"] = TOKENIZER if model.vocabulary != ByteTokenizer.vocabulary else ""
     said |= {"sequence": run.sequence, "batch": run.batch}

@@ -13,20 +13,20 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.comm import Communicator
 from minidist.draw.table import aligned, format_bytes, format_sent
-from minidist.memory.account import CATEGORIES, Account, total
-from minidist.mesh import Mesh
-from minidist.parallel.optimizer.muon_with_adamw import MuonWithAdamW
-from minidist.trainer.checked import CheckedRun, check_run, layout_of
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.corpus.packed import Packed
-from minidist.trainer.corpus.text import Samples, read_corpus
-from minidist.trainer.files import retold
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Outcome, Sent, Trainer
-from minidist.trainer.start import start_of
-from minidist.trainer.verify import largest_difference, serial_run
+from minidist.full.comm import Communicator
+from minidist.full.data.files import retold
+from minidist.full.data.packed import Packed
+from minidist.full.data.text import Samples, read_corpus
+from minidist.full.memory.account import CATEGORIES, Account, total
+from minidist.full.mesh import Mesh
+from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.loop import Outcome, Sent, Trainer
+from minidist.full.trainer.start import start_of
+from minidist.full.trainer.verify import largest_difference, serial_run
+from minidist.further import Config, parse
+from minidist.further.muon.muon_with_adamw import MuonWithAdamW
 
 NOTE = (
     "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: "

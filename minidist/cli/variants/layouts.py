@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minidist.cli.variants import compare
-from minidist.trainer.config import Config, ConfigError
+from minidist.full.trainer.config import ConfigError
+from minidist.further import Config
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ they make of the loss?
 
 All see the same tokens in the same order, with the same learning rate, which is DDP's. The model
 that is measured at the end is the mean of all sites'. Gradients that are stale by s are those of a
-parameter server (`parallel/stale/server.py`), computed on one rank.
+parameter server (`further/stale/server.py`), computed on one rank.
 """
 
 import json
@@ -24,19 +24,19 @@ from torch import Tensor
 
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.variants.compare import writable
-from minidist.comm import Communicator, run
 from minidist.draw.table import aligned, format_bytes
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.trainer.batches import Batch
-from minidist.trainer.checked import CheckedRun, check_run, layout_of
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.corpus.text import Corpus, read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.loop import Measured, Trainer
-from minidist.trainer.observed.held_out import loss_on
-from minidist.trainer.options import MemoryOptions, SpreadOptions
-from minidist.trainer.start import start_of
+from minidist.full.comm import Communicator, run
+from minidist.full.data.text import Corpus, read_corpus
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT
+from minidist.full.trainer.batches import Batch
+from minidist.full.trainer.checked import CheckedRun, check_run, layout_of
+from minidist.full.trainer.config import Config, ConfigError
+from minidist.full.trainer.loop import Measured, Trainer
+from minidist.full.trainer.observed.held_out import loss_on
+from minidist.full.trainer.options import MemoryOptions
+from minidist.full.trainer.start import start_of
+from minidist.further import SpreadOptions, parse
 
 SEEDS = 3
 STALE = {"stale by 1": 1, "stale by 4": 4}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minidist.cli.variants import compare
-from minidist.trainer.checked import layout_of
-from minidist.trainer.config import Config
+from minidist.full.trainer.checked import layout_of
+from minidist.further import Config
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minidist.collectives import COLLECTIVES
-from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Array, Note, Wrong
-from minidist.trace import Trace
+from minidist.full.collectives import COLLECTIVES
+from minidist.full.comm.communicator import Communicator
+from minidist.full.trace import Trace
 
 
 def forward_backward(
@@ -79,5 +79,5 @@ def expect_collectives(notes: Sequence[Note]) -> None:
     """
     for note in notes:
         plain = note.kind in ("send", "all_gather_object", "allocate")
-        if plain and not any(name.startswith("minidist.collectives") for name in note.through):
+        if plain and not any(name.startswith("minidist.full.collectives") for name in note.through):
             raise Wrong(f"{note.line} uses comm.{note.kind}: use the collectives only")

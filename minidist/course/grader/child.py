@@ -26,14 +26,14 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import minidist
-from minidist.comm.communicator import Communicator
-from minidist.comm.errors import CommunicationError
 from minidist.course.grader import record
 from minidist.course.grader.contract import UNUSABLE, Array, Check, Note, Program, Wrong
 from minidist.course.grader.watch import Handed, Returned, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
-from minidist.launch.imports import quick_imports
+from minidist.full.comm.communicator import Communicator
+from minidist.full.comm.errors import CommunicationError
+from minidist.full.launch.imports import quick_imports
 
 # A part of the package: its full name, the namespace where it lies, its name there, itself, and its
 # code.
@@ -147,7 +147,7 @@ def run_program(
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
         watch.switch(watch.calls)
         try:
-            sent = comm.traffic.messages_sent  # a barrier, so far
+            sent = comm.traffic.messages  # a barrier, so far
             witness = Communicator(
                 Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group()
             )
@@ -159,7 +159,7 @@ def run_program(
                     "the answer replaces sys.setprofile's function, by which calls are watched"
                 )
             watch.switch(None)
-            check_seen(share, comm.traffic.messages_sent - sent)
+            check_seen(share, comm.traffic.messages - sent)
         except BaseException as error:
             last = watch.returned.get(threading.get_ident(), NOTHING_YET)
             # where a check fails is of use to who writes it, and tries solutions and mistakes
@@ -232,7 +232,7 @@ def answers_doing(error: BaseException, last: Returned) -> str:
 
 def seal() -> list[Part]:
     """Return the package's modules by now, and what these and the classes in them consist of:
-    functions, with code.
+    functions, with code; and None for what a class inherits from another of the package.
     """
     modules = {
         name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"
@@ -244,6 +244,10 @@ def seal() -> list[Part]:
     parts: list[Part] = [
         (name, sys.modules, name, module, None) for name, module in modules.items()
     ]
+    for space, one in classes.items():
+        for base in one.__mro__[1:]:
+            inherited = vars(base).keys() - vars(one).keys() if base in classes.values() else ()
+            parts += [(f"{space}.{name}", vars(one), name, None, None) for name in inherited]
     return parts + [
         (f"{space}.{name}", vars(one), name, value, getattr(value, "__code__", None))
         for space, one in [*modules.items(), *classes.items()]
@@ -273,7 +277,7 @@ def hooked_by_torch(found: Any, value: Any) -> bool:
         return False
     hook = torch.optim.Optimizer.profile_hook_step(lambda: None)
     return found.__code__ is hook.__code__ and any(
-        cell.cell_contents is value for cell in found.__closure__ or ()
+        value is None or cell.cell_contents is value for cell in found.__closure__ or ()
     )
 
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minidist.comm.communicator import Communicator
 from minidist.course.grader.compare import (
     SEEN,
     Array,
@@ -33,7 +32,8 @@ from minidist.course.grader.compare import (
     expect_ranks,
     known,
 )
-from minidist.trace import Trace
+from minidist.full.comm.communicator import Communicator
+from minidist.full.trace import Trace
 
 # for checks, which import all from here
 __all__ = [
@@ -50,6 +50,28 @@ __all__ = [
 SHORTCUTS = ("comm.native", "comm.all_gather_object", "comm.allocate", "comm.split")
 # where the answers are, besides `judges`, `judges_cost`, ...
 NEVER = ("checks", "solution", "minidist.course", "minidist.lessons")
+# Groups of modules for `not_from`: pages of the book, and the folders behind them.
+COLLECTIVES = ("minidist.ring", "minidist.collectives", "minidist.full.collectives")
+STRATEGIES = (
+    *(f"minidist.{page}" for page in ("ddp", "zero", "fsdp", "tensor", "pipeline")),
+    *(f"minidist.{page}" for page in ("context", "expert", "slow_wires")),
+    *(f"minidist.full.{name}" for name in ("ddp", "zero", "fsdp", "tensor", "pipeline")),
+    *(f"minidist.full.{name}" for name in ("context", "expert", "slow_wires", "gradients")),
+    *(f"minidist.full.{name}" for name in ("adjoint", "apply", "clip", "data_axis", "exports")),
+    *(f"minidist.full.{name}" for name in ("layers", "meta", "optimizer", "placement")),
+    *(f"minidist.full.{name}" for name in ("recipe", "replica", "strategy")),
+    "minidist.further",
+)
+MEMORY = (
+    "minidist.recompute",
+    "minidist.precision",
+    *(f"minidist.full.{name}" for name in ("memory", "recompute", "precision", "adapters")),
+)
+TRAINER = (
+    "minidist.train",
+    "minidist.checkpoint",
+    *(f"minidist.full.{name}" for name in ("trainer", "checkpoint", "data")),
+)
 # the communicator that an answer is given
 GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")
 # of an error inside the checks, after the answer has come back to them
@@ -61,7 +83,7 @@ class Task(NamedTuple):
     """One task of an exercise, and what an answer may not lean on.
 
     `not_from` lists modules that the student's code may neither call nor send through; a folder
-    such as `minidist.collectives` stands for all its modules. `may_use` lists the communicator's
+    such as `minidist.full.collectives` stands for all its modules. `may_use` lists the communicator's
     shortcuts that it may use: `SHORTCUTS` tell each rank what the others hold without a message
     that counts, so an answer may use one only if its text offers it. (Collectives may call them for
     their own ends, all but `comm.native`.) `imports` lists what an answer makes torch import: it is
@@ -259,4 +281,6 @@ def by_hand(note: Note) -> bool:
     """Tell whether the answer itself used a shortcut, and not a part of the package that it
     called.
     """
-    return note.kind == "native" or all(name.startswith("minidist.comm") for name in note.through)
+    return note.kind == "native" or all(
+        name.startswith("minidist.full.comm") for name in note.through
+    )

@@ -2,7 +2,7 @@
 
 0x00007f3a5c2f16c0 = rank 1                                 written by the child when the rank starts
 Thread 0x00007f3a5c2f16c0 (most recent call first):         and this by faulthandler
-  File ".../minidist/comm/threads_wire/world.py", line 127 in wait
+  File ".../minidist/full/comm/threads_wire/world.py", line 127 in wait
   File ".../exercise.py", line 14 in ring_all_gather        ─▶ rank 1 waits at exercise.py:14
 """
 

@@ -23,8 +23,8 @@ from minidist.course.grader.contract import Arrays, Case, Note
 from minidist.course.grader.hang import hang_report
 from minidist.course.grader.warm import SUPPORTED, Warm, isolated
 from minidist.course.lesson import Answer, Lesson
-from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import Mpirun, environment, find_mpirun
+from minidist.full.launch.jobs import run_job
+from minidist.full.launch.mpirun import Mpirun, environment, find_mpirun
 
 KEPT = {
     "PATH",

@@ -4,7 +4,7 @@ longer than a case.
     grader ── "folder" ─▶ importer ── fork ─▶ child.main(folder): the student's code, from a clean state
            ◀── status ──  (never runs it) ── end what that has started, wherever it has hidden
 
-The ranks of a case under mpirun are such forks, too: see launch/standin.py, whose protocol the
+The ranks of a case under mpirun are such forks, too: see full/launch/standin.py, whose protocol the
 grader itself speaks for simulated ranks. Orphans among the descendants of the importer become its
 children, so it can find and end them. An answer that ends the importer, or makes it stand still,
 loses its case, and the next case gets a fresh one. Linux only: elsewhere every case imports for
@@ -33,9 +33,9 @@ from pathlib import Path
 from minidist.course.grader import child
 from minidist.course.lesson import load_checks
 from minidist.course.texts import barred_texts, globals_of_modules
-from minidist.launch.imports import quick_imports
-from minidist.launch.jobs import MARK, become, descendants, end_job, send_signal
-from minidist.launch.standin import STAND_IN, end_with, fork_ranks
+from minidist.full.launch.imports import quick_imports
+from minidist.full.launch.jobs import MARK, become, descendants, end_job, send_signal
+from minidist.full.launch.standin import STAND_IN, end_with, fork_ranks
 
 SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
@@ -48,9 +48,9 @@ START = (
 SOCKET = "/proc/{}/cwd/socket"
 # by most answers and by each child, besides what the checks import; numpy imports the last for a
 # median
-NEEDED = ("minidist.collectives", "resource", "numpy.ma")
+NEEDED = ("minidist.full.collectives", "resource", "numpy.ma")
 # the latter by a first backward
-NEEDED_WITH_TORCH = ("minidist.parallel.exports", "torch.fx.experimental.symbolic_shapes")
+NEEDED_WITH_TORCH = ("minidist.full.exports", "torch.fx.experimental.symbolic_shapes")
 # seconds beyond its limit until a case is ended, and then until the importer counts as stuck
 GRACE = 2.5
 PATIENCE = 60.0  # seconds that imports may take

@@ -1,7 +1,7 @@
 """Which functions an answer calls, and whether it is the answer that led to a call.
 
-    exercise.py ─▶ functools.partial, map, a thread ─▶ minidist.parallel...     the answer's doing
-    exercise.py ─▶ optimizer.step ─▶ torch's hooks ──▶ minidist.parallel...     its doing only if it handed that over
+    exercise.py ─▶ functools.partial, map, a thread ─▶ minidist.full...     the answer's doing
+    exercise.py ─▶ optimizer.step ─▶ torch's hooks ──▶ minidist.full...     its doing only if it handed that over
 
 A call counts if the answer led to it. To find out, follow the frames from the call outwards, past
 those of the package and of Python's own library. The answer led to the call if they reach the
@@ -30,10 +30,10 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Note, Task, Wrong, barred
 from minidist.course.texts import CHECKS, PACKAGE, Texts, dotted
-from minidist.trace.lines import STDLIB
+from minidist.full.comm.communicator import Communicator
+from minidist.full.trace.lines import STDLIB
 
 WITNESS = "minidist.course.grader.witness"
 STUDENT, LIBRARY, PYTHON = "exercise", "library", "python"

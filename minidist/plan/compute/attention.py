@@ -4,7 +4,7 @@ products, with all scores written and read between them.
 (Dao 2023; Shah et al. 2024.)
 """
 
-from minidist.model.config import attended_pairs
+from minidist.full.model.config import attended_pairs
 from minidist.plan.compute.products import Share
 from minidist.plan.model import Product
 

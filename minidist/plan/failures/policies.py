@@ -7,7 +7,7 @@
 
 Failures come at random, M seconds apart on average, and may come again before the job is back. What
 takes s seconds without one then takes M (e^(s/M) - 1), so a job that stalls for s trains e^(-s/M) of
-the time. With checkpoints it is Daly's model (`trainer/checkpoint/cadence.py`). If a replica is out
+the time. With checkpoints it is Daly's model (`full/checkpoint/cadence.py`). If a replica is out
 for D seconds after each failure, D/M replicas of R are on average, and how many there are at a time is
 Poisson's: no more than R can be missed. (Barlow & Proschan 1965, alternating renewal; Daly 2006.)
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, inf, lgamma, log
 
-from minidist.trainer.checkpoint.cadence import daly, shares
+from minidist.full.checkpoint.cadence import daly, shares
 
 POLICIES = ("restart", "spare", "replace", "quorum")
 

@@ -55,7 +55,7 @@ def layer_of(run: Setup) -> Layer:
 def entry_bytes(run: Setup) -> float:
     """Return the bytes of a layer's input on a rank."""
     width = 4 if run.autocast else 2
-    return width * run.share.tokens * run.model.hidden / (run.tp if run.sp else 1)
+    return width * run.share.tokens * run.model.hidden / run.whole
 
 
 def needed(run: Setup) -> tuple[float, float]:
@@ -77,13 +77,12 @@ def needed(run: Setup) -> tuple[float, float]:
         if not model.dropout:  # nor its two masks
             everything -= 2 * tokens * model.hidden / (tp if run.sp else 1)
         return everything, everything / 2
-    routed = model.top_k + model.shared if model.experts else 1
     # norms and sums: without sequence parallelism each rank along tp has all of them
     between = 8 * tokens * model.hidden / (tp if run.sp else 1)
     outputs = 4 * (model.heads + model.kv) * model.head_dim
     if run.autocast:  # of what two norms return, five copies for products, by all tokens
         between += 10 * tokens * model.hidden
-    everything = between + tokens * (outputs + 8 * model.ffn * routed) / tp
+    everything = between + tokens * (outputs + 8 * model.ffn * model.used) / tp
     return everything, every_other(run)
 
 
@@ -92,17 +91,15 @@ def every_other(run: Setup) -> float:
     other product returns (queries, values, the gate, the last), and attention's output.
     """
     model = run.model
-    routed = model.top_k + model.shared if model.experts else 1
-    between = 2 * model.hidden / (run.tp if run.sp else 1)
-    inside = (2 * model.heads + model.kv) * model.head_dim + model.ffn * routed
+    between = 2 * model.hidden / run.whole
+    inside = (2 * model.heads + model.kv) * model.head_dim + model.ffn * model.used
     return 2 * run.share.tokens * (between + inside / run.tp)
 
 
 def returned_by_products(run: Setup) -> float:
     """Return the bytes of a layer's input and of what each of its products returns."""
     model = run.model
-    routed = model.top_k + model.shared if model.experts else 1
-    between = 3 * model.hidden / (run.tp if run.sp else 1)  # in, after attention, after the MLP
+    between = 3 * model.hidden / run.whole  # in, after attention, after the MLP
     inside = (model.heads + 2 * model.kv) * model.head_dim
-    inside += (2 if model.gated else 1) * model.ffn * routed
+    inside += (2 if model.gated else 1) * model.ffn * model.used
     return 2 * run.share.tokens * (between + inside / run.tp)

@@ -37,7 +37,7 @@ cross_entropy.py; counted as Korthikanti et al. 2022, section 4.)
 
 from typing import TypeAlias
 
-from minidist.plan.memory.parameters import table_parameters
+from minidist.plan.memory.states import table_parameters
 from minidist.plan.run import Setup, once
 
 Shape: TypeAlias = tuple[float, float]
@@ -69,7 +69,7 @@ def kept(run: Setup) -> float:
     of_token += kept_of_latent(run) if model.latent else kept_of_inputs(run)
     of_token += kept_of_experts(run) if model.experts else kept_of_mlp(run)
     if model.dropout:
-        of_token += 2 * model.hidden / whole(run)  # two masks
+        of_token += 2 * model.hidden / run.whole  # two masks
     return run.share.tokens * of_token
 
 
@@ -86,19 +86,18 @@ def computed_again(run: Setup) -> float:
     of_norms += 2 if model.experts else width
     if model.shared and run.bits8:
         of_norms += width
-    of_token = of_norms * model.hidden / whole(run)
+    of_token = of_norms * model.hidden / run.whole
     if model.latent:
-        of_token += width * (model.query_latent + model.latent) / whole(run)
+        of_token += width * (model.query_latent + model.latent) / run.whole
         of_token += 2 * model.heads * (2 * model.key_dim + model.head_dim) / run.tp
-    experts = model.top_k + model.shared if model.experts else 1
-    of_token += width * model.ffn * experts / run.tp
+    of_token += width * model.ffn * model.used / run.tp
     return run.share.tokens * of_token
 
 
 def kept_of_inputs(run: Setup) -> float:
     """Return the bytes of a token before a linear layer: what its norm reads, and what that returns."""
     each = 2 + INPUT[run.precision]
-    return each * run.model.hidden / whole(run)
+    return each * run.model.hidden / run.whole
 
 
 def kept_of_latent(run: Setup) -> float:
@@ -111,7 +110,7 @@ def kept_of_latent(run: Setup) -> float:
     latent = model.query_latent + model.latent
     before += (2 + width) * latent
     before += 2 * model.rotary
-    return before / whole(run)
+    return before / run.whole
 
 
 def kept_of_scores(run: Setup) -> float:
@@ -151,7 +150,7 @@ def kept_of_experts(run: Setup) -> float:
     of_row = width * model.hidden + inside(run)
     rows = model.top_k * of_row
     rows += model.shared * inside(run)
-    return before / whole(run) + rows / run.tp
+    return before / run.whole + rows / run.tp
 
 
 def inside(run: Setup) -> float:
@@ -163,11 +162,6 @@ def inside(run: Setup) -> float:
 def before_activation(run: Setup) -> int:
     """Return the bytes of a token and channel that the activation reads: gate and up, or one."""
     return 4 if run.model.gated else 2
-
-
-def whole(run: Setup) -> int:
-    """Return how many ranks share out what every rank along tp has without sequence parallelism."""
-    return run.tp if run.sp else 1
 
 
 # ---------------------------------------------------------------- what is there for a moment
@@ -182,7 +176,7 @@ def of_backward(run: Setup) -> float:
     """
     model = run.model
     gradient = 2 * model.hidden
-    passing = gradient / whole(run)
+    passing = gradient / run.whole
     most: float = before_activation(run) * model.ffn
     if model.experts:
         most = 2 * model.top_k * gradient
@@ -241,7 +235,7 @@ def of_head(run: Setup) -> float:
     their gradients, of all tokens, while the head's gradients are computed.
     """
     every = 2 * run.share.tokens * run.model.hidden
-    kept = 2 * every / whole(run)
+    kept = 2 * every / run.whole
     if run.tp == 1 or not run.sp:
         return kept + every
     # gathered inputs; their gradients before and after these are scattered

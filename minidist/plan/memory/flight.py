@@ -1,6 +1,6 @@
 """Of how many layers and microbatches a rank of a pipeline holds activations at once, by schedule."""
 
-from minidist.parallel.pipeline.schedules import V_SHAPED
+from minidist.full.pipeline.schedules import V_SHAPED
 from minidist.plan.run import Setup
 
 

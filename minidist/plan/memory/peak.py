@@ -17,8 +17,7 @@ import math
 from minidist.plan.memory import engine
 from minidist.plan.memory.activations import Layer, entry_bytes, layer_of
 from minidist.plan.memory.flight import deferred, in_flight
-from minidist.plan.memory.parameters import table_parameters
-from minidist.plan.memory.states import gathered, states
+from minidist.plan.memory.states import gathered, states, table_parameters
 from minidist.plan.run import Setup
 
 GB = 1e9

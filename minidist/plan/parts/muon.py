@@ -7,12 +7,11 @@ orthogonal, and goes apart again.
                  ZeRO each rank computes every change, and nothing is sent
     tp           the ranks gather the blocks of a matrix, and each computes all of its change
 
-Embedding, head and norms have AdamW. (`parallel/optimizer/muon.py` does it.)
+Embedding, head and norms have AdamW. (`further/muon/muon.py` does it.)
 """
 
 from minidist.plan.compute.products import speed
 from minidist.plan.memory import parts_of
-from minidist.plan.model import Model
 from minidist.plan.run import Setup
 from minidist.plan.stages import Stage
 
@@ -45,19 +44,17 @@ def muon(run: Setup, stage: Stage) -> float:
 def operations_of(run: Setup) -> float:
     """Return the operations of a rank for the matrices of a layer."""
     model = run.model
-    dense = attention(model)
-    if not model.experts:
-        dense += mlp(model, model.ffn)
+    dense = [*model.attention]
+    if model.experts:
+        dense += [(model.hidden, model.experts), *model.shared * model.mlp]
     else:
-        dense.append((model.hidden, model.experts))
-        for _ in range(model.shared):
-            dense += mlp(model, model.ffn)
+        dense += model.mlp
     found = sum(map(orthogonal, dense))
     if run.zero:
         found /= run.sharded.ranks
     if not model.experts:
         return found
-    expert = sum(map(orthogonal, mlp(model, model.ffn)))
+    expert = sum(map(orthogonal, model.mlp))
     experts = expert * run.own_experts / model.expert
     if run.zero:
         experts /= run.copies.ranks
@@ -68,25 +65,3 @@ def orthogonal(shape: tuple[int, int]) -> float:
     """Return the operations that make a matrix of this shape orthogonal."""
     n, m = sorted(shape)
     return ITERATIONS * (4.0 * n * n * m + 2.0 * n**3)
-
-
-def attention(model: Model) -> list[tuple[int, int]]:
-    """Return the shapes of attention's matrices in a layer."""
-    hidden = model.hidden
-    values = model.heads * model.head_dim
-    if not model.latent:
-        keys = model.kv * model.head_dim
-        return [(hidden, values), (hidden, keys), (hidden, keys), (values, hidden)]
-    found = [(values, hidden)]
-    found.append((hidden, model.latent + model.rotary))
-    found.append((model.latent, 2 * values))
-    queries = model.query_latent
-    if queries:
-        found.append((hidden, queries))
-    found.append((queries or hidden, model.heads * model.key_dim))
-    return found
-
-
-def mlp(model: Model, wide: int) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices of an MLP, or of an expert."""
-    return [(model.hidden, wide)] * (3 if model.gated else 2)

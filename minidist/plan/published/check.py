@@ -1,38 +1,36 @@
-"""Each row of a file predicted, and beside it what was measured.
+"""Each row of a file predicted, and what was measured.
 
 A `time` is the seconds of a step (throughputs are turned into it), a `memory` the GB of a GPU, a
 `formula` what a paper computed itself. A `peer` is what the authors of a row predicted themselves,
 with a planner of their own. `permute` lets measured values change places among the rows: a
 prediction that knows something must then be far off. `ranking` looks at models of which several
-layouts were measured: it asks what the layout predicted to be best really took.
+layouts were measured: it asks what the layout predicted to be best really took. `room` counts the
+runs that ran and that the planner would refuse.
 """
 
 import random
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from minidist.options import shown
-from minidist.plan.device import Constants, PlanError
-from minidist.plan.memory import GB, metered
+from minidist.full.data.files import FileError, parse, read_text, retold
+from minidist.full.options import shown
+from minidist.plan.device import Constants, PlanError, table
+from minidist.plan.memory import GB, bytes_held, metered
 from minidist.plan.parts.layer import passes
-from minidist.plan.published.fields import LeftOut, PublishedRow, check_row
+from minidist.plan.published.fields import LeftOut, PublishedRow, check_row, positive, text
 from minidist.plan.published.formulas import GIB, formulas
-from minidist.plan.published.room import inferred, refused
-from minidist.plan.published.rows import positive, seconds, setup
+from minidist.plan.published.rows import seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import step
-from minidist.trainer.files import FileError, parse, read_text, retold
 
-SOURCES_FILE = Path(__file__).with_name("sources.toml")
-SOURCES = tomllib.loads(SOURCES_FILE.read_text(encoding="utf-8"))["source"]
 SEVERAL = 4  # layouts of one model, from which they are ranked
-# what layouts of one model have in common
 SIZES = ("hidden", "layers", "seq", "gpus", "global_batch", "num_microbatches", "gpu", "precision")
+"""What layouts of one model have in common."""
 
 
 class Compared(NamedTuple):
@@ -56,7 +54,7 @@ class Compared(NamedTuple):
 
 
 def read(path: str) -> list[PublishedRow]:
-    """Return the rows of a file in the format of `rows.json`. Each is checked when it is predicted.
+    """Return the rows of a file in JSON. Each is checked when it is predicted.
 
     Raises
     ------
@@ -75,10 +73,14 @@ def read(path: str) -> list[PublishedRow]:
 def name_of(row: PublishedRow) -> str:
     """Return how the report calls a row's source."""
     source = str(row.get("source")) if isinstance(row, dict) else ""
-    for entry in SOURCES:
+    entries: Any = table("sources")["source"]
+    for entry in entries:
         if source.startswith(entry["begins"]):
             return str(entry["name"])
     return "others"
+
+
+# ---------------------------------------------------------------- one row
 
 
 def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Compared]:
@@ -90,26 +92,36 @@ def compare(row: PublishedRow, known: Constants, exact: bool = True) -> list[Com
         If the row has none, or is not a row.
     """
     check_row(row)
-    measured = row["measured"]
-    peers = {}
+    peers: dict[str, float] = {}
     with retold(LeftOut, FileError, before="it "):
         found = [*formulas(row)]
     if not found:
         run = setup(row, known)
-        if row.get("kind") == "throughput" and not measured.get("oom"):
+        if was_timed(row):
             with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
                 found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
         found += memory(row, run)
         peers = peers_of(row, run)
     if not found:
         raise LeftOut("nothing measured that is predicted here")
-    group = row.get("group") if isinstance(row.get("group"), str) else ""
-    compared = []
-    for quantity, predicted, value in found:
-        peer = peers.get(quantity, 0.0)
-        each = Compared(str(row["id"]), name_of(row), quantity, predicted, value, group or "", peer)
-        compared.append(each)
-    return compared
+    group = row["group"] if isinstance(row.get("group"), str) else ""
+    id, source = str(row["id"]), name_of(row)
+    return [
+        Compared(id, source, quantity, predicted, measured, group, peers.get(quantity, 0.0))
+        for quantity, predicted, measured in found
+    ]
+
+
+def was_timed(row: PublishedRow) -> bool:
+    """Tell whether a row is of a run that ran."""
+    return row.get("kind") == "throughput" and not row["measured"].get("oom")
+
+
+def predicted_seconds(row: PublishedRow, run: Setup, exact: bool) -> float:
+    """Return the seconds of the step, or of the one layer that the row measured."""
+    if "single layer" in str(row["config"].get("scope")):
+        return sum(each.seconds for each in passes(run))
+    return sum(step(run, exact).values())
 
 
 def memory(row: PublishedRow, run: Setup) -> list[tuple[str, float, float]]:
@@ -132,16 +144,6 @@ def memory(row: PublishedRow, run: Setup) -> list[tuple[str, float, float]]:
     return found
 
 
-def unpublished(rows: Sequence[PublishedRow]) -> list[str]:
-    """Return the rows whose memory was measured and is not compared."""
-    found = []
-    for row in rows:
-        said = row.get("measured") if isinstance(row, dict) else None
-        if isinstance(said, dict) and "peak_memory_gib" in said and inferred(row):
-            found.append(str(row.get("id")))
-    return found
-
-
 def peers_of(row: PublishedRow, run: Setup) -> dict[str, float]:
     """Return what the authors of a row predicted, by quantity; 0 for what they did not.
 
@@ -160,11 +162,37 @@ def peers_of(row: PublishedRow, run: Setup) -> dict[str, float]:
     }
 
 
-def predicted_seconds(row: PublishedRow, run: Setup, exact: bool) -> float:
-    """Return the seconds of the step, or of the one layer that the row measured."""
-    if "single layer" in str(row["config"].get("scope")):
-        return sum(each.seconds for each in passes(run))
-    return sum(step(run, exact).values())
+def inferred(row: PublishedRow) -> str:
+    """Return which fields that memory is in proportion to a row does not have from its source; nothing
+    if none.
+    """
+    config = row.get("config")
+    said = text(config, "inferred") if isinstance(config, dict) else ""
+    return " and ".join(name for name in ("micro_batch", "recompute") if name in said)
+
+
+def explanation(row: PublishedRow, run: Setup) -> str:
+    """Return under which setting that its row does not tell a run that ran would fit.
+
+    Recipes may compute norms and activations again (Megatron Core's recompute_modules), or send
+    activations to the host's memory (cpu_offloading_num_layers, MaxText's "offload").
+    """
+    if fields := inferred(row):
+        verb = "were" if " and " in fields else "was"
+        return f"its {fields} {verb} not published"
+    has, held = run.machine.device.memory, bytes_held(run)
+    needs = sum(held.values())
+    if needs - held["resident"] <= has:
+        return "its tensors alone fit"
+    may_compute_again = run.recompute == "none" and run.software.engine
+    if may_compute_again and sum(bytes_held(replace(run, recompute="parts")).values()) <= has:
+        return "it fits if it computes norms and activations again"
+    if needs - has <= held["activations"]:
+        return "it fits with activations of some layers in the host's memory"
+    return "nothing that is known explains it"
+
+
+# ---------------------------------------------------------------- all rows
 
 
 def check(
@@ -177,10 +205,8 @@ def check(
         try:
             found += [(row, each) for each in compare(row, known, exact)]
         except LeftOut as reason:
-            known_as = row.get("id") if isinstance(row, dict) else None
-            id = known_as or f"row {place}"
+            id = (row.get("id") if isinstance(row, dict) else None) or f"row {place}"
             left_out.append({"id": id, "source": name_of(row), "why": str(reason)})
-    ranked = ranking(found)
     compared = [each for _, each in found]
     others = permute(compared, permuted or 0)
     if permuted is not None:
@@ -190,9 +216,9 @@ def check(
         "groups": tabled(compared, others, group_of),
         "rows": [each._asdict() for each in compared],
         "left_out": left_out,
-        "ranking": ranked,
-        "room": refused(rows, known),
-        "inferred": unpublished(rows),
+        "ranking": ranking(found),
+        "room": room(rows, known),
+        "inferred": [str(row.get("id")) for row in rows if unpublished(row)],
     }
 
 
@@ -211,7 +237,8 @@ def group_of(each: Compared) -> str:
 def tabled(
     compared: Sequence[Compared], others: Sequence[Compared], name: Callable[[Compared], str]
 ) -> dict[str, dict[str, float]]:
-    """Return the errors of each line of a table, with those beside `others`' measured values.
+    """Return by line of a table the mean and the median of |error|, the bias, and the mean with
+    `others`' measured values.
 
     `peer` is the mean of |error| of `peers` rows that have one, `beside_peer` ours on the same rows.
     """
@@ -222,28 +249,24 @@ def tabled(
     found = {}
     for line, pairs in sorted(lines.items()):
         errors = [each.error for each, _ in pairs]
-        found[line] = {"n": len(errors)} | measures(errors)
-        found[line]["permuted"] = fmean(abs(other.error) for _, other in pairs)
+        found[line] = {
+            "n": len(errors),
+            "mean": fmean(map(abs, errors)),
+            "median": median(map(abs, errors)),
+            "bias": fmean(errors),
+            "permuted": fmean(abs(other.error) for _, other in pairs),
+        }
         if peers := [each for each, _ in pairs if each.peer]:
-            theirs = [each._replace(predicted=each.peer).error for each in peers]
             found[line] |= {
                 "peers": len(peers),
-                "peer": fmean(map(abs, theirs)),
+                "peer": fmean(abs(each._replace(predicted=each.peer).error) for each in peers),
                 "beside_peer": fmean(abs(each.error) for each in peers),
             }
     return found
 
 
-def measures(errors: Sequence[float]) -> dict[str, float]:
-    """Return the mean and the median of |error|, and the bias."""
-    sizes = [abs(error) for error in errors]
-    return {"mean": fmean(sizes), "median": median(sizes), "bias": fmean(errors)}
-
-
 def permute(compared: Sequence[Compared], seed: int) -> list[Compared]:
-    """Return the same predictions in the same order, each beside a value that another row
-    measured.
-    """
+    """Return the same predictions in the same order, each with a value that another row measured."""
     generator = random.Random(seed)
     found = [*compared]
     for quantity in sorted({each.quantity for each in compared}):
@@ -261,17 +284,17 @@ def ranking(compared: Sequence[tuple[PublishedRow, Compared]]) -> list[dict[str,
     Layouts are of one model if the same people measured them with the same batch on as many of the
     same GPUs.
     """
-    groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
+    models: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
     for row, each in compared:
         if each.quantity == "time":
-            model = [row["config"].get(name) for name in SIZES]
-            groups[each.source, publication(row), *model].append(each)
+            publication = re.sub(r", line \d+.*", "", str(row.get("source")))
+            sizes = [row["config"].get(name) for name in SIZES]
+            models[each.source, publication, *sizes].append(each)
     found = []
-    for (source, _, hidden, layers, *_), several in groups.items():
+    for (source, _, hidden, layers, *_), several in models.items():
         best = min(several, key=lambda each: each.measured)
         order = sorted(several, key=lambda each: each.predicted)
-        slowest = max(each.measured for each in several)
-        if len(several) >= SEVERAL and best.measured < slowest:
+        if len(several) >= SEVERAL and best.measured < max(each.measured for each in several):
             found.append(
                 {
                     "source": source,
@@ -287,6 +310,24 @@ def ranking(compared: Sequence[tuple[PublishedRow, Compared]]) -> list[dict[str,
     return found
 
 
-def publication(row: PublishedRow) -> str:
-    """Return where a row was published, without the line."""
-    return re.sub(r", line \d+.*", "", str(row.get("source")))
+def room(rows: Sequence[PublishedRow], known: Constants) -> dict[str, Any]:
+    """Return how many runs ran, and those that are predicted to need more GB than their GPUs have."""
+    ran, refused = 0, []
+    for row in rows:
+        try:
+            run = setup(row, known)
+        except LeftOut:
+            continue
+        if was_timed(row):
+            ran += 1
+            needs, has = sum(bytes_held(run).values()), run.machine.device.memory
+            if needs > has:
+                sizes = {"id": str(row["id"]), "needs": needs / GB, "has": has / GB}
+                refused.append(sizes | {"why": explanation(row, run)})
+    return {"ran": ran, "refused": refused}
+
+
+def unpublished(row: Any) -> bool:
+    """Tell whether a row's memory was measured and is not compared."""
+    said = row.get("measured") if isinstance(row, dict) else None
+    return isinstance(said, dict) and "peak_memory_gib" in said and bool(inferred(row))

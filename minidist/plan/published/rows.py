@@ -18,44 +18,23 @@ A row that says something unknown, such as another GPU, is left out: nothing sta
 import re
 from dataclasses import replace
 
-from minidist.mesh import AXES
-from minidist.options import shown
-from minidist.plan.device import Constants, Device, Machine, PlanError
+from minidist.full.data.files import retold
+from minidist.full.mesh import AXES
+from minidist.full.options import shown
+from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
-from minidist.plan.published.fields import NUMBERS, LeftOut, PublishedRow, check_row, read_config
-from minidist.plan.published.machines import device_name, network, text
-from minidist.plan.run import Setup, Software
-from minidist.trainer.files import FileError, at, retold
-
-POLICIES = {  # the first that fits
-    "none": "none",
-    "full": "full",
-    "op": "op",
-    "layer": "half",
-    "selective": "selective",
-}
-ARCHITECTURES = (
-    "gpt",
-    "gpt-alibi",
-    "gpt-neox",
-    "gpt + parallel block + swa",
-    "mpt",
-    "llama",
-    "llama-moe",
+from minidist.plan.published.fields import (
+    LeftOut,
+    PublishedRow,
+    check_row,
+    positive,
+    read_config,
+    text,
 )
-SIGNS = {  # of precisions: the first that is among the words of a row
-    "nvfp4": "nvfp4",
-    "fp8-cs": "fp8",
-    "mxfp8": "mxfp8",
-    "fp8-mx": "mxfp8",
-    "row": "fp8-rows",
-    "fp8": "fp8",
-    "float8": "fp8",
-    "fp16": "bf16",
-    "bf16": "bf16",
-}
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2", "zb-v")
-ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
+from minidist.plan.run import Setup, Software
+
+SIZES = ("ffn", "head_dim", "experts", "top_k", "shared", "dense_layers", "dense_ffn")
+"""Sizes that rows name as `Model` does, and need not say."""
 
 
 def setup(row: PublishedRow, known: Constants) -> Setup:
@@ -83,7 +62,7 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     software = software_of(row, config, device)
     zero = zero_of(config, software, device)
     microbatch, batch = batches(config, pp, dp)
-    recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
+    recompute = first_of("recompute", config) or ("selective" if tp > 1 else "none")
     said_precision = text(config, "precision")
     narrow = "fp16" in said_precision or "overlap" in config
     # recipes reduce gradients in 16 bits (grad_reduce_in_fp32): first those of 8 bits, from 2025 all
@@ -124,9 +103,28 @@ def setup(row: PublishedRow, known: Constants) -> Setup:
     )
 
 
-def arch_has_experts(config: PublishedRow) -> bool:
-    """Tell whether the row's model has experts."""
-    return bool(config.get("experts"))
+def device_name(config: PublishedRow) -> str:
+    """Return which of `devices.toml` the row names.
+
+    Raise LeftOut for any other: none stands in for it.
+    """
+    said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
+    forms = table("rows")["known"]["forms"]
+    name = " ".join(word for word in re.findall(r"[a-z0-9]+", said) if word not in forms)
+    devices = table("rows")["devices"]
+    if name not in devices:
+        raise LeftOut(f"the GPU {config.get('gpu')!r} is not in the table of devices")
+    return str(devices[name])
+
+
+def network(config: PublishedRow, device: Device) -> float:
+    """Return the bytes/s of a node's network cards."""
+    if config.get("inter_node_Gbps_per_node"):
+        return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
+    if "omni-path" in text(config, "interconnect"):
+        return 4 * 12.5e9
+    node = config.get("node_size") or 8
+    return float(config.get("inter_node_GBps") or table("rows")["cards"][device.name]) * node * 1e9
 
 
 def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
@@ -134,18 +132,14 @@ def axes(config: PublishedRow) -> tuple[int, int, int, int, int, int]:
 
     Raise LeftOut if they do not fit.
     """
-    gpus = config.get("gpus") or 1
-    tp = config.get("tp") or 1
-    pp = config.get("pp") or 1
-    cp = config.get("cp") or 1
-    ep = config.get("ep") or 1
+    gpus, tp, pp, cp, ep = (config.get(name) or 1 for name in ("gpus", "tp", "pp", "cp", "ep"))
     dp = config.get("dp") or max(1, gpus // (tp * pp * cp))
     shard = config.get("shard") or 0
     if tp * pp * cp * dp != gpus:
         raise LeftOut(f"tp={tp} x pp={pp} x cp={cp} x dp={dp} is not {gpus} GPUs")
     # Megatron shares experts out over tp, too: tp 2 and ep 64 are 64 ranks. A `Setup` counts those
     # along tp apart, if they can be.
-    if ep % tp == 0 and arch_has_experts(config):
+    if ep % tp == 0 and config.get("experts"):
         ep //= tp
     if dp * cp % ep:
         raise LeftOut(f"ep={config['ep']} does not divide tp x dp x cp = {tp * dp * cp}")
@@ -163,33 +157,32 @@ def precision_of(config: PublishedRow, device: Device) -> str:
 
     8 bits whose scales are unsaid have one for each tensor.
     """
-    said = text(config, "precision")
-    for sign, found in SIGNS.items():
-        if sign in said:
-            if found == "nvfp4" and not device.peak4:
-                raise LeftOut(f"{device.name} has no products of 4 bits")
-            return found
-    if said:
-        raise LeftOut(f"the precision {said!r} is not known")
-    return "bf16"
-
-
-def recompute_of(config: PublishedRow) -> str:
-    """Return which policy recomputes; nothing if the row does not say."""
-    said = text(config, "recompute")
-    found = next((ours for sign, ours in POLICIES.items() if sign in said), "")
-    if said and not found:
-        raise LeftOut(f"recompute {said!r} is not known")
+    found = first_of("precision", config) or "bf16"
+    if found == "nvfp4" and not device.peak4:
+        raise LeftOut(f"{device.name} has no products of 4 bits")
     return found
+
+
+def first_of(field: str, config: PublishedRow) -> str:
+    """Return what the words of a field mean by `rows.toml`; nothing if the row does not say.
+
+    Raise LeftOut for words that are not known.
+    """
+    said = text(config, field)
+    for sign, found in table("rows")[field].items():
+        if sign in said:
+            return str(found)
+    if said:
+        raise LeftOut(f"{'the ' * (field == 'precision')}{field} {said!r} is not known")
+    return ""
 
 
 def schedule_of(config: PublishedRow) -> str:
     """Return the schedule of the pipeline, without remarks."""
     said = text(config, "schedule").split(" ")[0].rstrip("*") or "1f1b"
-    name = ALSO_CALLED.get(said, said)
-    if name not in SCHEDULES:
+    if said not in table("rows")["schedule"]:
         raise LeftOut(f"the schedule {said!r} is not known")
-    return name
+    return str(table("rows")["schedule"][said])
 
 
 def zero_of(config: PublishedRow, software: Software, device: Device) -> int:
@@ -220,7 +213,7 @@ def order_of(config: PublishedRow) -> tuple[str, ...]:
 def model(config: PublishedRow, pp: int) -> Model:
     """Return the sizes of the row's model."""
     arch, hidden = text(config, "arch"), config["hidden"]
-    if arch not in ARCHITECTURES:
+    if arch not in table("rows")["known"]["architectures"]:
         raise LeftOut(f"the architecture {arch!r} is not known")
     gated = arch.startswith("llama")
     if (arch == "llama-moe") != bool(config.get("experts")):
@@ -239,31 +232,23 @@ def model(config: PublishedRow, pp: int) -> Model:
         layers
         or round((config["params_b"] * 1e9 - vocabulary * hidden) / (12 * hidden**2) / pp) * pp
     )
+    latent: dict[str, int] = {}
+    if config.get("mla"):  # rows say only that it is there
+        latent = {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
     return Model(
         layers=layers,
         hidden=hidden,
         heads=heads,
         vocabulary=vocabulary,
         kv=0 if config.get("mla") else config.get("kv_heads") or 0,
-        ffn=config.get("ffn") or 0,
-        head_dim=config.get("head_dim") or 0,
         gated=gated,
         tied=not gated,
-        experts=config.get("experts") or 0,
-        top_k=config.get("top_k") or 0,
-        shared=config.get("shared") or 0,
-        dense_layers=config.get("dense_layers") or 0,
-        dense_ffn=config.get("dense_ffn") or 0,
-        **(latent_sizes(heads) if config.get("mla") else {}),
+        **{name: config.get(name) or 0 for name in SIZES},
+        **latent,
         parallel="parallel block" in arch,
         window=1024 if "swa" in arch else 0,
         dropout=not gated and "sharding" not in config,
     )
-
-
-def latent_sizes(heads: int) -> dict[str, int]:
-    """Return the sizes of latent attention, of which rows say only that it is there."""
-    return {"latent": 512, "query_latent": 1536 if heads > 16 else 0, "rotary": 64}
 
 
 def software_of(row: PublishedRow, config: PublishedRow, device: Device) -> Software:
@@ -294,7 +279,7 @@ def software_name(config: PublishedRow, device: Device, year: float) -> str:
     if device.generation == "cdna":
         return "megatron-rocm"
     if hopper and year >= 25:
-        if device.generation == "hopper" and arch_has_experts(config):
+        if device.generation == "hopper" and config.get("experts"):
             return "megatron-core-2025-eager"
         return "megatron-core-2026" if year >= 26.06 else "megatron-core-2025"
     if "sharding" in config:
@@ -370,13 +355,3 @@ def seconds(row: PublishedRow, run: Setup) -> float:
     if billions and str(measured.get("flops_convention")).startswith("hardware"):
         counted = 8e9 * billions  # for each parameter and token, with what is recomputed
     return float(counted * tokens / (rate * 1e12 * gpus))
-
-
-def positive(values: PublishedRow, name: str) -> float:
-    """Return a number that was measured, or 0.0 if there is none.
-
-    Raise LeftOut for any other value.
-    """
-    with retold(LeftOut, FileError, before="it "):
-        kind, limit = NUMBERS["measured"]
-        return float(at(values, name, kind=kind, limit=limit, default=0.0))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
-from minidist.launch.parser import nearest
-from minidist.mesh import AXES
-from minidist.parallel.pipeline.schedules import V_SHAPED
+from minidist.full.launch.parser import nearest
+from minidist.full.mesh import AXES
+from minidist.full.pipeline.schedules import V_SHAPED
 from minidist.plan.device import PlanError
 from minidist.plan.stages import SCHEDULES
 

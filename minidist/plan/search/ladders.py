@@ -7,12 +7,13 @@
 
 A ladder is climbed until a rung fits. Where states alone are more than a GPU holds, no rung can fit,
 and none is made: the states of a layout depend on neither its schedule nor what it recomputes, so
-`Least` counts them once for all of those.
+`least_bytes` counts them once for all of those.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -48,37 +49,29 @@ class Ladder:
             yield sharded(cut, zero, self.group, self.offload, policy)
 
 
-class Least:
-    """The bytes that no layout of a run holds less than, whatever its schedule and its cut: states of
-    as many layers as the mean rank along pp has. They are counted once.
+def least_bytes(run: Setup, offload: bool) -> Callable[[int, int], float]:
+    """Return what says by stage of ZeRO and size of a group how many bytes each layout of a run holds
+    at least, whatever its schedule and its cut: states of as many layers as the mean rank along pp has.
+
+    They are counted once.
     """
+    layers = -(-run.model.layers // run.pp)  # some rank has at least as many as the mean one
+    leading = min(layers, run.model.dense_layers)
 
-    def __init__(self, run: Setup, offload: bool) -> None:
-        self.run, self.offload = run, offload
-        self.known: dict[tuple[int, int], float] = {}
-
-    def of(self, zeros: Iterable[int], group: int) -> float:
-        """Return the least bytes of any of these stages of ZeRO, in groups of ranks."""
-        return min(self.of_one(zero, group) for zero in zeros)
-
-    def of_one(self, zero: int, group: int) -> float:
-        """Return the least bytes of a stage of ZeRO."""
-        kind = zero, group
-        if kind in self.known:
-            return self.known[kind]
-        run = sharded(self.run, zero, group, self.offload, "none")
-        # Some rank has at least as many layers as the mean one.
-        layers = -(-run.model.layers // run.pp)
-        alike = states(run, layers, tables=0)
+    @cache
+    def least(zero: int, group: int) -> float:
+        one = sharded(run, zero, group, offload, "none")
         # It may have leading layers in place of others, and those may be smaller.
-        leading = min(layers, run.model.dense_layers)
-        with_leading = states(run, layers, tables=0, leading=leading)
-        self.known[kind] = min(sum(alike), sum(with_leading))
-        return self.known[kind]
+        return min(sum(states(one, layers, tables=0, leading=each)) for each in (0, leading))
+
+    return least
 
 
 def ladders(
-    same: list[Setup], least: Least, fixed: Mapping[str, Any], refused: Counter[str]
+    same: list[Setup],
+    least: Callable[[int, int], float],
+    fixed: Mapping[str, Any],
+    refused: Counter[str],
 ) -> Iterator[Ladder]:
     """Yield a layout without ZeRO, with ZeRO 1 and 2, and with ZeRO 3 in groups of ranks, each with
     its ways to recompute, and with each cut of its layers.
@@ -98,7 +91,7 @@ def ladders(
             zeros=zeros,
             group=group,
             offload=fixed["offload"],
-            least=least.of(zeros, group),
+            least=min(least(zero, group) for zero in zeros),
         )
 
     if 0 in offered:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from minidist.parallel.pipeline.schedules import CHUNKED
+from minidist.full.pipeline.schedules import CHUNKED
 from minidist.plan.run import Setup
 from minidist.plan.search.choices import LONG, divisors, options
 from minidist.plan.search.cuts import cuts, layers_of_head
-from minidist.plan.search.ladders import Ladder, Least, ladders
+from minidist.plan.search.ladders import Ladder, ladders, least_bytes
 from minidist.plan.stages import SPLIT
 
 UNEVEN = "share a step's sequences out unevenly"
@@ -23,7 +23,7 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
     """Yield every layout whose numbers fit together; count the others by reason."""
     for base in axes(start, fixed, refused):
         for run in shared_out(base, fixed, refused):
-            least = Least(run, fixed["offload"])
+            least = least_bytes(run, fixed["offload"])
             for same in scheduled(run, fixed, refused):
                 yield from ladders(same, least, fixed, refused)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from minidist.plan.failures.policies import Job, closed_form
 from minidist.plan.search import Found
 from minidist.plan.sites.stops import LEAST, trains
-from minidist.plan.sites.ways import WAYS, Joined, Wire, best, join
+from minidist.plan.sites.ways import Joined, Wire, best, join
 
 POINTS, DECADES = 120, 3  # of a line over bandwidths, and how far it goes on each side of the wire
 
@@ -57,10 +57,8 @@ class PlannedSites:
     def by_bandwidth(self) -> tuple[list[float], dict[str, list[float]]]:
         """Return bandwidths in bytes/s, and the seconds of a step that counts at each, by way."""
         bandwidths = []
-        lines: dict[str, list[float]] = {name: [] for name in WAYS}
         for at in range(POINTS):
             decades = DECADES * (2 * at / (POINTS - 1) - 1)
             bandwidths.append(self.wire.bandwidth * 10**decades)
-            for name, each in self.at(bandwidths[-1]).ways.items():
-                lines[name].append(each.lasting)
-        return bandwidths, {name: line for name, line in lines.items() if line}
+        joined = [self.at(bandwidth).ways for bandwidth in bandwidths]
+        return bandwidths, {name: [ways[name].lasting for ways in joined] for name in self.ways}

@@ -7,7 +7,7 @@ The range of an answer is its seconds times that. Two layouts whose ranges overl
 is known; a layout's `rank` counts those that are faster by more than that. Where no row, or too few,
 are of a kind, there is no range, and the answer says so.
 
-`errors.json` has the ranges; `measure.py` writes it from files of published rows.
+`errors.json` has the ranges; `tests/plan/published/proof.py` writes it from files of published rows.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minidist.plan.run import Setup
+from minidist.plan.search import Found
 
 FILE = Path(__file__).with_name("errors.json")
 LEAST = 5  # rows of a kind, from which there is a range
@@ -37,10 +38,6 @@ class Range(NamedTuple):
     high: float
     mean: float
     bias: float
-
-    def around(self, value: float) -> tuple[float, float] | None:
-        """Return where a value that is predicted may lie; None if that is not known."""
-        return (value * self.low, value * self.high) if self.low else None
 
 
 def kind_of(run: Setup) -> str:
@@ -63,36 +60,33 @@ def range_of(run: Setup, quantity: str = "time") -> Range | None:
     return Range(**found) if found else None
 
 
-def overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Tell whether two ranges have anything in common. What has no range is like nothing else."""
-    if one is None or other is None:
-        return False
-    return one[0] <= other[1] and other[0] <= one[1]
+def range_around(run: Setup, seconds: float) -> tuple[float, float] | None:
+    """Return where seconds, or whatever grows with them, may lie; None if that is not known."""
+    known = range_of(run)
+    return (seconds * known.low, seconds * known.high) if known and known.low else None
 
 
-def ranks(runs: Sequence[Setup], seconds: Sequence[float]) -> list[int]:
-    """Return the rank of each layout: one more than there are layouts which are faster by more than
-    what is not known.
+def range_words(found: Found) -> str:
+    """Return where the seconds of a step may lie."""
+    around = range_around(found.run, found.seconds)
+    return f"{around[0]:,.2f} to {around[1]:,.2f} s" if around else "not known"
+
+
+def ranks_of(shown: Sequence[Found]) -> list[int]:
+    """Return the rank of each layout of a run: one more than there are layouts whose range lies below
+    its own.
     """
-    around = []
-    for run, value in zip(runs, seconds, strict=True):
-        known = range_of(run)
-        around.append(known.around(value) if known else None)
-    found = []
-    for own, value in zip(around, seconds, strict=True):
-        faster = [
-            other < value and not overlap(theirs, own)
-            for theirs, other in zip(around, seconds, strict=True)
-        ]
-        found.append(1 + sum(faster))
-    return found
+    low, high = range_around(shown[0].run, 1.0) or (1.0, 1.0)
+    seconds = [each.seconds for each in shown]
+    return [1 + sum(other * high < own * low for other in seconds) for own in seconds]
 
 
 def said_of(run: Setup) -> str:
     """Say in a sentence what is known of such runs."""
     kind, time, memory = kind_of(run), range_of(run), range_of(run, "memory")
     if time is None:
-        near = generation_of(run)
+        generation = f"{run.machine.device.generation},"
+        near = [other for other in errors()["kinds"] if other.startswith(generation)]
         return (
             f"never checked on such a machine: no published row is of the kind '{kind}'"
             + (f" (there are rows of {'; '.join(near)})" if near else "")
@@ -115,7 +109,30 @@ def said_of(run: Setup) -> str:
     return said
 
 
-def generation_of(run: Setup) -> list[str]:
-    """Return the kinds of rows on devices of the same generation."""
-    generation = run.machine.device.generation
-    return [kind for kind in errors()["kinds"] if kind.startswith(f"{generation},")]
+def equal(shown: Sequence[Found]) -> str:
+    """Say which of the layouts are as good as the first, as far as is known."""
+    same = [place for place, rank in enumerate(ranks_of(shown), start=1) if rank == 1]
+    if len(same) == 1:
+        return ""
+    *most, last = map(str, same)
+    return (
+        f"equal: {', '.join(most)} and {last} have rank 1, because their ranges overlap; nothing "
+        "published tells them apart, so choose what is simplest"
+    )
+
+
+def trusted(shown: Sequence[Found]) -> str:
+    """Say what is known of runs of this kind, and which layouts are equal."""
+    return "\n".join(line for line in (said_of(shown[0].run), equal(shown)) if line)
+
+
+def trust_tree(shown: Sequence[Found]) -> dict[str, Any]:
+    """Return the same for programs."""
+    run = shown[0].run
+    known = {quantity: range_of(run, quantity) for quantity in ("time", "memory")}
+    return {
+        "kind": kind_of(run),
+        "said": said_of(run),
+        "equal": equal(shown),
+        **{quantity: each._asdict() if each else None for quantity, each in known.items()},
+    }

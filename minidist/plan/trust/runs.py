@@ -1,5 +1,5 @@
-"""`plan --as-published`: named runs with the software and the layout of their time, and beside their GPU
-hours those that are planned.
+"""`plan --as-published`: named runs with the software and the layout of their time, and the GPU hours that
+are planned for them.
 
     published       GPU hours of the whole run, or seconds of a step
     as published    the same layout and software, predicted; what was not published is what a search finds best
@@ -14,22 +14,21 @@ step has none. `runs.toml` has the facts with their sources, and no constant bel
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 from minidist.plan.cost import HOUR, cost
-from minidist.plan.device import Device, Machine, PlanError, machine, ranges
+from minidist.plan.device import Machine, machine, site_of, table
 from minidist.plan.memory import bytes_held
 from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
 from minidist.plan.step import step
 
-FILE = Path(__file__).with_name("runs.toml")
 AS_PUBLISHED = Path(__file__).with_name("as_published.json")
 NEWEST = {  # software by generation of devices; any other has that of Hopper
     "volta": "megatron-core-ampere",
@@ -41,129 +40,65 @@ NEWEST = {  # software by generation of devices; any other has that of Hopper
 GRID = 400.0  # g of CO2 a kWh, of which no hours depend
 
 
-class AsPublished(NamedTuple):
-    """A named run: its GPU hours as they were published, and as they are planned."""
-
-    published: float
-    planned: float
-    found: Found
-
-
-@cache
-def named_runs() -> dict[str, dict[str, Any]]:
-    """Return the runs of the table."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
-
-
-def sizes_of(said: Mapping[str, Any]) -> Model:
-    """Return the model of a run. Raise PlanError if the planner has no such model."""
-    if "model" in said:
-        return model(said["model"])
-    sizes = said["sizes"]
-    unknown = sorted(sizes.keys() - ranges("model").keys())
-    if unknown:
-        raise PlanError(f"a model has no {unknown[0]} here")
-    return Model(**sizes)
-
-
 def machine_of(said: Mapping[str, Any]) -> Machine:
     """Return where a run was computed."""
     if "cluster" in said:
         return machine(said["cluster"])
-    own = said["machine"]
-    device = Device.named(own["device"])
-    return Machine(
-        device.name,
-        device,
-        own["gpus"],
-        own["node"],
-        own["across"],
-        price=0.0,
-        host=own.get("host", 0),
-    )
+    return site_of(said["machine"]["device"], said["machine"])
 
 
 def start_of(said: Mapping[str, Any], software: Software) -> Setup:
     """Return a run without its layout."""
-    where, sizes = machine_of(said), sizes_of(said)
-    start = Setup(
+    sizes = model(said["model"]) if "model" in said else Model(**said["sizes"])
+    return Setup(
         sizes,
-        where,
+        machine_of(said),
         said["sequence"],
         said["batch"],
         software=software,
         precision="fp8" if said.get("fp8") else "bf16",
+        fused_loss=True,
+        hidden_tensor=sizes.parallel,
     )
-    return replace(start, fused_loss=True, hidden_tensor=sizes.parallel)
 
 
 def newest(where: Machine) -> Software:
     """Return the newest software that such devices have."""
-    generation = where.device.generation
-    return Software.named(NEWEST.get(generation, "megatron-core-2026"))
+    return Software.named(NEWEST.get(where.device.generation, "megatron-core-2026"))
 
 
-def as_told(said: Mapping[str, Any]) -> AsPublished:
-    """Return a run in the layout and with the software of its time.
-
-    Raises
-    ------
-    PlanError
-        If its model, machine or layout is not known here.
-    """
-    software = Software.named(said["software"])
-    start = start_of(said, software)
-    layout = said.get("layout", {})
-    known = {each.name for each in fields(Setup)}
-    unknown = sorted(layout.keys() - known)
-    if unknown:
-        raise PlanError(f"a layout has no {unknown[0]} here")
+def as_published(said: Mapping[str, Any]) -> Found:
+    """Return a run in the layout and with the software of its time."""
+    start, layout = start_of(said, Software.named(said["software"])), said.get("layout", {})
     if said.get("searched"):
-        return planned(said, best(start, layout))
+        return best(start, layout)
     run = replace(start, **layout)
-    seconds = step(run, exact=True)
-    return planned(said, Found(run, seconds, bytes_held(run)))
+    return Found(run, step(run, exact=True), bytes_held(run))
 
 
-def today(said: Mapping[str, Any]) -> AsPublished:
+def today(said: Mapping[str, Any]) -> Found:
     """Return the same run in the best layout, with the newest software."""
-    where = machine_of(said)
-    start = start_of(said, newest(where))
-    return planned(said, best(start, {}))
+    return best(start_of(said, newest(machine_of(said))), {})
 
 
 def best(start: Setup, layout: Mapping[str, Any]) -> Found:
     """Return the best layout that has these fields."""
-    answer = search(start, layout, RESERVE)
-    return answer.groups()[0][0]
+    return search(start, layout, RESERVE).groups()[0][0]
 
 
-def planned(said: Mapping[str, Any], found: Found) -> AsPublished:
-    """Return a layout with its hours beside the published ones."""
-    return AsPublished(published_hours(said, found), hours(said, found), found)
-
-
-def hours(said: Mapping[str, Any], found: Found) -> float:
-    """Return the planned GPU hours, with failures if the published ones count them."""
+def gpu_hours(said: Mapping[str, Any], found: Found) -> tuple[float, float]:
+    """Return the GPU hours of a run as published and as planned: of the whole run, with its failures, or
+    of its steps alone.
+    """
     if "gpu_hours" in said:
-        return cost(found, said["tokens"], None, GRID)["gpu_hours"]
-    return hours_of_steps(said, found.run, found.seconds)
-
-
-def published_hours(said: Mapping[str, Any], found: Found) -> float:
-    """Return the published GPU hours: of the run, or of its steps alone."""
-    if "gpu_hours" in said:
-        return float(said["gpu_hours"])
-    return hours_of_steps(said, found.run, said["step_seconds"])
-
-
-def hours_of_steps(said: Mapping[str, Any], run: Setup, seconds: float) -> float:
-    """Return the GPU hours of all steps, of so many seconds each."""
-    steps: float = said["tokens"] / (run.batch * run.sequence)
-    return steps * seconds * run.machine.total / HOUR
-
-
-# ---------------------------------------------------------------- what answers say of it
+        return said["gpu_hours"], cost(found, said["tokens"], None, GRID)["gpu_hours"]
+    run = found.run
+    steps = said["tokens"] / (run.batch * run.sequence)
+    published, planned = (
+        steps * seconds * run.machine.total / HOUR
+        for seconds in (said["step_seconds"], found.seconds)
+    )
+    return published, planned
 
 
 @cache
@@ -177,8 +112,32 @@ def shares(of: str) -> list[float]:
 
     `of` is "planned", as they were published, or "today".
     """
-    found = []
-    for name, each in stored().items():
-        if of in each and "gpu_hours" in named_runs()[name]:
-            found.append(each[of] / each["published"])
-    return sorted(found)
+    whole = [each for name, each in stored().items() if "gpu_hours" in table("runs")[name]]
+    return sorted(each[of] / each["published"] for each in whole)
+
+
+def optimism(goodput: float, mtbf: float) -> str:
+    """Say what share of the GPU hours of published runs is planned for them, and what failures leave
+    of the time if somebody asked (`mtbf` hours between two).
+    """
+    (least, middle, most), (least_now, middle_now, most_now) = optimism_tree().values()
+    said = (
+        f"an optimist's lower bound: {len(shares('planned'))} published runs, planned as they were run, "
+        f"get {least:.2f} to {most:.2f} of the GPU hours that they really took (median {middle:.2f}), "
+        f"and in the best layout of today {least_now:.2f} to {most_now:.2f} (median {middle_now:.2f}; "
+        "docs/as-published.md)"
+    )
+    if mtbf:
+        said += f"; with a failure every {mtbf:,.1f} h goodput is {goodput:.1%}, counted above"
+    return said
+
+
+def optimism_tree() -> dict[str, list[float]]:
+    """Return the least, median and largest share of published GPU hours that is planned: as the runs
+    were, and today.
+    """
+    found = {}
+    for of in ("planned", "today"):
+        values = shares(of)
+        found[of] = [values[0], median(values), values[-1]]
+    return found

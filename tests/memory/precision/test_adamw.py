@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from minidist.memory.precision import adamw
-from minidist.memory.precision.adamw import FusedAdamW
+from minidist.full.precision import adamw
+from minidist.full.precision.adamw import FusedAdamW
 
 SIZES = (5, 0, 17, 1, 40, 0, 3)
 Make = Callable[[torch.dtype], list[nn.Parameter]]

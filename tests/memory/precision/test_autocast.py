@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from training import short_text, train_on
 
 import minidist
-from minidist.comm import Communicator
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel.apply import parallelize
-from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.full.comm import Communicator
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe, parallelize
 
 SIZES = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=8)
 TOKENS = torch.arange(32).view(4, 8)
@@ -74,12 +74,12 @@ def gradients(
     )
     count = parallel.recipe.microbatches
     parts = list(TOKENS.chunk(count * layout.dp))[parallel.mesh.dp.rank :: layout.dp]
-    sent = comm.traffic.bytes_sent
+    sent = comm.traffic.bytes
     parallel.step(parts, parts)
     assert not torch.is_autocast_enabled("cpu"), "it ends with the forward"
     grads = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     assert all(p.dtype == torch.float32 for p in (*parallel.model.parameters(), *grads))
-    return grads, found, comm.traffic.bytes_sent - sent
+    return grads, found, comm.traffic.bytes - sent
 
 
 HALF = Recipe(autocast="bfloat16")

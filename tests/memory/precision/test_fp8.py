@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Cluster, Communicator
-from minidist.memory.precision.fp8 import (
+from minidist.full import DDP
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision.fp8 import (
     E4M3,
     E5M2,
     Float8Linear,
@@ -29,8 +31,6 @@ from minidist.memory.precision.fp8 import (
     to_fp8,
     update_scales,
 )
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
 
 CONFIG = GPTConfig(
     vocabulary=32, layers=2, hidden=32, heads=4, intermediate=48, sequence=16, tied=True
@@ -297,9 +297,9 @@ def test_amaxes_are_the_largest_of_all_ranks_for_one_message_a_step(ranks: int) 
         rows = slice(8 * comm.rank // ranks, 8 * (comm.rank + 1) // ranks)
         (loss_of(model, 0, rows) * (comm.rank + 1)).backward()
         own = torch.stack([scale.amax for scale in scales_of(model)])
-        sent = comm.traffic.messages_sent
+        sent = comm.traffic.messages
         update_scales(model, comm)
-        return own, histories(model)[:, 0], comm.traffic.messages_sent - sent
+        return own, histories(model)[:, 0], comm.traffic.messages - sent
 
     results = minidist.run(program, ranks)
     largest = torch.stack([own for own, _, _ in results]).amax(0)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Cluster, Communicator
-from minidist.memory.precision.masters import MasterWeights
-from minidist.memory.precision.mixed import LossScaler, check_dtype
-from minidist.memory.precision.rounding import stochastic_round
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, ZeRO1
-from minidist.parallel.clip import clip_by_global_norm
+from minidist.full import DDP, ZeRO1
+from minidist.full.clip import clip_by_global_norm
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.precision.mixed import LossScaler, check_dtype
+from minidist.full.precision.rounding import stochastic_round
 
 CONFIG = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, sequence=16, tied=True)
 BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
@@ -403,9 +403,9 @@ def test_an_overflow_on_one_rank_makes_all_ranks_skip(ranks: int) -> None:
             assert gradient is not None
             if step == 1 and comm.rank == ranks - 1:
                 gradient[0] = math.inf
-            sent = comm.traffic.messages_sent
+            sent = comm.traffic.messages
             overflow = scaler.overflowed(clip_by_global_norm(model.parameters(), 0))
-            assert comm.traffic.messages_sent - sent <= 2 * (ranks - 1)  # those of one all-reduce
+            assert comm.traffic.messages - sent <= 2 * (ranks - 1)  # those of one all-reduce
             if not overflow:
                 optimizer.step(factor=1 / scaler.scale)
             scaler.update(overflow)

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.gpt import Layer
-from minidist.parallel import DDP
+from minidist.full import DDP
+from minidist.full.comm import Communicator
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.gpt import Layer
+from minidist.full.recompute.segments import best_interval, checkpoint, measure_block, recompute
 
 SMALL = GPTConfig(
     vocabulary=19,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from minidist.options import NOT_NEGATIVE, option
+from minidist.full.options import NOT_NEGATIVE, option
 
 
 @dataclass(frozen=True)

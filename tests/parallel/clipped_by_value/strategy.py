@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from clipped_by_value.options import ClippingOptions
-from minidist.mesh import Layout
-from minidist.parallel.recipe import Recipe
-from minidist.parallel.strategy import Facts, Parallel, Strategy
+from minidist.full.mesh import Layout
+from minidist.full.recipe import Recipe
+from minidist.full.strategy import Facts, Parallel, Strategy
 
 
 @dataclass(frozen=True)

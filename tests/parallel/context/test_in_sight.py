@@ -18,16 +18,16 @@ from data_parallel import largest_difference
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
-from minidist.memory.recompute import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.attention import SlidingWindow, causal_attention
-from minidist.model.seen import beginnings, first_seen
-from minidist.parallel.context import blocks, parallelize_context, shard_tokens
-from minidist.parallel.context.context_parallel import WAYS, attend_alone
-from minidist.parallel.context.in_sight import InSight
-from minidist.parallel.context.order import ORDERS, positions, sight_of
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.context import blocks, parallelize_context, shard_tokens
+from minidist.full.context.context_parallel import WAYS, attend_alone
+from minidist.full.context.in_sight import InSight
+from minidist.full.context.order import ORDERS, positions, sight_of
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.attention import SlidingWindow, causal_attention
+from minidist.full.model.seen import beginnings, first_seen
+from minidist.full.recompute import recompute
 
 SMALL = GPTConfig(
     vocabulary=23,
@@ -84,9 +84,9 @@ def spread(
     parallelize_context(model, comm, way, order)
     inputs, targets = (shard_tokens(part, comm, order) for part in (text()[:, :-1], text()[:, 1:]))
     where = replace(WHERE, positions=inputs[1], documents=DOCUMENTS if packed else None)
-    before = comm.traffic.bytes_sent
+    before = comm.traffic.bytes
     found = terms_of(model, inputs[0], targets[0], where)
-    sent = comm.traffic.bytes_sent - before
+    sent = comm.traffic.bytes - before
     for term in found.values():
         all_reduce(term, comm)
     return found, sent
@@ -145,11 +145,11 @@ def traffic(comm: Communicator, **how: Any) -> list[tuple[int, int]]:
         for heads in (4, 2, 2)
     ]
     leaves = [part[:, :, mine].requires_grad_() for part in drawn]
-    counts = [(comm.traffic.bytes_sent, comm.traffic.messages_sent)]
+    counts = [(comm.traffic.bytes, comm.traffic.messages)]
     output = model.attend(*leaves, *how.get("documents", ()))
-    counts.append((comm.traffic.bytes_sent, comm.traffic.messages_sent))
+    counts.append((comm.traffic.bytes, comm.traffic.messages))
     output.sum().backward()
-    counts.append((comm.traffic.bytes_sent, comm.traffic.messages_sent))
+    counts.append((comm.traffic.bytes, comm.traffic.messages))
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(counts)]
 
 
@@ -335,13 +335,13 @@ def test_documents_of_other_tokens_are_refused_before_anything_is_sent() -> None
         model.attend = causal_attention
         parallelize_context(model, comm, way)
         parts = [torch.randn(1, 2, 8, 8) for _ in range(3)]
-        sent = comm.traffic.messages_sent
+        sent = comm.traffic.messages
         with pytest.raises(
             ValueError,
             match=r"documents=\[1, 8\] do not say .*those of all ranks' tokens, \[1, 16\]",
         ):
             model.attend(*parts, torch.zeros(1, 8, dtype=torch.int64))
-        assert comm.traffic.messages_sent == sent
+        assert comm.traffic.messages == sent
 
     for way in WAYS:
         minidist.run(partial(program, way=way), 2)

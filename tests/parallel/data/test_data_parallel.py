@@ -26,10 +26,10 @@ from data_parallel import (
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, clip_by_global_norm
-from minidist.parallel.data.sampler import share
+from minidist.full import DDP, DataParallel, clip_by_global_norm
+from minidist.full.comm import Communicator
+from minidist.full.ddp.sampler import share
+from minidist.full.model import cross_entropy_sum
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -177,11 +177,11 @@ def test_every_rank_clips_alike_without_a_message() -> None:
         model = build(CONFIG, seed=comm.rank)
         wrapped = wrap(model, comm, Case())
         summed_loss(wrapped, tokens[share(5, comm.size, comm.rank)], 1.0).backward()
-        before = comm.traffic.messages_sent
+        before = comm.traffic.messages
         return (
             clip_by_global_norm(model.parameters(), 0.5),
             gradients(model),
-            comm.traffic.messages_sent - before,
+            comm.traffic.messages - before,
         )
 
     for found, clipped, messages in minidist.run(program, 3):

@@ -14,12 +14,12 @@ from data_parallel import CONFIG, VARIANTS, Case, build, wrap
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.data.buckets import Bucket, BucketState, partition
-from minidist.trace import Trace
+from minidist.full import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.ddp.buckets import Bucket, BucketState, partition
+from minidist.full.model import cross_entropy_sum
+from minidist.full.trace import Trace
 
 HIDDEN = 120  # divides by 2, 3, 4 and 5
 LAYERS = 5
@@ -273,14 +273,14 @@ def one_step(
 ) -> tuple[int, int]:
     """Return the bytes sent in one step, and what a microbatch under `no_sync` sent before it."""
     wrapped = wrap_tower(comm, variant, model, layers=2)
-    before = comm.traffic.bytes_sent, comm.traffic.messages_sent
+    before = comm.traffic.bytes, comm.traffic.messages
     with wrapped.no_sync():
         wrapped(torch.ones(2, width)).sum().backward()
-    quiet = comm.traffic.bytes_sent
-    assert (quiet, comm.traffic.messages_sent) == before
+    quiet = comm.traffic.bytes
+    assert (quiet, comm.traffic.messages) == before
     wrapped(torch.ones(2, width)).sum().backward()
     wrapped.synchronize()
-    return comm.traffic.bytes_sent - quiet, quiet - before[0]
+    return comm.traffic.bytes - quiet, quiet - before[0]
 
 
 def reductions(trace: Trace, rank: int) -> int:

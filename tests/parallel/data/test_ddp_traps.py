@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel import DDP, FSDP, DataParallel, ShardedOptimizer, ZeRO1, ZeRO2
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
+from minidist.full import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.further import ShardedOptimizer, compressor_of
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -392,7 +392,7 @@ def test_a_step_by_a_gradient_of_one_rank_is_refused(wrong: Any, compression: st
     def program(comm: Communicator) -> None:
         kind: Any = DDP
         if compression:
-            kind = partial(CompressedDDP, compression=Compression.read(compression))
+            kind = partial(CompressedDDP, compress=compressor_of(compression))
         ddp = kind(Branches(), comm, op="sum", unused=True)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for _ in range(2):

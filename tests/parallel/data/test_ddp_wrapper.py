@@ -16,19 +16,11 @@ from data_parallel import VARIANTS
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.mesh import Layout, Mesh
-from minidist.model import cross_entropy_sum
-from minidist.parallel import (
-    DDP,
-    FSDP,
-    DataParallel,
-    Recipe,
-    ZeRO1,
-    ZeRO2,
-    ZeROPlusPlus,
-    parallelize,
-)
+from minidist.full import DDP, FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import cross_entropy_sum
+from minidist.further import Recipe, ZeROPlusPlus, parallelize
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -81,10 +73,10 @@ def without_a_buffer(model: nn.Sequential) -> nn.Module:
 
 
 DIFFERENCES: list[tuple[Callable[[nn.Sequential], nn.Module], str]] = [
-    (with_dtype, r"'0\.0\.weight'.*float"),
-    (with_another_layer, r"'2\.weight'.*of \d+ and \d+ tensors"),
-    (with_another_shape, r"'1\.weight', \([23], 6\)"),
-    (with_something_frozen, r"'1\.weight'.*fixed"),
+    (with_dtype, r"0\.0\.weight .*float32.* 0\.0\.weight .*float64"),
+    (with_another_layer, r"2\.weight"),
+    (with_another_shape, r"1\.weight \[2, 6\].* 1\.weight \[3, 6\]"),
+    (with_something_frozen, r"1\.weight.* trained.* fixed"),
     (without_a_buffer, r"num_batches_tracked.*nothing|nothing.*num_batches_tracked"),
 ]
 
@@ -97,7 +89,7 @@ def test_every_rank_is_told_that_models_differ(
     def program(comm: Communicator) -> None:
         with pytest.raises(
             MismatchError,
-            match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}",
+            match=rf"rank 0 and rank 2 of 3 have different models: .*{sentence}",
         ):
             variant(change(small()) if comm.rank == 2 else small(), comm, op="sum")
 
@@ -133,7 +125,7 @@ def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ran
     """
 
     def program(comm: Communicator) -> str:
-        before, sent = state(model := small(comm.rank)), comm.traffic.messages_sent
+        before, sent = state(model := small(comm.rank)), comm.traffic.messages
         with pytest.raises(ValueError, match="op='max' is unknown to") as unknown:
             variant(model, comm, op="max")
         with pytest.raises(
@@ -149,7 +141,7 @@ def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ran
                 'op="sum" if each rank divides its loss by the number of tokens of all ranks'
                 in str(caught.value)
             )
-        assert all(map(torch.equal, state(model), before)) and comm.traffic.messages_sent == sent
+        assert all(map(torch.equal, state(model), before)) and comm.traffic.messages == sent
         variant(model, comm, op="mean")
         return str(missing.value)
 
@@ -207,12 +199,12 @@ def test_buffers_follow_rank_0_in_training_and_in_the_evaluation_after_it(
         wrapped.eval()
         wrapped(x(comm.rank))
         evaluated = statistics.running_mean.clone()
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         wrapped(x(comm.rank))
         wrapped.train()
         with wrapped.no_sync():
             wrapped(x(comm.rank))
-        assert comm.traffic.bytes_sent == before
+        assert comm.traffic.bytes == before
         statistics.running_mean.copy_(drifted)
         statistics.momentum = 0.0
         wrapped(x(comm.rank))
@@ -375,10 +367,10 @@ def test_the_model_inside_can_be_copied_saved_and_loaded(variant: type[DataParal
             pickle.loads(pickle.dumps(wrapped.module)),
             saved(wrapped),
         ):
-            before, sent = state(model), comm.traffic.bytes_sent
+            before, sent = state(model), comm.traffic.bytes
             assert all(map(torch.equal, state(copied), before))
             copied(x(comm.rank)).sum().backward()  # a copy is on its own
-            assert comm.traffic.bytes_sent == sent
+            assert comm.traffic.bytes == sent
             assert all(map(torch.equal, state(model), before))
         for attempt in (copy.deepcopy, pickle.dumps):
             with pytest.raises(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from training import batches_of
 
-from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
-from minidist.trainer.batches import IGNORED, Batch, Batches
-from minidist.trainer.corpus.text import Samples, TextError, documents, sequences
+from minidist.full.data.text import Samples, TextError, documents, sequences
+from minidist.full.ddp.sampler import POOL, DistributedSampler, Indices, State, share
+from minidist.full.trainer.batches import IGNORED, Batch, Batches
 
 SIZES = st.integers(1, 60)
 RANKS = st.integers(1, 9)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import minidist
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.cluster import Link
-from minidist.model.moe.experts import Counts, Experts
-from minidist.parallel.expert.dispatch import Dispatch
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.cluster import Link
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.model.moe.experts import Counts, Experts
 
 INSIDE, ACROSS = Link(1e-6, 100e9), Link(1e-5, 10e9)
 RANKS, HIDDEN, EACH = 4, 64, 1000  # rows to each rank if all experts have as many
@@ -35,10 +35,10 @@ def forward(comm: Communicator, counts: Counts, node: int = 0) -> tuple[float, i
 
     experts.forward = work  # type: ignore[method-assign]
     comm.barrier()
-    start, sent = comm.clock(), comm.traffic.messages_sent
+    start, sent = comm.clock(), comm.traffic.messages
     Dispatch(experts, comm, levels)(torch.empty(sum(counts), HIDDEN, device="meta"), counts)
-    between = levels.across.traffic.bytes_sent if levels else 0
-    return comm.clock() - start, comm.traffic.messages_sent - sent, between
+    between = levels.across.traffic.bytes if levels else 0
+    return comm.clock() - start, comm.traffic.messages - sent, between
 
 
 @pytest.mark.parametrize(

@@ -15,22 +15,21 @@ from layouts import Case, TakeGradient, adamw, one_step, serial, spread, trained
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives.fast import cut
-from minidist.comm import Cluster, Communicator
-from minidist.comm.threads_wire.cluster import Link
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.model.moe.balance import rebalance
-from minidist.model.moe.experts import Experts
-from minidist.model.moe.routed import RoutedExperts, routed_in
-from minidist.parallel import DDP, FSDP
-from minidist.parallel.adjoint import reduce_from
-from minidist.parallel.apply import parallelize
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.expert.dispatch import Dispatch
-from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.expert.plain import plain_dispatch
-from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.full import DDP, FSDP
+from minidist.full.adjoint import reduce_from
+from minidist.full.collectives.fast import cut
+from minidist.full.comm import Cluster, Communicator
+from minidist.full.comm.threads_wire.cluster import Link
+from minidist.full.ddp.buckets import MIB
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.expert.expert_parallel import parallelize_experts
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.model.moe.balance import rebalance
+from minidist.full.model.moe.experts import Experts
+from minidist.full.model.moe.routed import RoutedExperts, routed_in
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe, parallelize
 
 MOE = GPTConfig(
     vocabulary=19, layers=2, hidden=16, heads=4, key_value_heads=2, intermediate=12, sequence=12, dropout=0.1,
@@ -43,7 +42,7 @@ sgd = partial(torch.optim.SGD, lr=0.5)
 
 LAYOUTS = {
     "ep2": (Layout(dp=2, ep=2), Recipe(), MOE),
-    "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1, ep_comm="plain"), MOE),
+    "ep3, ZeRO 1": (Layout(dp=3, ep=3), Recipe(zero=1), MOE),
     "ep2 of dp4, ZeRO 2, small buckets": (
         Layout(dp=4, ep=2),
         Recipe(zero=2, bucket_mib=3000 / MIB),
@@ -171,24 +170,20 @@ def told(
         for parameter, full in zip(mine.parameters(), whole.parameters(), strict=True):
             parameter.data.copy_(full.data[first : first + len(parameter)])
         levels = comm.levels(2) if how == "hierarchical" else None
-        dispatch = (
-            Dispatch(mine, comm, levels)
-            if how != "plain"
-            else partial(plain_dispatch, experts=mine, comm=comm)
-        )
+        dispatch = Dispatch(mine, comm, levels)
         own = counts[comm.rank]
         rows = torch.randn(
             sum(own), hidden, generator=generator.manual_seed(comm.rank), dtype=torch.float64
         )
         x, y = rows.clone().requires_grad_(), rows.clone().requires_grad_()
         serial = whole(x, own)
-        before = comm.traffic.bytes_sent, comm.traffic.messages_sent
+        before = comm.traffic.bytes, comm.traffic.messages
         ours = dispatch(y, own)
-        sent = comm.traffic.bytes_sent - before[0], comm.traffic.messages_sent - before[1]
+        sent = comm.traffic.bytes - before[0], comm.traffic.messages - before[1]
         (serial**2).sum().backward()
         (ours**2).sum().backward()
         for parameter in whole.parameters():
-            minidist.collectives.all_reduce(parameter.grad, comm)
+            minidist.full.collectives.all_reduce(parameter.grad, comm)
         pairs = [(ours, serial), (y.grad, x.grad)]
         pairs += [
             (p.grad, q.grad[first : first + len(p)])
@@ -203,7 +198,7 @@ def told(
     return minidist.run(program, len(counts))
 
 
-@pytest.mark.parametrize("how", ("direct", "plain", "hierarchical"))
+@pytest.mark.parametrize("how", ("direct", "hierarchical"))
 @pytest.mark.parametrize(
     "counts",
     [
@@ -252,11 +247,11 @@ def test_a_layer_sends_what_the_formula_says() -> None:
             layer.choose = lambda scores: torch.stack(
                 [(torch.arange(8) + j) % 4 for j in (0, 1)], -1
             ).expand(3, 8, 2)  # type: ignore[method-assign]
-        before = mesh.ep.traffic.bytes_sent
+        before = mesh.ep.traffic.bytes
         loss = model(torch.zeros(3, 8, dtype=torch.int64)).sum()
-        forward = mesh.ep.traffic.bytes_sent - before
+        forward = mesh.ep.traffic.bytes - before
         loss.backward()
-        return forward, mesh.ep.traffic.bytes_sent - before - forward
+        return forward, mesh.ep.traffic.bytes - before - forward
 
     rows = config.top_k * 3 * 8
     payload, counts = 2 * rows * config.hidden * 8 // ranks, 8 * config.experts // ranks
@@ -277,9 +272,9 @@ def test_rows_in_8_bits() -> None:
         )
         x[0, :128] *= 1e6  # a scale of its own
         x.requires_grad_()
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         back = Dispatch(experts, comm, fp8=True)(x, [0, rows] if comm.rank == 0 else [rows, 0])
-        sent = comm.traffic.bytes_sent - before
+        sent = comm.traffic.bytes - before
         back.sum().backward()
         return x.detach(), back.detach(), sent, x.grad
 
@@ -411,17 +406,16 @@ def test_the_auxiliary_loss_alone_is_one_number(
         (MOE, Layout(dp=8, ep=8), Recipe(), "ep=8: 7 experts are fewer than the 8 ranks of ep and tp: use at most 7"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="star"), "there is no way 'star' to reach experts: choose"),
         (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="hierarchical"), "ranks 0, 1 lie on nodes of 2: use the way 'direct'"),
-        (MOE, Layout(dp=2, ep=2), Recipe(ep_comm="plain", ep_fp8=True), "sends nothing in 8 bits"),
         (GPTConfig(hidden=16, heads=2), Layout(dp=2, ep=2), Recipe(), "ep=2: the model has no experts to share out"),
     ],
 )  # fmt: skip
 def test_what_is_refused(config: GPTConfig, layout: Layout, recipe: Recipe, sentence: str) -> None:
     def program(comm: Communicator) -> None:
         mesh = Mesh(comm, layout)
-        before = comm.traffic.messages_sent
+        before = comm.traffic.messages
         with pytest.raises(RecipeError, match=sentence):
             parallelize(GPT(config), mesh, recipe, lambda logits, _: logits.sum())
-        assert comm.traffic.messages_sent == before
+        assert comm.traffic.messages == before
 
     minidist.run(program, layout.size)
 

@@ -13,8 +13,12 @@ from layouts import SMALL, Case, distances
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.fp8 import (
+from minidist.full.comm import Communicator
+from minidist.full.expert.dispatch import Dispatch
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT
+from minidist.full.model.moe.experts import Experts
+from minidist.full.precision.fp8 import (
     E4M3,
     E5M2,
     Float8Multiply,
@@ -24,12 +28,8 @@ from minidist.memory.precision.fp8 import (
     scales_of,
     update_scales,
 )
-from minidist.memory.precision.fp8_experts import experts_to_fp8
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.model.moe.experts import Experts
-from minidist.parallel.expert.dispatch import Dispatch
-from minidist.parallel.recipe import Recipe
+from minidist.full.precision.fp8_experts import experts_to_fp8
+from minidist.further import Recipe
 
 COUNTS = [5, 1, 0, 6]
 # Every token goes to all experts: rounding to 8 bits sends none of them elsewhere.
@@ -136,10 +136,7 @@ def test_whoever_has_an_expert_its_scales_are_those_of_the_serial_layer(layout: 
 CASES = {
     "ep 2": (Layout(dp=2, ep=2), Recipe(fp8=True)),
     "ep 2 of 4, ZeRO 1": (Layout(dp=4, ep=2), Recipe(fp8=True, zero=1)),
-    "ep 2, ZeRO 3, on a plain page": (
-        Layout(dp=2, ep=2),
-        Recipe(fp8=True, zero=3, ep_comm="plain"),
-    ),
+    "ep 2, ZeRO 3": (Layout(dp=2, ep=2), Recipe(fp8=True, zero=3)),
     "tp 2, ep 2": (Layout(dp=2, tp=2, ep=2), Recipe(fp8=True, sp=True)),
     "pp 2, ep 2, recomputed": (
         Layout(dp=2, pp=2, ep=2),

@@ -20,11 +20,11 @@ from test_pipeline import DEEP, ROWS, TIED, data, loss
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.mesh import Layout
-from minidist.model import GPTConfig
-from minidist.parallel.pipeline import (
+from minidist.full.comm import Communicator
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout
+from minidist.full.model import GPTConfig
+from minidist.full.pipeline import (
     Action,
     Kind,
     Plan,
@@ -36,11 +36,12 @@ from minidist.parallel.pipeline import (
     with_communication,
     with_offload,
 )
-from minidist.parallel.pipeline.actions import TRANSFERS
-from minidist.parallel.pipeline.executor import Pipeline, Run
-from minidist.parallel.pipeline.offload.host import HostMemory, Port
-from minidist.parallel.pipeline.stage import balance, take_stages, tie_stages, tied_names
-from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.full.pipeline.actions import TRANSFERS
+from minidist.full.pipeline.executor import Pipeline, Run
+from minidist.full.pipeline.offload.host import HostMemory, Port
+from minidist.full.pipeline.stage import balance, take_stages, tie_stages, tied_names
+from minidist.full.recipe import RecipeError
+from minidist.further import Recipe
 
 PLANS = [
     plan("interleaved", 1, 3, 3),

@@ -14,7 +14,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from minidist.parallel.pipeline import (
+from minidist.full.pipeline import (
     NAMES,
     Action,
     Kind,
@@ -28,10 +28,10 @@ from minidist.parallel.pipeline import (
     simulate,
     with_communication,
 )
-from minidist.parallel.pipeline.errors import grid
-from minidist.parallel.pipeline.order import execution_order
-from minidist.parallel.pipeline.schedules import CHUNKED
-from minidist.parallel.pipeline.simulate import course
+from minidist.full.pipeline.errors import grid
+from minidist.full.pipeline.order import in_order
+from minidist.full.pipeline.schedules import CHUNKED
+from minidist.full.pipeline.simulate import course
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
 SIZES = [
@@ -605,10 +605,9 @@ def test_the_grid_of_a_large_plan_shows_what_surrounds_the_fault() -> None:
 
 def test_execution_order_covers_everything_once() -> None:
     whole = with_communication(plan("zb-v", 3, 6))
-    order = execution_order(whole)
-    assert sorted(order) == [
-        (rank, at) for rank, row in enumerate(whole.actions) for at in range(len(row))
-    ]
+    order = [(rank, action) for rank, action, _ in in_order(whole)]
+    for rank, row in enumerate(whole.actions):
+        assert [action for where, action in order if where == rank] == [*row]
 
 
 def test_huge_numbers_in_a_text_take_no_time_and_no_memory() -> None:
@@ -627,11 +626,11 @@ def test_the_files_of_schedules_import_no_torch() -> None:
     program = (
         "import sys, types, importlib.util, pathlib\n"
         "root = pathlib.Path(importlib.util.find_spec('minidist').origin).parent\n"
-        "empty = types.ModuleType('minidist.parallel')\n"
-        "empty.__path__ = [str(root / 'parallel')]\n"
+        "empty = types.ModuleType('minidist.full')\n"
+        "empty.__path__ = [str(root / 'full')]\n"
         "import minidist\n"
-        "sys.modules['minidist.parallel'] = empty\n"
-        "import minidist.parallel.pipeline, minidist.draw.pipeline\n"
+        "sys.modules['minidist.full'] = empty\n"
+        "import minidist.full.pipeline, minidist.draw.pipeline\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidist.parallel.pipeline.weight_gradients import WeightGradients, compute
+from minidist.full.pipeline.weight_gradients import WeightGradients, compute
 
 
 class Seen(TorchDispatchMode):

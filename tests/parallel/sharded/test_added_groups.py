@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.parallel import FSDP, ZeRO1, ZeRO2
+from minidist.full import FSDP, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator
+from minidist.further import SlicedMuon
 
 STAGES = (ZeRO1, ZeRO2, FSDP)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-MUON = partial(torch.optim.Muon, lr=0.1)
+MUON = partial(SlicedMuon, lr=0.1)
 
 
 def net(seed: int) -> nn.Sequential:

@@ -24,11 +24,11 @@ from data_parallel import (
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, clip_by_global_norm
-from minidist.parallel.sharded.window import MOST
+from minidist.full import DDP, FSDP, clip_by_global_norm
+from minidist.full.comm import Communicator
+from minidist.full.fsdp.window import MOST
+from minidist.full.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.full.recompute.segments import recompute
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 5, "tied": False}))
 
@@ -191,7 +191,7 @@ def test_bytes_sent(ranks: int, options: dict[str, Any], volume: Callable[[int, 
         model = build(DEEP, comm.rank).requires_grad_(True)
         wrapped = FSDP(model, comm, op="sum", **options)
         step(wrapped, comm.rank)
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         step(wrapped, comm.rank)
         units, root = (
             sum(parameter.nbytes for flat in flats for parameter in flat.parameters)
@@ -200,7 +200,7 @@ def test_bytes_sent(ranks: int, options: dict[str, Any], volume: Callable[[int, 
                 wrapped.root.flats,
             )
         )
-        return comm.traffic.bytes_sent - before, units, root
+        return comm.traffic.bytes - before, units, root
 
     sent, units, root = zip(*minidist.run(program, ranks), strict=True)
     assert sum(sent) == (ranks - 1) * volume(units[0], root[0])
@@ -212,14 +212,14 @@ def test_hybrid_sharding_sends_a_part_across() -> None:
         step(model, comm.rank)
         assert model.ranks.across is not None
         across, inside = (
-            model.ranks.across.traffic.bytes_sent,
-            model.ranks.shard_comm.traffic.bytes_sent,
+            model.ranks.across.traffic.bytes,
+            model.ranks.shard_comm.traffic.bytes,
         )
         total = sum(p.nbytes for p in model.parameters())
         step(model, comm.rank)
         return (
-            model.ranks.across.traffic.bytes_sent - across,
-            model.ranks.shard_comm.traffic.bytes_sent - inside,
+            model.ranks.across.traffic.bytes - across,
+            model.ranks.shard_comm.traffic.bytes - inside,
             total,
         )
 

@@ -16,8 +16,8 @@ from test_fsdp_traps import DOUBLE, Layers, Pair, Pairs, check, rows, squares
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, FSDP, MixedPrecision, ZeRO1, ZeRO2
+from minidist.full import DDP, FSDP, MixedPrecision, ZeRO1, ZeRO2
+from minidist.full.comm import Communicator, MismatchError
 
 
 class Aside(Layers):
@@ -64,7 +64,7 @@ def sparse(comm: Communicator, kind: Any) -> None:
     """Try a table whose gradient is sparse from the beginning, and one that becomes so later."""
     with pytest.raises(ValueError, match=r"gradient of 0\.weight is sparse") as caught:
         kind(nn.Sequential(nn.Embedding(9, 4, sparse=True)), comm, op="sum")
-    assert kind.__name__ in str(caught.value) and not comm.traffic.messages_sent
+    assert kind.__name__ in str(caught.value) and not comm.traffic.messages
     wrapped = kind(nn.Sequential(nn.Embedding(9, 4)), comm, op="sum")
     wrapped.module[0].sparse = True
     wrapped(torch.arange(3)).sum().backward()
@@ -179,7 +179,7 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
         lambda comm: FSDP(Layers(), comm, op="sum", precision=MixedPrecision(torch.int8)),
         "cannot compute in int8: use one of",
     ),
-    (lambda comm: FSDP(Layers(3 + comm.rank), comm, op="sum"), "built different models"),
+    (lambda comm: FSDP(Layers(3 + comm.rank), comm, op="sum"), "have different models"),
 )
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import minidist
 from minidist import Cluster, Communicator
-from minidist.parallel import FSDP, DataParallel, ZeRO1, ZeRO2
-from minidist.parallel.data.compress.compressed import CompressedDDP
-from minidist.parallel.data.compress.options import Compression
-from minidist.trace import Trace
+from minidist.full import FSDP, DataParallel, ZeRO1, ZeRO2
+from minidist.full.ddp.compress.compressed import CompressedDDP
+from minidist.full.trace import Trace
+from minidist.further import compressor_of
 
 HIDDEN, LAYERS = 16, 5
 BYTES = 2 * 4 * HIDDEN * HIDDEN  # of the two matrices of a layer, which are a bucket, or a unit
@@ -110,7 +110,7 @@ def test_a_bucket_is_reduced_while_the_next_is_filled(kind: type[ZeRO1], seconds
 
 def test_a_bucket_is_compressed_and_sent_while_the_next_is_filled() -> None:
     def program(comm: Communicator) -> float:
-        model = tower(comm, CompressedDDP, compression=Compression.read("int8"))
+        model = tower(comm, CompressedDDP, compress=compressor_of("int8"))
         loss = model(torch.ones(2, HIDDEN)).sum()
         started = comm.clock()
         loss.backward()

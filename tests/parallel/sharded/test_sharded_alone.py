@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.memory.precision.masters import MasterWeights
-from minidist.parallel import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
+from minidist.full import DDP, FSDP, ColumnParallel, ZeRO1, parallelize_tensor
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.precision.masters import MasterWeights
+from minidist.further import ShardedOptimizer, SlicedMuon
 
 STEPS = 3
 KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (AdamW, {"lr": 0.02}),
     (SGD, {"lr": 0.01, "momentum": 0.9}),
     (MasterWeights, {"lr": 0.02}),
-    (Muon, {"lr": 0.02}),
+    (SlicedMuon, {"lr": 0.02}),
 )
 
 
@@ -61,8 +62,8 @@ def loss(model: nn.Module, step: int, rank: int) -> Tensor:
 def serial(
     kind: Any, options: dict[str, Any], ranks: int, steps: int = STEPS
 ) -> tuple[nn.Module, Any]:
-    model = Net(0, kind is Muon)
-    optimizer = kind(model.parameters(), **options)
+    model = Net(0, kind is SlicedMuon)
+    optimizer = (Muon if kind is SlicedMuon else kind)(model.parameters(), **options)
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(ranks):
@@ -85,7 +86,7 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("first", (True, False), ids=("wrapped first", "wrapped last"))
 def test_parity_beside_ddp(kind: Any, options: dict[str, Any], ranks: int, first: bool) -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], Any]:
-        model = Net(comm.rank, kind is Muon)
+        model = Net(comm.rank, kind is SlicedMuon)
         wrapped = DDP(model, comm, op="sum", unused=True) if first else None
         optimizer = ShardedOptimizer(model.named_parameters(), kind, comm, **options)
         wrapped = wrapped or DDP(model, comm, op="sum", unused=True)
@@ -150,13 +151,13 @@ def test_bytes_sent_and_held(ranks: int) -> None:
         optimizer = ShardedOptimizer(model.parameters(), AdamW, comm)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         optimizer.step()
         held = sum(
             t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
         )
         return (
-            comm.traffic.bytes_sent - before,
+            comm.traffic.bytes - before,
             held,
             sum(parameter.nbytes for parameter in model.parameters()),
         )
@@ -196,7 +197,7 @@ def test_mistakes_get_a_sentence() -> None:
             ValueError, match="Adafactor is not known to treat each element for itself"
         ):
             ShardedOptimizer(model.parameters(), torch.optim.Adafactor, comm)
-        with pytest.raises(MismatchError, match="built different models"):
+        with pytest.raises(MismatchError, match="have different models"):
             ShardedOptimizer([nn.Parameter(torch.zeros(3 + comm.rank))], SGD, comm)
         optimizer = ShardedOptimizer(model.b.parameters(), SGD, comm)
         with pytest.raises(TypeError, match="when it is built"):
@@ -268,7 +269,7 @@ TORCH = """
     import torch
     import minidist
     from test_sharded_alone import STEPS, Net, check, loss, serial, values
-    from minidist.parallel import ShardedOptimizer
+    from minidist.further import ShardedOptimizer
 
     comm = minidist.init(limit=60)
     model = Net(comm.rank)

@@ -23,11 +23,11 @@ from test_ddp_traps import Branches, rows
 from torch import Tensor, nn
 
 import minidist
-from minidist.comm import Communicator
-from minidist.memory.precision.masters import MasterWeights
-from minidist.model import cross_entropy_sum
-from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
-from minidist.parallel.sharded.policy import MixedPrecision
+from minidist.full import DDP, FSDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
+from minidist.full.comm import Communicator
+from minidist.full.fsdp.policy import MixedPrecision
+from minidist.full.model import cross_entropy_sum
+from minidist.full.precision.masters import MasterWeights
 
 STAGES = (ZeRO1, ZeRO2)
 EACH = pytest.mark.parametrize("stage", STAGES)
@@ -64,14 +64,14 @@ def test_state_is_a_part_and_bytes_are_those_of_ddp(stage: type[ZeRO1], ranks: i
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = wrap(build(CONFIG, comm.rank), comm, Case(stage))
         optimizer = model.optimizer(torch.optim.AdamW)  # type: ignore[operator]
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         step(model, comm.rank)
         optimizer.step()
         held = sum(
             t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim()
         )
         total = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        return comm.traffic.bytes_sent - before, held, total
+        return comm.traffic.bytes - before, held, total
 
     sent, held, total = zip(*minidist.run(program, ranks), strict=True)
     assert sum(held) == 2 * total[0]  # nobody's state is anybody else's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,24 @@ from training import RUN, TINY, same_bits, short_text, tensors, train_on
 
 import minidist
 from minidist.cli.train import train
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig
-from minidist.parallel.apply import parallelize
-from minidist.parallel.data.sampler import share
-from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.sites.outer import Meetings, Outer
-from minidist.parallel.sites.plain import PlainDiLoCo
-from minidist.parallel.sites.sparse import CHUNK, DECAY, SparseStep
-from minidist.parallel.strategy import Parallel
-from minidist.trainer.checked import check_run, layout_of
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.corpus.text import read_corpus
-from minidist.trainer.flags import parse
-from minidist.trainer.foreign import save_llama
-from minidist.trainer.loop import Measured, Trainer
-from minidist.trainer.start import start_of
+from minidist.full.checkpoint.store import complete
+from minidist.full.comm import Communicator
+from minidist.full.data.text import read_corpus
+from minidist.full.ddp.sampler import share
+from minidist.full.memory.account import Account
+from minidist.full.mesh import Layout, Mesh
+from minidist.full.model import GPT, GPTConfig
+from minidist.full.precision.masters import MasterWeights
+from minidist.full.recipe import RecipeError
+from minidist.full.slow_wires.outer import Meetings, Outer
+from minidist.full.strategy import Parallel
+from minidist.full.trainer.checked import check_run, layout_of
+from minidist.full.trainer.foreign import save_llama
+from minidist.full.trainer.loop import Measured, Trainer
+from minidist.full.trainer.start import start_of
+from minidist.further import Recipe, parallelize, parse
+from minidist.further.sparse_step.sparse_step import CHUNK, DECAY, SparseStep
+from minidist.slow_wires import DiLoCo
 
 SITES, ROWS, LR = 3, 7, 0.1
 
@@ -145,7 +145,7 @@ def test_the_plain_page_is_the_same(momentum: float) -> None:
     def plainly(comm: Communicator) -> nn.Module:
         model = copy.deepcopy(MODEL)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-        outer = PlainDiLoCo(model.parameters(), comm, 3, 0.7, momentum)
+        outer = DiLoCo(model.parameters(), comm, 3, 0.7, momentum)
         for step in range(7):
             found = gradients_at(model, step, share(ROWS, comm.size, comm.rank))
             for parameter, gradient in zip(model.parameters(), found, strict=True):
@@ -246,7 +246,7 @@ def test_bytes_are_those_of_data_parallelism_divided_by_h(fragments: int) -> Non
         held = account.sample()
         assert held["optimizer"] == 2 * bytes and held["communication"] == bytes
         return (
-            parallel.mesh.dcn.traffic.bytes_sent,
+            parallel.mesh.dcn.traffic.bytes,
             outer.volume(0, steps),
             outer.volume(0, 5) + outer.volume(5, steps),
         )
@@ -262,11 +262,13 @@ def test_a_sparse_step_sends_136_times_less() -> None:
     def program(comm: Communicator) -> tuple[int, float]:
         parameter = nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(1)))
         optimizer = torch.optim.SGD([parameter], lr=1.0)
-        meetings = Meetings(every, momentum=0.0, share=1 / 64)
+        meetings = Meetings(
+            every, momentum=0.0, travels=partial(SparseStep, share=1 / 64), chooses=True
+        )
         outer = Outer(optimizer, {parameter: 0}, comm, meetings)
         for _ in range(4):
             outer.stepped()
-        return comm.traffic.bytes_sent, outer.volume(0, 4)
+        return comm.traffic.bytes, outer.volume(0, 4)
 
     for sent, formula in minidist.run(program, 2):
         assert sent == formula == 2 * 3 * (96 + 16 + 8)

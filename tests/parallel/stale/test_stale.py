@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import minidist
-from minidist.collectives import all_reduce
-from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.parallel.data.sampler import share
-from minidist.parallel.pipeline import Plan, ScheduleError, read_plan, simulate
-from minidist.parallel.pipeline.check import check
-from minidist.parallel.stale.pipeline import StalePipeline
-from minidist.parallel.stale.plain import train_delayed
-from minidist.parallel.stale.plans import (
+from minidist.full.collectives import all_reduce
+from minidist.full.comm import Communicator
+from minidist.full.ddp.sampler import share
+from minidist.full.memory.account import Account
+from minidist.full.pipeline import Plan, ScheduleError, read_plan, simulate
+from minidist.full.pipeline.check import check
+from minidist.further.stale.pipeline import StalePipeline
+from minidist.further.stale.plans import (
     Versions,
     check_versions,
     flushed,
@@ -30,7 +29,8 @@ from minidist.parallel.stale.plans import (
     of_first_stage,
     one_behind,
 )
-from minidist.parallel.stale.server import serve, work
+from minidist.further.stale.server import serve, work
+from minidist.slow_wires import train_delayed
 
 WIDTH, LR, ROWS = 5, 0.1, 2
 NEVER: Mapping[int, float] = MappingProxyType({})
@@ -235,7 +235,7 @@ def served(
                 return squared(model(inputs[step][rows]), targets[step][rows])
 
             work(parameters, comm, range(steps), loss_of, stale)
-        return [each.detach() for each in parameters], comm.clock(), comm.traffic.bytes_sent
+        return [each.detach() for each in parameters], comm.clock(), comm.traffic.bytes
 
     return minidist.run(program, 1 + workers, cluster=cluster)
 

@@ -28,15 +28,15 @@ from test_tensor_parallel import (
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.model import Where
-from minidist.model.dropout import Dropout, dropout_mask
-from minidist.parallel import clip_by_global_norm
-from minidist.parallel.placement import placement_of
-from minidist.parallel.tensor import plan as tensor_plan
-from minidist.parallel.tensor.plan import parallelize_tensor
-from minidist.parallel.tensor.sequence import split_dropout
-from minidist.parallel.tensor.styles import ColumnParallel, SplitSequence, VocabularyParallel
+from minidist.full import clip_by_global_norm
+from minidist.full.comm import Communicator
+from minidist.full.model import Where
+from minidist.full.model.dropout import Dropout, dropout_mask
+from minidist.full.placement import placement_of
+from minidist.full.tensor import plan as tensor_plan
+from minidist.full.tensor.plan import parallelize_tensor
+from minidist.full.tensor.sequence import split_dropout
+from minidist.full.tensor.styles import ColumnParallel, SplitSequence, VocabularyParallel
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -165,9 +165,9 @@ def test_besides_only_the_norms_gradients_travel() -> None:
         model = build(sizes, 0)
         parallelize_tensor(model, comm, sequence=sequence)
         tokens = torch.zeros((ROWS, 64), dtype=torch.int64)
-        before = comm.traffic.bytes_sent
+        before = comm.traffic.bytes
         model(tokens).sum().backward()
-        return comm.traffic.bytes_sent - before
+        return comm.traffic.bytes - before
 
     plain, split = (sum(minidist.run(lambda comm, s=s: program(comm, s), 2)) for s in (False, True))
     trained_norms = 2 * sizes.layers + 1 - 1

@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidist
-from minidist.comm import Communicator, MismatchError
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, clip_by_global_norm
-from minidist.parallel.data.sampler import share
-from minidist.parallel.placement import placement_of
-from minidist.parallel.tensor.plan import Plan, gpt_plan, parallelize_tensor
-from minidist.parallel.tensor.styles import (
+from minidist.full import DDP, clip_by_global_norm
+from minidist.full.comm import Communicator, MismatchError
+from minidist.full.ddp.sampler import share
+from minidist.full.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.full.placement import placement_of
+from minidist.full.recompute.segments import recompute
+from minidist.full.tensor.plan import Plan, gpt_plan, parallelize_tensor
+from minidist.full.tensor.styles import (
     ColumnParallel,
     ParallelRegion,
     RowParallel,
     SplitSequence,
     VocabularyParallel,
 )
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.full.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 STEPS, ROWS, TIME = 4, 3, 8
 
@@ -320,13 +320,13 @@ class Count:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.messages, self.bytes = comm.traffic.messages_sent, comm.traffic.bytes_sent
+        self.messages, self.bytes = comm.traffic.messages, comm.traffic.bytes
 
     def stop(self) -> tuple[int, int]:
         """Return messages and bytes, summed over ranks."""
         mine = (
-            self.comm.traffic.messages_sent - self.messages,
-            self.comm.traffic.bytes_sent - self.bytes,
+            self.comm.traffic.messages - self.messages,
+            self.comm.traffic.bytes - self.bytes,
         )
         everyones = self.comm.all_gather_object(mine)
         return sum(messages for messages, _ in everyones), sum(bytes for _, bytes in everyones)
@@ -591,7 +591,7 @@ def refused(
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         with pytest.raises((ValueError, TypeError)) as caught:
             parallelize_tensor(model, comm, plan, sequence)
-        assert comm.traffic.messages_sent == 0
+        assert comm.traffic.messages == 0
         assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
         return str(caught.value)
 
@@ -654,7 +654,7 @@ def test_mistakes_that_are_not_the_plans() -> None:
             parallelize_tensor(model, comm)
         with pytest.raises(IndexError, match="token ids from 0 to 19 for a vocabulary of 19"):
             model(torch.tensor([[0, 19]]))
-        with pytest.raises(MismatchError, match="built different models"):
+        with pytest.raises(MismatchError, match="have different models"):
             parallelize_tensor(build(config(layers=2 + comm.rank), 0), comm)
 
     minidist.run(program, 2)

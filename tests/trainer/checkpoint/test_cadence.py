@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from minidist.trainer.checkpoint.cadence import advice, daly, shares, young
+from minidist.full.checkpoint.cadence import advice, daly, shares, young
 
 
 def run_time(tau: float, delta: float, mtbf: float, restart: float) -> float:

@@ -21,10 +21,10 @@ from training import RUN as BASE
 from training import TINY, losses, same_bits, short_text, tensors, train_on
 
 from minidist.cli.train import main
-from minidist.trainer.checkpoint import restore, store
-from minidist.trainer.checkpoint.lock import hold
-from minidist.trainer.checkpoint.store import complete
-from minidist.trainer.loop import Trainer
+from minidist.full.checkpoint import restore, store
+from minidist.full.checkpoint.lock import hold
+from minidist.full.checkpoint.store import complete
+from minidist.full.trainer.loop import Trainer
 
 RUN = f"{BASE} --keep 9"
 

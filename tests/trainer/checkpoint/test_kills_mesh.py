@@ -17,14 +17,14 @@ import pytest
 from kill_ranks import LAYOUTS, SIZES, STEPS, Job, killed_again_and_again
 from training import PROGRAM, RUN, metrics, short_text, train_on
 
-from minidist.trainer.checkpoint import restore
-from minidist.trainer.checkpoint.store import complete
+from minidist.full.checkpoint import restore
+from minidist.full.checkpoint.store import complete
 
 # In the fifth step, in the midst of a microbatch's backward, one rank does FAULT
 FAULTY = """
 import os, time
-from minidist.parallel.pipeline import executor
-from minidist.parallel.pipeline.actions import Kind
+from minidist.full.pipeline import executor
+from minidist.full.pipeline.actions import Kind
 backward, calls = executor.DO[Kind.BACKWARD], [0]
 def broken(self, *rest, **named):
     calls[0] += 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minidist.trainer.checkpoint.pieces import Extent, Reader, assemble, flaw, put, take, touching
+from minidist.full.checkpoint.pieces import Extent, Reader, assemble, flaw, put, take, touching
 
 SHAPES = [(), (1,), (7,), (4, 6), (6, 4), (1, 8), (8, 1), (3, 4, 5), (2, 1, 3), (5, 0), (1, 6, 4)]
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from training import RUN, losses, same_bits, short_text, tensors, train_on
 
-from minidist.trainer.checkpoint import store
-from minidist.trainer.checkpoint.pieces import Piece
-from minidist.trainer.checkpoint.store import CheckpointError, Written, complete
-from minidist.trainer.loop import Trainer
+from minidist.full.checkpoint import store
+from minidist.full.checkpoint.pieces import Piece
+from minidist.full.checkpoint.store import CheckpointError, Written, complete
+from minidist.full.trainer.loop import Trainer
 
 STEPS = 6
 MESH = f"{RUN} --layers 4 --heads 4 --keep 9"

@@ -27,13 +27,12 @@ from test_pieces import grid
 from torch import Tensor
 
 import minidist
-from minidist.comm import Communicator
-from minidist.trainer.checkpoint import store
-from minidist.trainer.checkpoint.index import parse
-from minidist.trainer.checkpoint.pieces import Extent, Piece, take
-from minidist.trainer.checkpoint.restore import names, read, read_state, verify
-from minidist.trainer.checkpoint.saving import Writer
-from minidist.trainer.checkpoint.store import (
+from minidist.full.checkpoint import store
+from minidist.full.checkpoint.index import parse
+from minidist.full.checkpoint.pieces import Extent, Piece, take
+from minidist.full.checkpoint.restore import names, read, read_state, verify
+from minidist.full.checkpoint.saving import Writer
+from minidist.full.checkpoint.store import (
     CheckpointError,
     abandon,
     begin,
@@ -43,6 +42,7 @@ from minidist.trainer.checkpoint.store import (
     newest,
     write_shard,
 )
+from minidist.full.comm import Communicator
 
 DTYPES = [
     torch.bfloat16,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.flags import classes, parse
-from minidist.trainer.foreign.names import DEEPSPEED, Row
-from minidist.trainer.foreign.options import read_deepspeed
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.foreign.names import DEEPSPEED, Row
+from minidist.full.trainer.foreign.options import read_deepspeed
+from minidist.further import Config, parse
 
 Write = Callable[[Any], Path]
 
@@ -127,7 +127,7 @@ def test_rows_name_options_that_exist_once() -> None:
     options = {
         f"{section}.{name}" for section, values in Config().sections().items() for name in values
     }
-    assert {row.to for row in DEEPSPEED} - {""} <= options and set(classes()) == set(
+    assert {row.to for row in DEEPSPEED} - {""} <= options and set(Config.kinds()) == set(
         Config().sections()
     )
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.flags import HelpAsked, build_parser, parse, parse_with_notes
-from minidist.trainer.foreign.names import MEGATRON
+from minidist.full.trainer.config import ConfigError
+from minidist.full.trainer.flags import HelpAsked, build_parser, parse_with_notes
+from minidist.full.trainer.foreign.names import MEGATRON
+from minidist.further import Config, parse
 
 SCRIPT = """
     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 8
@@ -48,7 +49,7 @@ def test_a_script_is_translated() -> None:
 
 
 def test_every_flag_without_effect_has_a_note_that_says_why() -> None:
-    _, notes = parse_with_notes(["--megatron", *SCRIPT.split()])
+    _, notes = parse_with_notes(["--megatron", *SCRIPT.split()], Config)
     assert not any("--log-interval" in note or "--eval-iters" in note for note in notes)
     given = {row.name for row in MEGATRON if row.note and row.name in SCRIPT.split()}
     assert {note.partition(":")[0] for note in notes} == given and len(given) == 11
@@ -63,7 +64,7 @@ def test_rows_name_options_that_exist_and_flags_that_are_not_ours() -> None:
     }
     assert {row.to for row in MEGATRON} - {""} <= options
     assert not set(names) & {
-        string for action in build_parser("x")._actions for string in action.option_strings
+        string for action in build_parser("x", Config)._actions for string in action.option_strings
     }
 
 

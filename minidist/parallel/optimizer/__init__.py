@@ -1,9 +1,0 @@
-"""Optimizers over slices of parameters: which are allowed, how their state is saved, and which
-mistakes are refused.
-
-Read `elementwise.py`, then `state.py`, and `over_slices.py`, which ZeRO 1 to 3 have: it builds and
-checks the optimizers of a model's slices; `muon.py` is an optimizer that needs whole matrices,
-`muon_with_adamw.py` what uses it for some parameters of a model.
-`groups.py` reads parameter groups as torch's optimizers take them; `guard.py` refuses an optimizer
-that would update a sharded model in vain.
-"""

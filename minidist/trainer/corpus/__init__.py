@@ -1,9 +1,0 @@
-"""From files to tokens, piece by piece: a text may be larger than memory.
-
-    files, folders ──sources.py──▶ pieces of text ──text.py──▶ tokens ──token_file.py──▶ one long array
-
-Read `text.py` first. `sources.py` reads plain text, `.jsonl` and `.parquet`; `tokenizers.py` turns
-text into tokens and back; `token_file.py` keeps tokens in memory, or many in a file; `packed.py`
-packs documents into rows. What is held at a time is a piece of text with its tokens, and at most
-`IN_MEMORY` bytes of tokens more.
-"""

@@ -1,9 +1,0 @@
-"""A run seen from outside: what other programs read while it trains.
-
-    Trainer ── meter.py ──▶ StepMetrics ──▶ Reporter ──▶ the screen, metrics.jsonl
-                                                   └───▶ exports.py ──▶ TensorBoard, Prometheus
-
-Read `meter.py`, which measures a step; `held_out.py`, the loss on text that is not trained on;
-`stragglers.py`, which names a rank that computes too long;
-then `exports.py`. `docs/grafana.json` and `docs/alerts.yml` read what Prometheus stores.
-"""
