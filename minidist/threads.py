@@ -219,7 +219,7 @@ class World:
                 lines.append(f"  rank {rank} has ended")
         # Now go from a rank to the one it waits for, until one comes again or waits for none.
         waits_for = {each.rank: each.peer for each in self.waiting if each.peer != each.rank}
-        chain, rank = list[int](), next(iter(waits_for), -1)
+        chain, rank = list[int](), min(waits_for, default=-1)
         while rank in waits_for and rank not in chain:
             chain.append(rank)
             rank = waits_for[rank]
