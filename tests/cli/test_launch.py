@@ -220,6 +220,8 @@ def test_a_signal_leaves_nothing_behind(
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # Under `nohup` these tests ignore SIGHUP, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert b"up" in process.stdout.readline()

@@ -24,6 +24,9 @@ COMPILED = (
 )
 
 
+VIEWS = (".data", ".T", ".mT", ".H", ".mH", ".real", ".imag")
+
+
 class FreedParameter(nn.Parameter):
     """A parameter without memory.
 
@@ -36,7 +39,10 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no values."""
         kwargs = kwargs or {}
-        if operation(func) in ABOUT_SHAPE or (func is torch.Tensor.type and len(args) == 1):
+        name = operation(func)
+        asks_type = func is torch.Tensor.type and len(args) == 1
+        reads = func.__name__ == "__get__" and name not in VIEWS  # No attribute needs values.
+        if name in ABOUT_SHAPE or reads or asks_type:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         freed = next(
