@@ -69,15 +69,11 @@ class PartOfGradient(Tensor):
         element after the other; refuse anything else.
         """
         answer: Any = ANSWERS.get(name_of(func), _of_elements)
-        if isinstance(func, torch._ops.OpOverload):  # A dispatch mode repeats what was answered.
-            answer = apply
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            return answer(func, *args, **kwargs or {})
-
-
-def apply(func: Any, *args: Any, **options: Any) -> Any:
-    """Return what a function returns."""
-    return func(*args, **options)
+            if isinstance(func, torch._ops.OpOverload):
+                return func(*args, **kwargs)  # A dispatch mode repeats what was answered.
+            return answer(func, *args, **kwargs)
 
 
 def become_part(gradient: Tensor, spread: Spread) -> Tensor:

@@ -42,8 +42,8 @@ class FreedParameter(nn.Parameter):
         name = operation(func)
         asks_type = func is torch.Tensor.type and len(args) == 1
         reads = func.__name__ == "__get__" and name not in VIEWS  # No attribute needs values.
-        compiles = name == "is_view"  # torch.compile asks for it before all else.
-        if not compiles and (name in ABOUT_SHAPE or reads or asks_type):
+        # torch.compile asks for `_is_view` before all else.
+        if name != "is_view" and (name in ABOUT_SHAPE or reads or asks_type):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         freed = next(
