@@ -49,7 +49,7 @@ class BucketedGradients(DDP):
 
     @property
     def synchronising(self) -> bool:
-        """Whether a backward reduces its gradients."""
+        """True while a backward reduces its gradients."""
         return self.expected.synchronising
 
     @synchronising.setter
